@@ -1,0 +1,134 @@
+"""What a GPU is, in numbers: frozen facts of named devices, and `current()`, which asks the driver about the one at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Facts that candidates and predictions rest on.
+
+    `mma_fma_per_clk`: dense FP16 products with FP32 accumulation, per clock and SM, at the best instruction's rate;
+    `mma_sync_share`: the share of it that mma.sync reaches; 2:4 sparse instructions do twice the (nominal) products.
+    `smem_per_block`: dynamic shared memory one block may ask for (bytes); `smem_per_sm` includes 1 KiB the driver
+    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources` says where the numbers come from.
+    """
+
+    name: str
+    title: str
+    sm: str
+    num_sms: int
+    clock_mhz: int
+    dram_gbps: int
+    l2_bytes: int
+    l2_bytes_per_clk: int
+    smem_per_block: int
+    smem_per_sm: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    mma_fma_per_clk: int
+    mma_sync_share: float
+    launch_us: float
+    sources: str
+    regs_per_sm: int = 65536
+    measured: bool = False
+
+    def __post_init__(self):
+        for field in ("num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "mma_fma_per_clk"):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"device {self.name}: {field} must be positive, got {getattr(self, field)}")
+        if self.smem_per_block >= self.smem_per_sm:
+            raise ValueError(f"device {self.name}: a block's shared memory exceeds the SM's")
+
+    @property
+    def cc(self) -> int:
+        """Compute capability as a number: 80 for sm_80, 90 for sm_90a."""
+        return int(self.sm[3:].rstrip("a"))
+
+    @property
+    def dense_tflops(self) -> float:
+        return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.sm}, {self.num_sms} SMs, {self.clock_mhz} MHz, {self.dram_gbps} GB/s)"
+
+
+KIB, MIB = 1024, 1024 * 1024
+
+# Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+# L2 bytes/clk is what all SMs together can draw from L2; launch_us is one dependent kernel inside a CUDA graph.
+NAMED = {
+    d.name: d
+    for d in (
+        Device(
+            "a100", "A100-SXM4-80GB", "sm_80", 108, 1410, 2039, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
+            1024, 1.0, 2.2, "NVIDIA A100 datasheet (312 TFLOP/s FP16, 2039 GB/s); GA100 whitepaper (5120 B/clk L2)",
+        ),
+        Device(
+            "rtx4090", "GeForce RTX 4090", "sm_89", 128, 2520, 1008, 72 * MIB, 5120, 99 * KIB, 100 * KIB, 1536, 24,
+            256, 1.0, 2.0, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2",
+        ),
+        Device(
+            "h200", "H200 SXM 141GB", "sm_90a", 132, 1830, 4800, 60 * MIB, 5120, 227 * KIB, 228 * KIB, 2048, 32,
+            2048, 0.63, 2.0, "NVIDIA H200 datasheet (989 TFLOP/s FP16 dense, 4.8 TB/s); L2 as the driver reports; "
+            "mma.sync share of the wgmma peak from arXiv 2402.13499 (62.9 %)",
+        ),
+    )
+}  # fmt: skip
+
+# Shared-memory limits by compute capability, for compiling and launching on devices that are not in the table.
+SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
+                  120: 99 * KIB}  # fmt: skip
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+
+
+def named(name: str) -> Device:
+    """The device of that name. Raises ValueError naming the known ones."""
+    try:
+        return NAMED[name.lower()]
+    except KeyError:
+        raise ValueError(f"unknown device {name!r}: expected one of {', '.join(sorted(NAMED))}") from None
+
+
+def has_gpu() -> bool:
+    """Whether a CUDA driver with at least one device of sm_80 or newer answers."""
+    return why_no_gpu() == ""
+
+
+def why_no_gpu() -> str:
+    """An empty string where a usable GPU is at hand, else the reason in words."""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        if count < 1:
+            return "the CUDA driver reports no device"
+        cc = int(cupy.cuda.Device().compute_capability)
+        return "" if cc >= 80 else f"compute capability {cc / 10} is below 8.0"
+    except ImportError:
+        return "cupy is not installed"
+    except Exception as e:  # the driver's own errors have no common class across CuPy versions
+        return f"no CUDA GPU: {e}"
+
+
+def current() -> Device:
+    """The GPU at hand, from the driver. Facts no driver reports (MMA rate, L2 bandwidth) come from its architecture."""
+    import cupy
+
+    i = cupy.cuda.Device().id
+    p = cupy.cuda.runtime.getDeviceProperties(i)
+    cc = 10 * p["major"] + p["minor"]
+    title = p["name"].decode() if isinstance(p["name"], bytes) else p["name"]
+    rate, share = {80: (1024, 1.0), 90: (2048, 0.63), 100: (4096, 0.3)}.get(cc, (256, 1.0))
+    clock_khz = cupy.cuda.runtime.deviceGetAttribute(13, i)  # cudaDevAttrClockRate
+    mem_khz = cupy.cuda.runtime.deviceGetAttribute(36, i)  # cudaDevAttrMemoryClockRate
+    bus_bits = cupy.cuda.runtime.deviceGetAttribute(37, i)  # cudaDevAttrGlobalMemoryBusWidth
+    return Device(
+        name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""),
+        num_sms=p["multiProcessorCount"], clock_mhz=clock_khz // 1000, dram_gbps=max(1, 2 * mem_khz * bus_bits // 8_000_000),
+        l2_bytes=p["l2CacheSize"], l2_bytes_per_clk=5120, smem_per_block=p["sharedMemPerBlockOptin"],
+        smem_per_sm=p["sharedMemPerMultiprocessor"], max_threads_per_sm=p["maxThreadsPerMultiProcessor"],
+        max_blocks_per_sm=32, mma_fma_per_clk=rate, mma_sync_share=share, launch_us=2.0,
+        sources="CUDA driver; MMA rate by architecture", regs_per_sm=p["regsPerMultiprocessor"], measured=True,
+    )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Tensor formats: dtype x layout as a table, in TensorRT's words. One rule addresses all of them:
+
+    element address = n*Ns + (c >> log2V)*Bs + pixel*Ps + (c & (V-1))        (units: elements; pixel = h*W + w)
+
+Channels are padded to a multiple of V with zeros. Layouts after TensorRT's TensorFormat (NvInferRuntime.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+DTYPES = {"fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+TRT_TYPES = {"fp16": "Half", "fp32": "Float"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`vector`: V; `blocked`: V-wide planes one after the other (chwV) rather than all channels per pixel (hwcV)."""
+
+    vector: int
+    blocked: bool
+    enum: str
+    wording: str
+
+
+LAYOUTS = {
+    "chw": Layout(1, True, "kLINEAR", "Row major linear {} format"),
+    "chw2": Layout(2, True, "kCHW2", "Two wide channel vectorized row major {} format"),
+    "hwc": Layout(1, False, "kHWC", "Channel major {} format"),
+    "hwc8": Layout(8, False, "kHWC8", "Channel major {} format where channel % 8 == 0"),
+    "hwc16": Layout(16, False, "kHWC16", "Channel major {} format where channel % 16 == 0"),
+    "chw16": Layout(16, True, "kCHW16", "Sixteen wide channel vectorized row major {} format"),
+    "chw32": Layout(32, True, "kCHW32", "Thirty-two wide channel vectorized row major {} format"),
+}
+CONV_LAYOUTS = ("chw", "hwc8", "hwc16", "chw32")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Format:
+    """One dtype in one layout; prints and parses as `fp16:hwc8`."""
+
+    dtype: str
+    layout: str
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES or self.layout not in LAYOUTS:
+            raise ValueError(
+                f"unknown format {self.dtype}:{self.layout}: expected one of {', '.join(DTYPES)} "
+                f"and one of {', '.join(LAYOUTS)}, as in fp16:hwc8"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.dtype}:{self.layout}"
+
+    @staticmethod
+    def parse(text: str) -> Format:
+        dtype, _, layout = text.partition(":")
+        return Format(dtype, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """The address rule's constants for one tensor, in elements: `n`, `block`, `pixel`, and log2 of the vector width."""
+
+    n: int
+    block: int
+    pixel: int
+    log2v: int
+
+
+def padded_channels(layout: str, c: int) -> int:
+    v = LAYOUTS[layout].vector
+    return -(-c // v) * v
+
+
+def strides(fmt: Format, shape: tuple[int, int, int, int]) -> Strides:
+    """The rule's constants for an NCHW `shape`."""
+    _, c, h, w = shape
+    lay = LAYOUTS[fmt.layout]
+    cp = padded_channels(fmt.layout, c)
+    log2v = lay.vector.bit_length() - 1
+    if lay.blocked:
+        return Strides(cp * h * w, h * w * lay.vector, lay.vector, log2v)
+    return Strides(cp * h * w, lay.vector, cp, log2v)
+
+
+def num_elements(fmt: Format, shape: tuple[int, int, int, int]) -> int:
+    n, c, h, w = shape
+    return n * padded_channels(fmt.layout, c) * h * w
+
+
+def num_bytes(fmt: Format, shape: tuple[int, int, int, int]) -> int:
+    return num_elements(fmt, shape) * DTYPES[fmt.dtype].itemsize
+
+
+def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> str:
+    """A key equal for two formats exactly when they place every element of `shape` (padding included) at one address.
+
+    hwc8 and hwc16 coincide when C % 16 == 0; chw32 coincides with channels-last padded to 32 when C <= 32;
+    any layout of a 1 x 1 image is just its padded channels.
+    """
+    _, c, h, w = shape
+    lay = LAYOUTS[fmt.layout]
+    cp = padded_channels(fmt.layout, c)
+    if h * w == 1 or not lay.blocked or c <= lay.vector:
+        return f"{fmt.dtype}:last{cp}"
+    return f"{fmt.dtype}:planes{lay.vector}"
+
+
+def to_memory(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """NCHW array -> the flat memory image of that format, padded channels zero."""
+    n, c, h, w = x.shape
+    lay = LAYOUTS[fmt.layout]
+    cp = padded_channels(fmt.layout, c)
+    full = np.zeros((n, cp, h, w), DTYPES[fmt.dtype])
+    full[:, :c] = x
+    if lay.blocked:
+        full = full.reshape(n, cp // lay.vector, lay.vector, h, w).transpose(0, 1, 3, 4, 2)
+    else:
+        full = full.transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(full).reshape(-1)
+
+
+def from_memory(flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False) -> np.ndarray:
+    """The inverse of to_memory; with `padding`, the padded channels are kept."""
+    n, c, h, w = shape
+    lay = LAYOUTS[fmt.layout]
+    cp = padded_channels(fmt.layout, c)
+    if lay.blocked:
+        full = flat.reshape(n, cp // lay.vector, h, w, lay.vector).transpose(0, 1, 4, 2, 3).reshape(n, cp, h, w)
+    else:
+        full = flat.reshape(n, h, w, cp).transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(full if padding else full[:, :c])
+
+
+def wording(fmt: Format) -> str:
+    """TensorRT's sentence for the format, as its layer information prints it (linear FP32 has no "format" at the end)."""
+    if fmt == Format("fp32", "chw"):
+        return "Row major linear FP32"
+    return LAYOUTS[fmt.layout].wording.format(fmt.dtype.upper())
+
+
+def dims_text(fmt: Format, shape: tuple[int, int, int, int]) -> str:
+    """TensorRT's short form for logs, `Half[1,288:8,88,64]`: type, then NCHW with the vectorised axis marked."""
+    n, c, h, w = shape
+    v = LAYOUTS[fmt.layout].vector
+    return f"{TRT_TYPES[fmt.dtype]}[{n},{c}{f':{v}' if v > 1 else ''},{h},{w}]"

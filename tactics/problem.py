@@ -1,0 +1,387 @@
+"""What is to be computed, without how: frozen, hashable records. `str()` is the key of caches; `reference()` the meaning.
+
+Shapes are NCHW. All tensors are FP16 in memory; arithmetic is FP32 inside one problem and rounded once at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+# name -> (number of parameters, meaning over FP32 arrays). `prelu` has its slope per channel as a weight.
+ACTIVATIONS = {
+    "none": (0, lambda v: v),
+    "relu": (0, lambda v: np.maximum(v, 0)),
+    "leaky_relu": (1, lambda v, a: np.where(v >= 0, v, a * v)),
+    "prelu": (0, None),
+    "clip": (2, lambda v, lo, hi: np.minimum(np.maximum(v, lo), hi)),
+    "sigmoid": (0, lambda v: 1 / (1 + np.exp(-v))),
+    "silu": (0, lambda v: v / (1 + np.exp(-v))),
+    "hard_sigmoid": (2, lambda v, a, b: np.clip(a * v + b, 0, 1)),
+    "hard_swish": (0, lambda v: v * np.clip(v / 6 + 0.5, 0, 1)),
+    "tanh": (0, np.tanh),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A pointwise function and its scalar parameters; prints as `relu` or `clip(0,6)`."""
+
+    name: str = "none"
+    params: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        if self.name not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {self.name!r}: expected one of {', '.join(ACTIVATIONS)}")
+        if len(self.params) != ACTIVATIONS[self.name][0]:
+            raise ValueError(f"activation {self.name} takes {ACTIVATIONS[self.name][0]} parameters, got {self.params}")
+
+    def __str__(self) -> str:
+        return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
+
+    def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
+        """FP32 NCHW in, FP32 out; `slope` is [C], for prelu."""
+        if self.name == "prelu":
+            return np.where(v >= 0, v, v * np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
+        with np.errstate(over="ignore"):
+            return ACTIVATIONS[self.name][1](v, *(np.float32(p) for p in self.params)).astype(np.float32)
+
+
+NONE = Activation()
+
+
+def _key(problem, kind: str) -> str:
+    parts = []
+    for f in fields(problem):
+        v = getattr(problem, f.name)
+        if isinstance(v, bool):
+            if v:
+                parts.append(f.name)
+        elif isinstance(v, tuple):
+            parts.append(f.name + ",".join(str(i) for i in v))
+        elif isinstance(v, Activation):
+            if v != NONE:
+                parts.append(str(v))
+        elif isinstance(v, str):
+            parts.append(v)
+        else:
+            parts.append(f"{f.name}{v}")
+    return " ".join([kind, *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
+
+    `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation;
+    `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    sparse24: bool = False
+
+    def __post_init__(self):
+        if self.c % self.groups or self.k % self.groups:
+            raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
+        if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.p, self.q, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"conv: every size must be positive, got {self}")
+
+    def __str__(self) -> str:
+        return _key(self, "conv")
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return (self.h + self.pad[0] + self.pad[2] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return (self.w + self.pad[1] + self.pad[3] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        x = (self.n, self.c, self.h, self.w)
+        return (x, self.out_shape) if self.residual else (x,)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.k, self.p, self.q)
+
+    @property
+    def macs(self) -> int:
+        return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
+
+    def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
+        w = np.asarray(w, np.float32)
+        cg, kg, (sh, sw), (dh, dw) = self.c // self.groups, self.k // self.groups, self.stride, self.dilation
+        y = np.zeros(self.out_shape, np.float32)
+        for g in range(self.groups):
+            xs, ws, ys = xp[:, g * cg : (g + 1) * cg], w[g * kg : (g + 1) * kg], y[:, g * kg : (g + 1) * kg]
+            for i in range(self.r):
+                for j in range(self.s):
+                    tap = xs[:, :, i * dh : i * dh + (self.p - 1) * sh + 1 : sh, j * dw : j * dw + (self.q - 1) * sw + 1 : sw]
+                    flat = tap.transpose(1, 0, 2, 3).reshape(cg, -1)
+                    ys += (ws[:, :, i, j] @ flat).reshape(kg, self.n, self.p, self.q).transpose(1, 0, 2, 3)
+        if bias is not None:
+            y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
+        if residual is not None:
+            y += np.asarray(residual, np.float32)
+        return self.act.apply(y, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProblem:
+    """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
+
+    An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    r: int
+    s: int
+    out: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    count_pad: bool = False
+
+    def __post_init__(self):
+        if self.kind not in ("max", "avg"):
+            raise ValueError(f"pool: expected kind max or avg, got {self.kind!r}")
+
+    def __str__(self) -> str:
+        return _key(self, "pool")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, *self.out)
+
+    @property
+    def is_global(self) -> bool:
+        return self.out == (1, 1) and (self.r, self.s) == (self.h, self.w) and not any(self.pad)
+
+    def reference(self, x) -> np.ndarray:
+        x = np.asarray(x, np.float32)
+        (p, q), (sh, sw), (dh, dw) = self.out, self.stride, self.dilation
+        total = np.full(self.out_shape, -np.inf if self.kind == "max" else 0, np.float32)
+        count = np.zeros((p, q), np.float32)
+        hh, ww = np.arange(p) * sh - self.pad[0], np.arange(q) * sw - self.pad[1]
+        for i in range(self.r):
+            for j in range(self.s):
+                hi, wi = hh + i * dh, ww + j * dw
+                ok = ((hi >= 0) & (hi < self.h))[:, None] & ((wi >= 0) & (wi < self.w))[None, :]
+                inside = ((hi < self.h + self.pad[2])[:, None]) & ((wi < self.w + self.pad[3])[None, :])
+                tap = x[:, :, np.clip(hi, 0, self.h - 1)][:, :, :, np.clip(wi, 0, self.w - 1)]
+                if self.kind == "max":
+                    total = np.where(ok, np.maximum(total, tap), total)
+                else:
+                    total += np.where(ok, tap, 0)
+                count += inside if self.count_pad else ok
+        return total if self.kind == "max" else total / np.maximum(count, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseProblem:
+    """act(x op operand), element by element. `operand`: none, tensor (same shape), channel ([C]) or scalar ([1]).
+
+    `op`: copy (no operand), add, sub, mul, div, max, min; `swap` computes operand op x.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    op: str = "copy"
+    operand: str = "none"
+    swap: bool = False
+    act: Activation = NONE
+
+    def __post_init__(self):
+        if self.op not in POINTWISE_OPS or self.operand not in ("none", "tensor", "channel", "scalar"):
+            raise ValueError(f"pointwise: unknown op {self.op!r} or operand {self.operand!r}")
+        if (self.op == "copy") != (self.operand == "none"):
+            raise ValueError(f"pointwise: op {self.op} with operand {self.operand}")
+
+    def __str__(self) -> str:
+        return _key(self, "pointwise")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),) * (2 if self.operand == "tensor" else 1)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    def reference(self, x, operand=None, slope=None) -> np.ndarray:
+        """`operand`: an array of x's shape, [C] or [1]."""
+        x = np.asarray(x, np.float32)
+        if self.operand == "none":
+            return self.act.apply(x, slope)
+        b = np.asarray(operand, np.float32)
+        b = b if self.operand == "tensor" else b.reshape(1, -1, 1, 1)
+        return self.act.apply(POINTWISE_OPS[self.op](*((b, x) if self.swap else (x, b))), slope)
+
+
+POINTWISE_OPS = {
+    "copy": None, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+    "max": np.maximum, "min": np.minimum,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProblem:
+    """Output elements copied from other places of the input; what lies outside the input is `fill`.
+
+    kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
+    kind "upsample": x[n, c, h // step_h, w // step_w] (nearest, integer factors);
+    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    out: tuple[int, int, int]
+    start: tuple[int, int, int] = (0, 0, 0)
+    step: tuple[int, int, int] = (1, 1, 1)
+    fill: float = 0.0
+
+    def __post_init__(self):
+        if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd"):
+            raise ValueError(f"move: unknown kind {self.kind!r}")
+
+    def __str__(self) -> str:
+        return _key(self, "move")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, *self.out)
+
+    def source(self, c, h, w):
+        """Input coordinates of output coordinates (integer arrays that broadcast)."""
+        b = self.step[1]
+        if self.kind == "window":
+            return tuple(s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
+        if self.kind == "upsample":
+            return c, h // self.step[1], w // self.step[2]
+        if self.kind == "d2s_dcr":
+            return ((h % b) * b + w % b) * self.out[0] + c, h // b, w // b
+        return (c * b + h % b) * b + w % b, h // b, w // b
+
+    def reference(self, x) -> np.ndarray:
+        x = np.asarray(x, np.float32)
+        c, h, w = np.meshgrid(*(np.arange(d) for d in self.out), indexing="ij")
+        c, h, w = self.source(c, h, w)
+        ok = (c >= 0) & (c < self.c) & (h >= 0) & (h < self.h) & (w >= 0) & (w < self.w)
+        picked = x[:, np.clip(c, 0, self.c - 1), np.clip(h, 0, self.h - 1), np.clip(w, 0, self.w - 1)]
+        return np.where(ok, picked, np.float32(self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatProblem:
+    """Inputs of `channels` channels each, one after the other along C."""
+
+    n: int
+    channels: tuple[int, ...]
+    h: int
+    w: int
+
+    def __str__(self) -> str:
+        return _key(self, "concat")
+
+    @property
+    def in_shapes(self):
+        return tuple((self.n, c, self.h, self.w) for c in self.channels)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, sum(self.channels), self.h, self.w)
+
+    def reference(self, *xs) -> np.ndarray:
+        return np.concatenate([np.asarray(x, np.float32) for x in xs], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxProblem:
+    """Softmax over the channels of every pixel."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+
+    def __str__(self) -> str:
+        return _key(self, "softmax")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    def reference(self, x) -> np.ndarray:
+        x = np.asarray(x, np.float32)
+        e = np.exp(x - x.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReformatProblem:
+    """The same values in another format; `src` and `dst` as printed by Format."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    src: str
+    dst: str
+
+    def __str__(self) -> str:
+        return _key(self, "reformat")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    def reference(self, x) -> np.ndarray:
+        return np.asarray(x, np.float32)
+
+
+Problem = ConvProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | SoftmaxProblem | ReformatProblem
