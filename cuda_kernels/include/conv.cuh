@@ -1,0 +1,240 @@
+// What conv_dense.cu and conv_sparse24.cu share: parameters, the loader that makes convolution an implicit GEMM, the epilogue.
+//
+//   Y[M, N] = W[M, K] X[K, N]     M = output channels, N = output pixels of all images, K = (tap r, s; input channel)
+//
+// K is cut into chunks of 8 channels (16 bytes): chunk j is channels 8*(j % c8).. of tap j / c8, so few channels waste
+// little. A tensor's element is at n*ns + (c >> log2v)*bs + pixel*ps + (c & (V-1)) halfs (tactics/format.py).
+#pragma once
+#include "activation.cuh"
+#include "ptx.cuh"
+
+// Compile-time values, set with -D:
+//   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
+//   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
+//   IN_LINEAR, OUT_LINEAR   1: the tensor is chw (V = 1); 0: V >= 8, 16-byte accesses
+//   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
+constexpr int MT = WM / 16, NT = WN / 8;             // its MMA tiles
+constexpr int CHUNKS = BK / 8;                       // 16-byte chunks per pixel and stage
+constexpr int B_BYTES = BN * BK * 2;
+
+static_assert(BM % (16 * WARPS_M) == 0 && BN % (16 * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
+static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle knows 64- and 128-byte rows");
+static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
+static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each thread loads the same number of chunks");
+static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
+
+struct ConvParams {
+  const __half* x;
+  const uint4* w;          // fragments of operand A: [m16][K/16 or, sparse, K/32][32 lanes]
+  const u32* meta;         // sparse: [m16][K/64][32 lanes]
+  const float* bias;       // [16 * m16], zeros where there is none
+  const float* slope;      // [16 * m16], prelu only
+  const __half* residual;  // as y
+  __half* y;
+  int n, c, h, w_in, k, p, q, r, s;
+  int c8, k_tiles, m16;    // input chunks of 8 channels; stages over K; 16-row tiles of packed weights
+  int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
+  int x_n, x_block, x_pixel, x_log2v;
+  int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
+  float alpha, beta;
+};
+
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of ROW_CHUNKS chunks per row. The XOR spreads the 8 rows that
+// ldmatrix reads at once, and the 8 chunks that a row store writes, over all banks.
+template <int ROW_CHUNKS>
+__device__ __forceinline__ u32 swizzled(int row, int chunk) {
+  static_assert(ROW_CHUNKS >= 2, "a row is at least 32 bytes");
+  if (ROW_CHUNKS >= 8) return (row * ROW_CHUNKS + (chunk ^ (row & 7))) * 16;
+  if (ROW_CHUNKS == 4) return (row * 4 + (chunk ^ ((row >> 1) & 3))) * 16;
+  return (row * 2 + (chunk ^ ((row >> 2) & 1))) * 16;
+}
+
+// Operand B, vector formats: a thread owns one chunk column and every (THREADS / CHUNKS)-th pixel of the tile.
+struct PixelLoader {
+  static constexpr int ROWS = BN * CHUNKS / THREADS;
+  int row_offset[ROWS];  // element offset of tap (0, 0), channel 0; 32 bits: the host refuses larger tensors
+  int row_h[ROWS], row_w[ROWS];
+  int r, s, c8;          // where this thread's chunk column stands in K
+
+  __device__ __forceinline__ void init(const ConvParams& p, int pixel0) {
+    const int pixels = p.n * p.p * p.q;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const int pixel = pixel0 + threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
+      const int n = pixel / (p.p * p.q), rest = pixel - n * (p.p * p.q);
+      const int oh = rest / p.q, ow = rest - oh * p.q;
+      row_h[i] = pixel < pixels ? oh * p.stride_h - p.pad_t : -(1 << 28);  // far outside: every tap is zero
+      row_w[i] = ow * p.stride_w - p.pad_l;
+      row_offset[i] = n * p.x_n + (row_h[i] * p.w_in + row_w[i]) * p.x_pixel;
+    }
+    r = 0, s = 0, c8 = threadIdx.x % CHUNKS;
+    wrap(p);
+  }
+
+  __device__ __forceinline__ void wrap(const ConvParams& p) {
+    while (c8 >= p.c8) {
+      c8 -= p.c8;
+      if (++s == p.s) s = 0, ++r;
+    }
+  }
+
+  __device__ __forceinline__ void load(const ConvParams& p, u32 smem) {
+    const int c = c8 * 8, dh = r * p.dil_h, dw = s * p.dil_w;
+    const int tap = (dh * p.w_in + dw) * p.x_pixel + (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
+    const bool inside_k = r < p.r;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const bool ok = inside_k && static_cast<u32>(row_h[i] + dh) < static_cast<u32>(p.h) &&
+                      static_cast<u32>(row_w[i] + dw) < static_cast<u32>(p.w_in);
+      const int row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
+      const __half* from = p.x + (ok ? row_offset[i] + tap : 0);
+      cp_async_16(smem + swizzled<CHUNKS>(row, threadIdx.x % CHUNKS), from, ok ? 16 : 0);
+    }
+    c8 += CHUNKS;
+    wrap(p);
+  }
+
+  __device__ __forceinline__ void finish(u32) {}
+};
+
+// Operand B, linear input: neighbouring threads take neighbouring pixels, 8 plain loads per chunk; `load` fetches into
+// registers before the stage's arithmetic and `finish` writes them to shared memory after it.
+struct LinearLoader {
+  static constexpr int ITEMS = BN * CHUNKS / THREADS;
+  uint4 held[ITEMS];
+  int pixel0, tile;
+
+  __device__ __forceinline__ void init(const ConvParams&, int first_pixel) { pixel0 = first_pixel, tile = 0; }
+
+  __device__ __forceinline__ void load(const ConvParams& p, u32) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int id = threadIdx.x + i * THREADS;
+      const int pixel = pixel0 + id % BN, chunk = tile * CHUNKS + id / BN;
+      const int n = pixel / (p.p * p.q), rest = pixel - n * (p.p * p.q), oh = rest / p.q, ow = rest - oh * p.q;
+      const int t = chunk / p.c8, c = (chunk - t * p.c8) * 8, r = t / p.s, s = t - r * p.s;
+      const int h = oh * p.stride_h - p.pad_t + r * p.dil_h, w = ow * p.stride_w - p.pad_l + s * p.dil_w;
+      const bool ok = pixel < p.n * p.p * p.q && r < p.r && static_cast<u32>(h) < static_cast<u32>(p.h) &&
+                      static_cast<u32>(w) < static_cast<u32>(p.w_in);
+      const int at = n * p.x_n + c * p.x_block + h * p.w_in + w;
+      u32 v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        v[j] = ok && c + j < p.c ? __half_as_ushort(p.x[at + j * p.x_block]) : 0;
+      held[i] = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+    }
+    ++tile;
+  }
+
+  __device__ __forceinline__ void finish(u32 smem) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int id = threadIdx.x + i * THREADS;
+      sts_128(smem + swizzled<CHUNKS>(id % BN, id / BN), held[i]);
+    }
+  }
+};
+
+// Operand A: `bytes` of every 16-row tile of the block, contiguous in global memory, copied as they lie.
+// `stride`: bytes between 16-row tiles in global memory; past the last tile that one is read again (rows never stored, but
+// metadata must be legal and no product may be NaN).
+template <int BYTES>
+__device__ __forceinline__ void load_weights(const char* from, long long stride, int tiles, u32 smem) {
+  constexpr int PIECES = BM / 16 * (BYTES / 16);
+#pragma unroll
+  for (int i = 0; i < (PIECES + THREADS - 1) / THREADS; ++i) {
+    const int id = threadIdx.x + i * THREADS;
+    const int tile = id / (BYTES / 16), piece = id % (BYTES / 16);
+    if (PIECES % THREADS == 0 || id < PIECES)
+      cp_async_16(smem + id * 16, from + min(tile, tiles - 1) * stride + piece * 16, 16);
+  }
+}
+
+// Epilogue: bias, residual, activation in FP32, one rounding, and stores in y's format through a swizzled staging tile:
+// V >= 8: [pixel][channel], transposed in registers by movmatrix, so that 16-byte stores run along channels;
+// linear: [channel][pixel], 2-byte stores along pixels. A residual enters the staging tile the same way y leaves it.
+constexpr int STAGING_BYTES = BM * BN * 2;
+constexpr int ROW_TABLE_BYTES = BN * 4;
+
+__device__ __forceinline__ int output_offset(const ConvParams& p, int pixel) {
+  const int n = pixel / (p.p * p.q);
+  return pixel < p.n * p.p * p.q ? n * p.y_n + (pixel - n * (p.p * p.q)) * p.y_pixel : -1;
+}
+
+// Byte address in the staging tile of channels (m, m+1) of pixel n, or, linear, of pixels (n, n+1) of channel m.
+__device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
+  return OUT_LINEAR ? staging + swizzled<BN / 8>(m, n / 8) + (n % 8) * 2 : staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
+}
+
+template <bool TO_SHARED>
+__device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
+  if (OUT_LINEAR) {
+    for (int id = threadIdx.x; id < BM * BN; id += THREADS) {
+      const int m = id / BN, n = id % BN, offset = static_cast<int>(lds_32(rows + n * 4));
+      const bool ok = offset >= 0 && m0 + m < p.k;
+      __half* at = tensor + offset + (m0 + m) * p.y_block;
+      if (TO_SHARED)
+        sts_16(staged(staging, m, n), ok ? __half_as_ushort(*at) : u16(0));
+      else if (ok)
+        *at = __ushort_as_half(lds_16(staged(staging, m, n)));
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
+    const int n = id / (BM / 8), m = id % (BM / 8) * 8, c = m0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
+    const bool ok = offset >= 0 && c < p.y_c;
+    uint4* at = reinterpret_cast<uint4*>(tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1)));
+    if (TO_SHARED)
+      sts_128(staged(staging, m, n), ok ? *at : make_uint4(0, 0, 0, 0));
+    else if (ok)
+      *at = lds_128(staged(staging, m, n));
+  }
+}
+
+__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
+  const u32 staging = smem, rows = smem + STAGING_BYTES;
+
+  // The pipeline's last reads are over before its memory becomes the staging tile.
+  cp_async_wait<0>();
+  __syncthreads();
+  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, output_offset(p, pixel0 + n));
+  __syncthreads();
+  if (RES) {
+    move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
+    __syncthreads();
+  }
+
+#pragma unroll
+  for (int i = 0; i < MT; ++i) {
+#pragma unroll
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {  // rows g and g + 8 of the MMA tile
+      const int m = warp_m + i * 16 + half_tile * 8, channel = m0 + m + g;
+      const bool real = channel < p.k;
+      const float bias = real ? p.bias[channel] : 0.f;
+      const float slope = ACT == ACT_PRELU && real ? p.slope[channel] : 0.f;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const int n = warp_n + j * 8;
+        // (channel g, pixels 2t, 2t+1) is how the accumulator lies; (pixel g, channels 2t, 2t+1) how V >= 8 is staged.
+        const u32 at = OUT_LINEAR ? staged(staging, m + g, n + 2 * t) : staged(staging, m + 2 * t, n + g);
+        float v0 = acc[i][j][2 * half_tile] + bias, v1 = acc[i][j][2 * half_tile + 1] + bias;
+        if (RES) {
+          const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
+          const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&bits));
+          v0 += f.x, v1 += f.y;
+        }
+        v0 = activate<ACT>(v0, p.alpha, p.beta, slope), v1 = activate<ACT>(v1, p.alpha, p.beta, slope);
+        const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
+        const u32 bits = *reinterpret_cast<const u32*>(&h);
+        sts_32(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
+      }
+    }
+  }
+  __syncthreads();
+  move_tile<false>(p, staging, rows, m0, p.y);
+}

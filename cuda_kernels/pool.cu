@@ -1,0 +1,57 @@
+// pool: max or average over a window, FP32 inside, input and output in formats of the same vector width.
+//
+// A thread owns VEC channels (8 in one 16-byte access, or 1) of one output pixel and walks the window. Neighbouring threads
+// take neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear: whole sectors either way.
+//
+// Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
+#include "tensor.cuh"
+
+struct PoolParams {
+  const __half* x;
+  __half* y;
+  View in, out;
+  int n, groups, h, w, p, q;  // groups: channels of the padded output / VEC
+  int r, s, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
+  int h_end, w_end;  // average: a window counts positions below these (the image, or the padded image)
+  int count_pad;
+};
+
+extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ PoolParams p) {
+  const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
+  const int pixels = p.p * p.q;
+  if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;
+  const int c = static_cast<int>(VEC == 8 ? id % p.groups : id / pixels % p.groups) * VEC;
+  const int pixel = static_cast<int>(VEC == 8 ? id / p.groups % pixels : id % pixels);
+  const int image = static_cast<int>(id / pixels / p.groups);
+  const int h0 = pixel / p.q * p.stride_h - p.pad_t, w0 = pixel % p.q * p.stride_w - p.pad_l;
+
+  float v[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) v[j] = AVG ? 0.f : MINUS_INFINITY;
+  int count = 0;
+  for (int i = 0; i < p.r; ++i) {
+    const int h = h0 + i * p.dil_h;
+    for (int k = 0; k < p.s; ++k) {
+      const int w = w0 + k * p.dil_w;
+      const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(p.h) && static_cast<unsigned>(w) < static_cast<unsigned>(p.w);
+      count += p.count_pad ? h < p.h_end && w < p.w_end : inside;
+      if (!inside) continue;
+      float x[VEC];
+      const __half* at = p.x + p.in.at(image, c, h * p.w + w);
+      if constexpr (VEC == 8)
+        unpack(*reinterpret_cast<const uint4*>(at), x);
+      else
+        x[0] = __half2float(*at);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) v[j] = AVG ? v[j] + x[j] : (x[j] > v[j] || x[j] != x[j] ? x[j] : v[j]);
+    }
+  }
+  const float scale = AVG ? 1.f / max(count, 1) : 1.f;
+  __half* to = p.y + p.out.at(image, c, pixel);
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) v[j] *= scale;
+  if constexpr (VEC == 8)
+    *reinterpret_cast<uint4*>(to) = pack(v);
+  else
+    *to = __float2half_rn(v[0]);
+}

@@ -1,0 +1,56 @@
+// pool_global: max or average over whole images, one value per channel, FP32 inside.
+//
+// V >= 8: a block takes 8 neighbouring vectors of 8 channels (128 bytes per pixel) and 32 pixels at a time, then the 32
+// partial results are combined through shared memory. Linear: a warp takes one channel, lanes along pixels.
+//
+// Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
+#include "tensor.cuh"
+
+struct PoolGlobalParams {
+  const __half* x;
+  __half* y;
+  View in, out;
+  int n, groups, pixels;  // groups: channels of the padded output / VEC
+  float scale;            // average: 1 / pixels
+};
+
+__device__ __forceinline__ float merge(float a, float b) { return AVG ? a + b : (b > a || b != b ? b : a); }
+
+extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_constant__ PoolGlobalParams p) {
+  const float start = AVG ? 0.f : MINUS_INFINITY;
+  if constexpr (VEC == 8) {
+    __shared__ float part[32][8][9];  // [pixel lane][vector][channel], padded against bank conflicts
+    const int vec = threadIdx.x % 8, lane = threadIdx.x / 8, tiles = (p.groups + 7) / 8;
+    const int group = blockIdx.x % tiles * 8 + vec, image = blockIdx.x / tiles;
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = start;
+    if (group < p.groups)
+      for (int pixel = lane; pixel < p.pixels; pixel += 32) {
+        float x[8];
+        unpack(*reinterpret_cast<const uint4*>(p.x + p.in.at(image, group * 8, pixel)), x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = merge(v[j], x[j]);
+      }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) part[lane][vec][j] = v[j];
+    __syncthreads();
+    if (lane == 0 && group < p.groups) {
+      for (int i = 1; i < 32; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = merge(v[j], part[i][vec][j]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = AVG ? v[j] * p.scale : v[j];
+      *reinterpret_cast<uint4*>(p.y + p.out.at(image, group * 8, 0)) = pack(v);
+    }
+  } else {
+    const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
+    const int c = row % p.groups, image = row / p.groups;
+    if (image >= p.n) return;
+    float v = start;
+    for (int pixel = lane; pixel < p.pixels; pixel += 32) v = merge(v, __half2float(p.x[p.in.at(image, c, pixel)]));
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) v = merge(v, __shfl_xor_sync(0xffffffffu, v, d));
+    if (lane == 0) p.y[p.out.at(image, c, 0)] = __float2half_rn(AVG ? v * p.scale : v);
+  }
+}

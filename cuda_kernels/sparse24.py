@@ -1,0 +1,99 @@
+"""2:4 sparsity in NumPy: check, prune, compress, decompress, and the order in which the tensor cores read it.
+
+A group is 4 consecutive input channels of one (output channel, tap); it fits when at most 2 of them are not zero.
+`compress` keeps exactly 2 values per group and a 4-bit code: index of the first in bits 0-1, of the second in bits 2-3,
+ascending, as `::ordered_metadata` demands (PTX ISA 9.7.14.6): {0,1}=4 {0,2}=8 {1,2}=9 {0,3}=C {1,3}=D {2,3}=E.
+
+Operand A of one mma.sp.m16n8k32 (16 rows, 32 logical = 16 kept columns), lane = 4*g + t:
+
+    values    the m16n8k16 fragment over the kept columns: (g, 2t) (g+8, 2t) (g, 2t+8) (g+8, 2t+8), two halfs each
+    metadata  a pair of lanes per quad supplies one 32-bit word each: selector 0 reads t = 0, 1, selector 1 reads t = 2, 3
+              word of column half j = t & 1:   bits 0-15 row g,   logical columns 16j .. 16j+15, 4 codes, lowest first
+                                               bits 16-31 row g+8, the same columns
+
+So lanes t = 0, 1 hold one k32 step and t = 2, 3 the next: a word per lane serves two instructions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+CODES = (0x4, 0x8, 0x9, 0xC, 0xD, 0xE)
+
+
+def _groups(w: np.ndarray, axis: int) -> np.ndarray:
+    """A view with the groups of `axis` as the last axis of size 4."""
+    moved = np.moveaxis(w, axis, -1)
+    if moved.shape[-1] % 4:
+        raise ValueError(f"2:4 needs an axis that is a multiple of 4, got {moved.shape[-1]}")
+    return moved.reshape(*moved.shape[:-1], -1, 4)
+
+
+def fits(w: np.ndarray, axis: int = 1) -> np.ndarray:
+    """For w [K, C, ...] with C % 4 == 0: bool [K, C // 4, ...], true where at most 2 of the 4 channels are not zero."""
+    ok = np.count_nonzero(_groups(w, axis), axis=-1) <= 2
+    return np.moveaxis(ok, -1, axis)
+
+
+def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
+    """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equals the lower index stays."""
+    groups = _groups(w, axis)
+    order = np.argsort(-np.abs(groups.astype(np.float64)), axis=-1, kind="stable")
+    keep = np.zeros(groups.shape, bool)
+    np.put_along_axis(keep, order[..., :2], True, axis=-1)
+    pruned = np.where(keep, groups, np.zeros((), w.dtype))
+    moved_shape = np.moveaxis(w, axis, -1).shape
+    return np.ascontiguousarray(np.moveaxis(pruned.reshape(moved_shape), -1, axis))
+
+
+def lost_energy(w: np.ndarray, axis: int = 1) -> float:
+    """Share of the squared weights that the nearest 2:4 pattern would set to zero (0 to 0.5)."""
+    total = float(np.square(w, dtype=np.float64).sum())
+    return 0.0 if total == 0 else 1 - float(np.square(prune(w, axis), dtype=np.float64).sum()) / total
+
+
+def compress(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """w [M, K] that fits -> (values [M, K/2] of w's dtype, codes uint8 [M, K/4]). Raises ValueError naming the first misfit."""
+    groups = _groups(w, 1)
+    nonzero = groups != 0
+    bad = nonzero.sum(axis=-1) > 2
+    if bad.any():
+        m, g = np.argwhere(bad)[0]
+        raise ValueError(f"row {m}, columns {4 * g}-{4 * g + 3}: {groups[m, g].tolist()} has more than 2 non-zeros of 4")
+    # The first pair, in the order of CODES, that contains every non-zero: a legal code even where fewer than 2 are set.
+    code = np.full(bad.shape, CODES[-1], np.uint8)
+    done = np.zeros(bad.shape, bool)
+    for c in CODES:
+        covers = ~done & (nonzero.sum(axis=-1) == nonzero[..., c & 3].astype(int) + nonzero[..., c >> 2])
+        code[covers] = c
+        done |= covers
+    index = np.stack([code & 3, code >> 2], axis=-1).astype(np.int64)
+    return np.take_along_axis(groups, index, axis=-1).reshape(w.shape[0], -1), code
+
+
+def decompress(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """The inverse of compress: [M, K/2], [M, K/4] -> [M, K]."""
+    pairs = values.reshape(*codes.shape, 2)
+    out = np.zeros((*codes.shape, 4), values.dtype)
+    index = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.int64)
+    np.put_along_axis(out, index, pairs, axis=-1)
+    return out.reshape(codes.shape[0], -1)
+
+
+def pack_fragments(a: np.ndarray) -> np.ndarray:
+    """[M, K] FP16, multiples of 16 -> [M/16, K/16, 32 lanes, 8]: operand A of m16n8k16 in registers' order a0..a3.
+
+    PTX ISA 9.7.14.5.8: lane 4g+t holds (g, 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..).
+    """
+    m, k = a.shape
+    tiles = a.reshape(m // 16, 2, 8, k // 16, 2, 4, 2)  # m16, row half, g, k16, column half, t, pair
+    return np.ascontiguousarray(tiles.transpose(0, 3, 2, 5, 4, 1, 6)).reshape(m // 16, k // 16, 32, 8)
+
+
+def pack_metadata(codes: np.ndarray) -> np.ndarray:
+    """Codes uint8 [M, K/4], M % 16 == 0 and K % 64 == 0 -> uint32 [M/16, K/64, 32 lanes], one word for two k32 steps."""
+    m, quarters = codes.shape
+    c = codes.reshape(m // 16, 2, 8, quarters // 16, 4, 4).astype(np.uint32)  # m16, row half, g, k64, t, code
+    halves = (c << (4 * np.arange(4, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)  # 16 bits each
+    words = halves[:, 0] | halves[:, 1] << np.uint32(16)  # m16, g, k64, t
+    return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(m // 16, quarters // 16, 32)
