@@ -1,0 +1,223 @@
+"""Minimise a sum of small integer tables exactly: variables with a few states and tables over some of them in, the
+best state of every variable out. Bucket elimination where its tables stay small; HiGHS on what is left where not.
+
+Knows nothing of networks, formats or kernels; `plan` writes its question in these terms.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NEVER = 1 << 61  # the cost of an impossible cell; the sum of two still fits int64
+SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
+
+Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """`states[v]`: the state of variable v, or None: nothing was found. `cost` belongs to it; no assignment costs less
+    than `bound`. `cost >= NEVER`: no assignment is possible. `width`: variables in the largest table, less one."""
+
+    states: tuple[int, ...] | None
+    cost: int
+    bound: int
+    method: str
+    width: int
+
+
+def minimise(
+    sizes: Sequence[int],
+    factors: Iterable[Factor],
+    *,
+    quantum: int = 1,
+    max_cells: int = 20_000_000,
+    seconds: float = 60.0,
+) -> Solution:
+    """The assignment with the least sum, and the first such one in a fixed order of variables and states.
+
+    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost
+    below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
+    cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
+    """
+    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    scopes = [scope for scope, _ in factors]
+    sequence, width = order(sizes, scopes, max_cells)
+    if len(sequence) == len(sizes):
+        left, choices = _eliminate(sizes, factors, sequence)
+        cost = _total(table for _, table in left)
+        states = _trace(sizes, choices, {}) if cost < NEVER else None
+        return Solution(states, cost, cost, "elimination", width)
+
+    sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
+    left, choices = _eliminate(sizes, factors, sequence)
+    some, bound = _milp(sizes, left, quantum, seconds)
+    if some is None:
+        return Solution(None, NEVER, bound, "milp", width)
+    states = _trace(sizes, choices, some)
+    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in factors)
+    return Solution(states, cost, bound, "milp", width)
+
+
+def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
+    """Elimination order by least table next (ties: lowest variable), and the width: it ends early, with the width of
+    the table refused, before the first table of more than `max_cells` cells."""
+    near: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    cells = []
+    for v, around in enumerate(near):
+        around.discard(v)
+        cells.append(sizes[v] * math.prod(sizes[u] for u in around))
+    heap = [(c, v) for v, c in enumerate(cells)]
+    heapq.heapify(heap)
+    gone = [False] * len(sizes)
+    sequence, width = [], 0
+    while heap:
+        c, v = heapq.heappop(heap)
+        if gone[v] or c != cells[v]:
+            continue  # an older entry of this variable
+        width = max(width, len(near[v]))
+        if c > max_cells:
+            break
+        gone[v] = True
+        sequence.append(v)
+        for u in near[v]:
+            near[u] |= near[v]
+            near[u] -= {u, v}
+            cells[u] = sizes[u] * math.prod(sizes[w] for w in near[u])
+            heapq.heappush(heap, (cells[u], u))
+    return sequence, width
+
+
+def _eliminate(sizes, factors, sequence):
+    """Minimise variable after variable out of the sum. Returns the tables left (their sum has the same minimum) and
+    per eliminated variable (variable, the variables its best state depends on, table of its best states)."""
+    live: dict[int, Factor] = dict(enumerate(factors))
+    holds: list[list[int]] = [[] for _ in sizes]
+    for i, (scope, _) in live.items():
+        for v in scope:
+            holds[v].append(i)
+    choices = []
+    for v in sequence:
+        mine = [live.pop(i) for i in holds[v] if i in live]
+        others = sorted({u for scope, _ in mine for u in scope} - {v})
+        table = _sum(sizes, [*others, v], mine)
+        best = table.argmin(axis=-1)
+        message = np.take_along_axis(table, best[..., None], axis=-1)[..., 0]
+        choices.append((v, others, best.astype(np.min_scalar_type(sizes[v]))))
+        new = len(factors) + len(choices)
+        live[new] = (tuple(others), message)
+        for u in others:
+            holds[u].append(new)
+    return list(live.values()), choices
+
+
+def _sum(sizes, scope, factors) -> np.ndarray:
+    """The sum of tables, over `scope`, with NEVER as its ceiling."""
+    axis = {v: i for i, v in enumerate(scope)}
+    total = np.zeros([sizes[v] for v in scope], np.int64)
+    for variables, table in factors:
+        places = [axis[v] for v in variables]
+        table = table.transpose(np.argsort(places))
+        shape = [1] * len(scope)
+        for p in places:
+            shape[p] = sizes[scope[p]]
+        total += table.reshape(shape)
+        np.minimum(total, NEVER, out=total)  # after each addition, so that no sum ever overflows
+    return total
+
+
+def _total(cells) -> int:
+    return min(NEVER, sum(int(c) for c in cells))
+
+
+def _trace(sizes, choices, known: dict[int, int]) -> tuple[int, ...]:
+    states = dict(known)
+    for v, others, best in reversed(choices):
+        states[v] = int(best[tuple(states[u] for u in others)])
+    return tuple(states.get(v, 0) for v in range(len(sizes)))  # in no table: any state will do
+
+
+def _milp(sizes, factors, quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
+    """HiGHS on the local polytope: one binary per state, one column per finite cell whose marginals are the states.
+
+    Returns (states of the variables in `factors`, or None where it found nothing; lower bound of the sum). Whole quanta
+    go in, divided by 1000: one quantum must stand well above HiGHS's absolute tolerances of 1e-6, or plans that differ
+    by one look equal to it, and the largest costs well below 1e9.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    base = sum(int(table) for scope, table in factors if not scope)
+    factors = _absorb([(scope, table) for scope, table in factors if scope], sizes)
+    used = sorted({v for scope, _ in factors for v in scope})
+    if base >= NEVER:
+        return None, NEVER
+    if not used:
+        return {}, base
+    first, columns = {}, 0
+    for v in used:
+        first[v] = columns
+        columns += sizes[v]
+    num_states = columns
+    rows, cols, data, right, cost = [], [], [], [], [np.zeros(columns)]
+    for i, v in enumerate(used):  # exactly one state each
+        rows.append(np.full(sizes[v], i))
+        cols.append(first[v] + np.arange(sizes[v]))
+        data.append(np.ones(sizes[v]))
+    num_rows = len(used)
+    right.append(np.ones(num_rows))
+    floor = base // quantum
+    for scope, table in factors:
+        where = np.nonzero(table < NEVER)
+        if not len(where[0]):
+            return None, NEVER
+        whole = table[where] // quantum
+        floor += int(whole.min())
+        cost.append((whole - whole.min()) / 1000.0)
+        cell = columns + np.arange(len(whole))
+        columns += len(whole)
+        for v, state in zip(scope, where, strict=True):  # cells with v in state s add up to that state's binary
+            rows += [num_rows + state, num_rows + np.arange(sizes[v])]
+            cols += [cell, first[v] + np.arange(sizes[v])]
+            data += [np.ones(len(cell)), -np.ones(sizes[v])]
+            right.append(np.zeros(sizes[v]))
+            num_rows += sizes[v]
+    matrix = coo_array((np.concatenate(data), (np.concatenate(rows), np.concatenate(cols))), shape=(num_rows, columns))
+    right = np.concatenate(right)
+    found = milp(
+        np.concatenate(cost),
+        constraints=LinearConstraint(matrix.tocsr(), right, right),
+        integrality=np.arange(columns) < num_states,
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0, "time_limit": seconds},
+    )
+    if found.status == 2:
+        return None, NEVER
+    dual = found.mip_dual_bound
+    # The bound is a float that carries rounding of its own: a hundredth of a quantum is given away before rounding up.
+    extra = math.ceil(dual * 1000.0 - 0.01) if dual is not None and math.isfinite(dual) else 0
+    bound = (floor + max(0, extra)) * quantum
+    if found.x is None:
+        return None, bound
+    return {v: int(found.x[first[v] : first[v] + sizes[v]].argmax()) for v in used}, bound
+
+
+def _absorb(factors: list[Factor], sizes) -> list[Factor]:
+    """Add each table into one whose variables include its own: fewer columns and a tighter relaxation."""
+    kept: list[Factor] = []
+    for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f[0])):
+        for i, (wide, _) in enumerate(kept):
+            if set(scope) <= set(wide):
+                kept[i] = (wide, _sum(sizes, list(wide), [kept[i], (scope, table)]))
+                break
+        else:
+            kept.append((scope, table))
+    return kept
