@@ -46,15 +46,10 @@ extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constan
   const long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   if (i >= p.total) return;
   const int channel = static_cast<int>(i / p.inner / p.pixels % p.blocks) * p.v + static_cast<int>(i % p.inner) * VEC;
-  if (VEC == 1) {
-    const float other = OPERAND == OPERAND_TENSOR ? __half2float(p.other[i]) : 0.f;
-    p.y[i] = __float2half_rn(compute(p, __half2float(p.x[i]), other, channel));
-    return;
-  }
-  float x[8], other[8] = {};
-  unpack(reinterpret_cast<const uint4*>(p.x)[i], x);
-  if (OPERAND == OPERAND_TENSOR) unpack(reinterpret_cast<const uint4*>(p.other)[i], other);
+  float x[VEC], other[VEC] = {};
+  load_vec(p.x + i * VEC, x);
+  if (OPERAND == OPERAND_TENSOR) load_vec(p.other + i * VEC, other);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) x[j] = compute(p, x[j], other[j], channel + j);
-  reinterpret_cast<uint4*>(p.y)[i] = pack(x);
+  for (int j = 0; j < VEC; ++j) x[j] = compute(p, x[j], other[j], channel + j);
+  store_vec(p.y + i * VEC, x);
 }

@@ -37,21 +37,13 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ P
       count += p.count_pad ? h < p.h_end && w < p.w_end : inside;
       if (!inside) continue;
       float x[VEC];
-      const __half* at = p.x + p.in.at(image, c, h * p.w + w);
-      if constexpr (VEC == 8)
-        unpack(*reinterpret_cast<const uint4*>(at), x);
-      else
-        x[0] = __half2float(*at);
+      load_vec(p.x + p.in.at(image, c, h * p.w + w), x);
 #pragma unroll
       for (int j = 0; j < VEC; ++j) v[j] = AVG ? v[j] + x[j] : (x[j] > v[j] || x[j] != x[j] ? x[j] : v[j]);
     }
   }
   const float scale = AVG ? 1.f / max(count, 1) : 1.f;
-  __half* to = p.y + p.out.at(image, c, pixel);
 #pragma unroll
   for (int j = 0; j < VEC; ++j) v[j] *= scale;
-  if constexpr (VEC == 8)
-    *reinterpret_cast<uint4*>(to) = pack(v);
-  else
-    *to = __float2half_rn(v[0]);
+  store_vec(p.y + p.out.at(image, c, pixel), v);
 }

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
     if (group < p.groups)
       for (int pixel = lane; pixel < p.pixels; pixel += 32) {
         float x[8];
-        unpack(*reinterpret_cast<const uint4*>(p.x + p.in.at(image, group * 8, pixel)), x);
+        load_vec(p.x + p.in.at(image, group * 8, pixel), x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) v[j] = merge(v[j], x[j]);
       }
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
         for (int j = 0; j < 8; ++j) v[j] = merge(v[j], part[i][vec][j]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = AVG ? v[j] * p.scale : v[j];
-      *reinterpret_cast<uint4*>(p.y + p.out.at(image, group * 8, 0)) = pack(v);
+      store_vec(p.y + p.out.at(image, group * 8, 0), v);
     }
   } else {
     const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;

@@ -1,4 +1,4 @@
-"""candidates(problem, device): every tactic that can run the problem there; rejected(problem, device): the others, with reasons."""
+"""candidates(problem, device): every tactic that can run it there; rejected(problem, device): the others, with reasons."""
 
 from __future__ import annotations
 

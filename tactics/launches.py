@@ -190,12 +190,11 @@ def _pointwise(p: PointwiseProblem, tactic: Tactic) -> tuple[Launch, ...]:
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd")
 
 
-def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, out_shape, *, kind="window", start=(0, 0, 0),
+def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, *, kind="window", start=(0, 0, 0),
                  step=(1, 1, 1), fill=0.0, first_c=0, last=True) -> Launch:  # fmt: skip
-    """One launch of move.cu; `out_shape` is its part of the output, whose channels begin at `first_c` of y (`last`: to its end)."""
+    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
     n, c, h, w = in_shape
-    _, part_c, out_h, out_w = out_shape["part"]
-    whole = out_shape["whole"]
+    _, part_c, out_h, out_w = part
     covered = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c
     half_in, half_out = x_fmt.dtype == "fp16", y_fmt.dtype == "fp16"
     in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
@@ -211,21 +210,19 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, out_shape,
 
 
 def _move(p: MoveProblem, tactic: Tactic) -> tuple[Launch, ...]:
-    out = {"part": p.out_shape, "whole": p.out_shape}
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, out, kind=p.kind, start=p.start, step=p.step, fill=p.fill),)
+    how = {"kind": p.kind, "start": p.start, "step": p.step, "fill": p.fill}
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, **how),)
 
 
 def _reformat(p: ReformatProblem, tactic: Tactic) -> tuple[Launch, ...]:
-    out = {"part": p.out_shape, "whole": p.out_shape}
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, out),)
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape),)
 
 
 def _concat(p: ConcatProblem, tactic: Tactic) -> tuple[Launch, ...]:
     result, first = [], 0
     for i, c in enumerate(p.channels):
-        out = {"part": (p.n, c, p.h, p.w), "whole": p.out_shape}
-        last = i == len(p.channels) - 1
-        result.append(_move_launch(i, p.in_shapes[i], tactic.ins[i], tactic.out, out, first_c=first, last=last))
+        x, last = p.in_shapes[i], i == len(p.channels) - 1
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, first_c=first, last=last))
         first += c
     return tuple(result)
 

@@ -28,3 +28,9 @@ __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
   for (int i = 0; i < 4; ++i) h[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
   return bits;
 }
+
+// VEC channels in one access: 8 in 16 bytes, or 1.
+__device__ __forceinline__ void load_vec(const __half* at, float (&v)[8]) { unpack(*reinterpret_cast<const uint4*>(at), v); }
+__device__ __forceinline__ void load_vec(const __half* at, float (&v)[1]) { v[0] = __half2float(*at); }
+__device__ __forceinline__ void store_vec(__half* at, const float (&v)[8]) { *reinterpret_cast<uint4*>(at) = pack(v); }
+__device__ __forceinline__ void store_vec(__half* at, const float (&v)[1]) { *at = __float2half_rn(v[0]); }
