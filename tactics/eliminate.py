@@ -7,6 +7,7 @@ Knows nothing of networks, formats or kernels; `plan` writes its question in the
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,13 +46,14 @@ def minimise(
     below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
     cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
     """
-    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    given = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    factors, followers = _substitute(sizes, given)
     scopes = [scope for scope, _ in factors]
     sequence, width = order(sizes, scopes, max_cells)
     if len(sequence) == len(sizes):
         left, choices = _eliminate(sizes, factors, sequence)
         cost = _total(table for _, table in left)
-        states = _trace(sizes, choices, {}) if cost < NEVER else None
+        states = _trace(sizes, followers + choices, {}) if cost < NEVER else None
         return Solution(states, cost, cost, "elimination", width)
 
     sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
@@ -59,8 +61,8 @@ def minimise(
     some, bound = _milp(sizes, left, quantum, seconds)
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
-    states = _trace(sizes, choices, some)
-    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in factors)
+    states = _trace(sizes, followers + choices, some)
+    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in given)
     return Solution(states, cost, bound, "milp", width)
 
 
@@ -96,6 +98,44 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
     return sequence, width
 
 
+def _substitute(sizes, factors: list[Factor]) -> tuple[list[Factor], list]:
+    """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere:
+    wide tables of joins fall apart. Returns the tables without such v, and per v what `_eliminate` returns for one."""
+    factors = list(factors)
+    holds: list[list[int]] = [[] for _ in sizes]
+    for i, (scope, _) in enumerate(factors):
+        for v in scope:
+            holds[v].append(i)
+    followers = []
+    for i in range(len(factors)):
+        while found := _follows(*factors[i]):
+            v, u, state = found
+            followers.append((v, [u], state))
+            for j in holds[v]:
+                scope, table = factors[j]
+                table = table.take(state, axis=scope.index(v))
+                if u in scope:
+                    table = table.diagonal(0, scope.index(v), scope.index(u))
+                    factors[j] = (*(w for w in scope if w not in (u, v)), u), table
+                else:
+                    factors[j] = tuple(u if w == v else w for w in scope), table
+                    holds[u].append(j)
+    return factors, followers
+
+
+def _follows(scope, table) -> tuple[int, int, np.ndarray] | None:
+    """(v, u, state of v per state of u) for the first v in this table that u determines."""
+    finite = table < NEVER
+    count = np.count_nonzero(finite)
+    for i, j in itertools.permutations(range(len(scope)), 2):
+        if table.shape[i] > 1 and count * table.shape[i] <= table.size:  # else u cannot determine v
+            both = finite.any(axis=tuple(k for k in range(len(scope)) if k not in (i, j)))
+            both = both if i < j else both.T
+            if (both.sum(axis=0) <= 1).all():
+                return scope[i], scope[j], both.argmax(axis=0)
+    return None
+
+
 def _eliminate(sizes, factors, sequence):
     """Minimise variable after variable out of the sum. Returns the tables left (their sum has the same minimum) and
     per eliminated variable (variable, the variables its best state depends on, table of its best states)."""
@@ -107,6 +147,8 @@ def _eliminate(sizes, factors, sequence):
     choices = []
     for v in sequence:
         mine = [live.pop(i) for i in holds[v] if i in live]
+        if not mine:
+            continue
         others = sorted({u for scope, _ in mine for u in scope} - {v})
         table = _sum(sizes, [*others, v], mine)
         best = table.argmin(axis=-1)

@@ -43,9 +43,7 @@ def small_graph(seed: int) -> Graph:
         made = []
         for k in range(rng.randint(1, 4)):
             ps = NEVER if rng.random() < 0.05 else rng.randint(0, 20)
-            made.append(
-                Entry(f"k{k}", tuple(rng.choice(names) for _ in range(num_inputs)), rng.choice(names), ps, k % 2 == 1)
-            )
+            made.append(Entry(f"k{k}", tuple(rng.choice(names) for _ in range(num_inputs)), rng.choice(names), ps, k % 2 == 1))
         return tuple(made)
 
     choices = {name: [Choice(name, ins, out, entries(len(ins)))] for name, ins, out in ops}
@@ -83,9 +81,7 @@ def small_graph(seed: int) -> Graph:
     return Graph(every, tuple(groups), pinned, inputs, outputs, formats, lambda t, a, b: table[t, a, b])
 
 
-def conv_net(
-    seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fuse: bool = True, tactics: int = 1
-) -> Graph:
+def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fuse: bool = True, tactics: int = 1) -> Graph:
     """A ResNet with bottlenecks: convolutions with every pair of formats; the add apart or inside either producer."""
     rng = random.Random(seed)
     choices, groups, tensors = [], [], ["image"]
@@ -121,8 +117,7 @@ def conv_net(
             g, out = n + "add", n + "add.out"
             hosts = [("conv3", y)] + ([("down", x)] if b == 0 else [])
             left = {
-                h: [o for o in ("apart", "into conv3", "into down")[: len(hosts) + 1] if o != f"into {h}"]
-                for h, _ in hosts
+                h: [o for o in ("apart", "into conv3", "into down")[: len(hosts) + 1] if o != f"into {h}"] for h, _ in hosts
             }
             parts = [add_op(n + h, (src,), pairs, tuple((g, o) for o in left[h]) if fuse else ()) for h, src in hosts]
             parts = parts if b == 0 else [*parts, x]
@@ -134,9 +129,7 @@ def conv_net(
             x = out
     out = add_op("fc", (add_op("mean", (x,), same, base=3e6),), pairs)
     table = {
-        (t, a, b): int(3e6 + 1e6 * rng.lognormvariate(1, 0.8))
-        for t in tensors
-        for a, b in itertools.permutations(formats, 2)
+        (t, a, b): int(3e6 + 1e6 * rng.lognormvariate(1, 0.8)) for t in tensors for a, b in itertools.permutations(formats, 2)
     }
     ends = {"image": formats[0], out: formats[0]}
     return Graph(
@@ -398,9 +391,7 @@ def test_output_is_delivered_in_its_pinned_format():
 
 def test_sparse_is_faster_here_but_the_plan_with_it_is_not():
     """The case to explain: the sparse kernel wins by 2 and loses by the reformats of 3 around it."""
-    graph = chain(
-        [Entry("dense", ("a",), "a", 10), Entry("sparse", ("b",), "b", 8, True)], {"x": "a", "y": "a"}, lambda *_: 3
-    )
+    graph = chain([Entry("dense", ("a",), "a", 10), Entry("sparse", ("b",), "b", 8, True)], {"x": "a", "y": "a"}, lambda *_: 3)
     plan, forced = solve(graph), solve(graph, force={"f": lambda e: e.sparse})
     assert plan.entries["f"].tactic == "dense" and not plan.reformats
     assert forced.entries["f"].tactic == "sparse" and forced.total_ps - plan.total_ps == -2 + 6
