@@ -1,0 +1,448 @@
+"""Layers over onnx-ir -> our own records: 4-D problems, named tensors, FP16-rounded weights. No ONNX after this.
+
+Every tensor is NCHW: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]. Reshape, Flatten, Squeeze, Unsqueeze and Transpose that
+leave that shape alone are no operations, only names; Flatten before a Gemm becomes the kernel size of a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from gpu_runtime.errors import ModelError
+from gpu_runtime.fuse import BINARY, VIEWS, Fused, Layer, attribute, constant, shape_of
+from tactics.problem import (
+    ConcatProblem,
+    ConvProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+    SoftmaxProblem,
+)  # fmt: skip
+
+FP16_MAX = 65504.0
+Shape4 = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A network input or output. `shape` is ONNX's, `dtype` "fp32" or "fp16" as declared; `shape4` the same elements, NCHW."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    shape4: Shape4
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One problem between named tensors.
+
+    `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
+    values, "b" [K] if there is a bias; pointwise "operand" [C] or [1]; prelu "slope" [K]. `nodes`: ONNX nodes covered.
+    `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
+    `layer`: the Conv or Gemm node whose weights these are, the same in every alternative.
+    """
+
+    name: str
+    problem: Problem
+    inputs: tuple[str, ...]
+    output: str
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    when: tuple[tuple[str, str], ...] = ()
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
+
+    `groups`: fusion decisions (name, options), exactly one option of each to be chosen.
+    """
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    tensors: Mapping[str, Shape4]
+    ops: tuple[Op, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+def exists(op: Op, choice: Mapping[str, str]) -> bool:
+    """Whether `op` is part of the network when each group has the option that `choice` names."""
+    return all((group, choice[group]) in op.when for group, _ in op.when)
+
+
+def lower(fused: Fused) -> Network:
+    """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
+    graph = fused.imported.model.graph
+    views = _Views(fused)
+    ops, refused = [], dict(views.refused)
+    for layer in fused.layers:
+        try:
+            ops.append(_op(layer, views))
+        except _Refused as e:
+            refused.setdefault(layer.node.name, f"{layer.node.op_type} {layer.node.name}: {e}")
+    if refused:
+        plural = "s" if len(refused) > 1 else ""
+        raise ModelError(
+            f"{fused.imported.name}: {len(refused)} node{plural} used in an unsupported way:\n"
+            + "\n".join(f"  {text}" for text in refused.values())
+        )
+    ops = _compose_windows(ops, {views.name(v) for v in graph.outputs})
+    inputs = tuple(TensorInfo(v.name, shape_of(v), fused.imported.dtypes[v.name], views.shape4(v)) for v in graph.inputs)
+    outputs = []
+    made = {op.output for op in ops}
+    for v in graph.outputs:
+        source, shape4 = views.name(v), views.shape4(v)
+        if source != v.name:  # the tensor already bears another output's or an input's name
+            copy = PointwiseProblem(*shape4)
+            ops.append(Op(f"copy to {v.name}", copy, (source,), v.name))
+        elif source not in made:
+            raise ModelError(f"{fused.imported.name}: output {v.name!r} is not computed by any operation")
+        outputs.append(TensorInfo(v.name, shape_of(v), fused.imported.dtypes[v.name], shape4))
+    tensors = {t.name: t.shape4 for t in inputs}
+    for op in ops:
+        tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups)
+
+
+class _Refused(Exception):
+    """Why a node cannot be expressed as a problem."""
+
+
+# ---- tensors: names, NCHW shapes, views
+
+
+def _nchw(shape: tuple[int, ...]) -> Shape4 | None:
+    if len(shape) == 3:
+        return (shape[0], shape[1], 1, shape[2])
+    return None if len(shape) > 4 else ((1, *shape, 1, 1, 1) if len(shape) < 2 else (*shape, 1, 1))[:4]
+
+
+def _axis4(axis: int, rank: int) -> int:
+    """Where axis `axis` of a tensor of that rank stands in NCHW."""
+    return {1: (1,), 2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank][axis]
+
+
+class _Views:
+    """Which value is the same tensor as which, what each tensor is called, and its NCHW shape."""
+
+    def __init__(self, fused: Fused):
+        graph = fused.imported.model.graph
+        covered = {name for layer in fused.layers for name in layer.nodes}
+        self.root: dict = {}
+        self.shape: dict = {}  # network inputs that are NCHW otherwise than their own shape says
+        self.refused: dict[str, str] = {}
+        for node in graph:
+            if node.op_type in VIEWS and node.name not in covered:
+                self._follow(node)
+        self.names: dict = {}
+        for v in graph.outputs:
+            root = self.root.get(v, v)
+            if not root.is_graph_input():
+                self.names.setdefault(root, v.name)
+
+    def _follow(self, node) -> None:
+        x, y = node.inputs[0], node.outputs[0]
+        root = self.root.get(x, x)
+        family = [root, *(v for v, r in self.root.items() if r is root)]
+        after = _nchw(shape_of(y))
+        if node.op_type == "Transpose" and not _keeps_order(shape_of(x), attribute(node, "perm")):
+            self.refused[node.name] = f"Transpose {node.name}: of {list(shape_of(x))} by {attribute(node, 'perm')} moves data"
+        elif after is not None and self.shape4(root) == after:
+            self.root[y] = root
+        elif root.is_graph_input() and after is not None and all(len(v.uses()) == 1 for v in family):
+            self.root[y], self.shape[root] = root, after  # nobody else reads the caller's array: take it as NCHW
+        elif self.shape4(root) is not None and y.is_graph_output() and not y.uses():
+            self.root[y] = root  # the caller receives the same elements in ONNX's shape
+        elif not all(use.node.op_type in ("Gemm", "MatMul") for use in y.uses()) or _flattened(y) is None:
+            self.refused[node.name] = (
+                f"{node.op_type} {node.name}: from {list(shape_of(x))} to {list(shape_of(y))} mixes channels and pixels; "
+                "expected a change of unit dimensions, a pixel shuffle, or Flatten before Gemm"
+            )
+
+    def shape4(self, value) -> Shape4 | None:
+        root = self.root.get(value, value)
+        return self.shape.get(root) or _nchw(shape_of(root))
+
+    def name(self, value) -> str:
+        root = self.root.get(value, value)
+        return self.names.get(root, root.name)
+
+
+def _keeps_order(shape: tuple[int, ...], perm: tuple[int, ...] | None) -> bool:
+    moved = [p for p in perm or reversed(range(len(shape))) if shape[p] != 1]
+    return moved == sorted(moved)
+
+
+def _flattened(value):
+    """The [N,C,H,W] value that `value` [N,C*H*W] is a view of, else None."""
+    node = value.producer()
+    if node is None or node.op_type not in VIEWS or len(shape_of(node.inputs[0])) != 4:
+        return None
+    n, c, h, w = shape_of(node.inputs[0])
+    return node.inputs[0] if shape_of(value) == (n, c * h * w) else None
+
+
+# ---- one layer -> one problem
+
+
+def _op(layer: Layer, views: _Views) -> Op:
+    node = layer.node
+    if layer.op not in PROBLEMS:
+        raise _Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
+    for out in node.outputs[1:]:
+        if out.uses() or out.is_graph_output():
+            raise _Refused(f"its output {out.name!r} is used; only the first is supported")
+    inputs = layer.inputs
+    if layer.op in ("Gemm", "MatMul"):
+        image = _flattened(views.root.get(inputs[0], inputs[0]))
+        inputs = inputs if image is None else (image, *inputs[1:])
+    for v in (*inputs, layer.output):
+        if views.shape4(v) is None:
+            raise _Refused(f"tensor {v.name!r} has {len(shape_of(v))} dimensions, expected at most 4")
+    shapes = [views.shape4(v) for v in inputs]
+    weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
+    problem = PROBLEMS[layer.op](layer, shapes, views.shape4(layer.output), weights)
+    if problem.out_shape != views.shape4(layer.output) or problem.in_shapes != tuple(shapes):
+        raise _Refused(
+            f"expected {list(problem.in_shapes)} -> {list(problem.out_shape)}, "
+            f"the model has {shapes} -> {list(views.shape4(layer.output))}"
+        )
+    names = tuple(views.name(v) for v in inputs)
+    identity = node.name if layer.op in CONVOLUTIONS else ""
+    return Op(layer.label, problem, names, views.name(layer.output), weights, layer.nodes, layer.when, identity)
+
+
+def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
+    node, (n, c, h, w) = layer.node, shapes[0]
+    if "w" not in weights:
+        raise _Refused("expected constant weights and bias over an input of rank 4 (Conv) or 2 (Gemm, MatMul)")
+    kernel = layer.weights["w"]
+    if layer.op == "Conv":
+        if len(shape_of(node.inputs[0])) != 4:
+            raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
+        size = kernel.shape[2:]
+        stride, dilation, pad = _window(node, size, (h, w))
+        groups = attribute(node, "group", 1)
+    else:
+        kernel = kernel.reshape(-1, c, h, w)
+        size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
+    largest = np.abs(kernel).max()
+    if not largest <= FP16_MAX:
+        raise _Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
+    weights["w"] = kernel.astype(np.float16).astype(np.float32)
+    return ConvProblem(
+        n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
+        bias="b" in weights, residual=layer.residual, act=layer.act,
+        sparse24=groups == 1 and c % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
+    )  # fmt: skip
+
+
+def _window(node, size, image):
+    """(stride, dilation, pad top-left-bottom-right) of a Conv or pool, auto_pad resolved."""
+    stride = attribute(node, "strides", (1, 1))
+    dilation = attribute(node, "dilations", (1, 1))
+    mode = attribute(node, "auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return stride, dilation, attribute(node, "pads", (0, 0, 0, 0))
+    begin, end = [], []
+    for i in range(2):
+        reach = (size[i] - 1) * dilation[i] + 1
+        total = max((-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i], 0) if mode != "VALID" else 0
+        small = total // 2
+        begin.append(small if mode != "SAME_LOWER" else total - small)
+        end.append(total - begin[i])
+    return stride, dilation, (*begin, *end)
+
+
+def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
+    node, (n, c, h, w) = layer.node, shapes[0]
+    kind = "max" if "Max" in layer.op else "avg"
+    if layer.op.startswith("Global"):
+        return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
+    if layer.op.startswith("Reduce"):
+        rank = len(shape_of(node.inputs[0]))
+        axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
+            raise _Refused(f"expected a reduction over all pixels of a [N,C,H,W] tensor, got axes {axes} of rank {rank}")
+        return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
+    if len(shape_of(node.inputs[0])) != 4:
+        raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
+    size = attribute(node, "kernel_shape")
+    stride, dilation, pad = _window(node, size, (h, w))
+    for i, (last, image) in enumerate(zip(out[2:], (h, w), strict=True)):
+        if (last - 1) * stride[i] >= image + pad[i]:
+            raise _Refused("its last window lies outside the image (ceil_mode)")
+    count_pad = bool(attribute(node, "count_include_pad", 0))
+    return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
+
+
+def _pointwise(layer: Layer, shapes, out, weights) -> PointwiseProblem:
+    if layer.op == "Identity":
+        return PointwiseProblem(*shapes[0], act=layer.act)
+    op = BINARY[layer.op]
+    if "operand" in weights:
+        kind = "scalar" if weights["operand"].size == 1 else "channel"
+        if shapes[0] == out:
+            return PointwiseProblem(*out, op, kind, layer.swap, layer.act)
+    if len(shapes) == 2 and len(layer.node.inputs) == 2 and shapes[0] == shapes[1] == out:
+        return PointwiseProblem(*out, op, "tensor", act=layer.act)
+    got = " and ".join(str(list(shape_of(v))) for v in layer.node.inputs)
+    raise _Refused(f"expected two tensors of one shape, or one and a constant scalar or [C,1,1], got {got}")
+
+
+def _concat(layer: Layer, shapes, out, weights) -> ConcatProblem:
+    rank, axis = len(shape_of(layer.output)), attribute(layer.node, "axis")
+    if axis % rank != 1 or len(layer.inputs) != len(layer.node.inputs):
+        raise _Refused(f"expected computed inputs joined along axis 1, got axis {axis} or a constant among the inputs")
+    return ConcatProblem(out[0], tuple(s[1] for s in shapes), *out[2:])
+
+
+def _softmax(layer: Layer, shapes, out, weights) -> SoftmaxProblem:
+    rank, axis = len(shape_of(layer.output)), attribute(layer.node, "axis", -1)
+    if _axis4(axis % rank, rank) != 1:
+        raise _Refused(f"expected the channel axis 1, got axis {axis} of rank {rank}")
+    return SoftmaxProblem(*out)
+
+
+def _constants(layer: Layer, *slots: int) -> list[list | None]:
+    """The constant inputs at `slots` as lists; None where absent."""
+    found = []
+    for i in slots:
+        v = layer.node.inputs[i] if i < len(layer.node.inputs) else None
+        array = constant(v)
+        if v is not None and array is None:
+            raise _Refused(f"its input {v.name!r} must be a constant")
+        found.append(None if array is None or (array.size == 0 and i) else array.reshape(-1).tolist())
+    return found
+
+
+def _slice(layer: Layer, shapes, out, weights) -> MoveProblem:
+    starts, ends, axes, steps = _constants(layer, 1, 2, 3, 4)
+    rank, dims = len(shape_of(layer.output)), shapes[0]
+    start, step, size = [0] * 4, [1] * 4, list(dims)
+    for i, (a, b) in enumerate(zip(starts, ends, strict=True)):
+        axis = _axis4((axes[i] if axes else i) % rank, rank)
+        picked = range(*slice(a, b, steps[i] if steps else 1).indices(dims[axis]))
+        if picked.step < 1 or not picked or (axis == 0 and len(picked) != dims[0]):
+            raise _Refused("expected forward steps over channels, rows or columns, with at least one element left")
+        start[axis], step[axis], size[axis] = picked.start, picked.step, len(picked)
+    return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), tuple(step[1:]))
+
+
+def _pad(layer: Layer, shapes, out, weights) -> MoveProblem:
+    pads, value, axes = _constants(layer, 1, 2, 3)
+    rank, dims = len(shape_of(layer.output)), shapes[0]
+    mode = attribute(layer.node, "mode", "constant")
+    if mode != "constant":
+        raise _Refused(f"expected mode constant, got {mode}")
+    axes = [a % rank for a in axes] if axes else range(rank)
+    start, size = [0] * 4, list(dims)
+    for i, a in enumerate(axes):
+        axis, before, after = _axis4(a, rank), pads[i], pads[i + len(axes)]
+        if axis == 0 and (before or after):
+            raise _Refused("expected no padding of the batch")
+        start[axis], size[axis] = -before, dims[axis] + before + after
+    return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), fill=float(value[0]) if value else 0.0)
+
+
+def _depth_to_space(layer: Layer, shapes, out, weights) -> MoveProblem:
+    mode = layer.op if layer.op != "DepthToSpace" else "d2s_" + attribute(layer.node, "mode", "DCR").lower()
+    block = out[2] // shapes[0][2]
+    return MoveProblem(*shapes[0], mode, out[1:], step=(1, block, block))
+
+
+def _resize(layer: Layer, shapes, out, weights) -> MoveProblem:
+    node, dims = layer.node, shapes[0]
+    scales = _constants(layer, 2)[0]
+    mode = attribute(node, "mode", "nearest")
+    turn = attribute(node, "coordinate_transformation_mode", "half_pixel")
+    rounding = attribute(node, "nearest_mode", "round_prefer_floor")
+    factors = [o // i for o, i in zip(out, dims, strict=True)]
+    named = f"mode {mode}, {turn}, {rounding}, {list(dims)} to {list(out)}"
+    if mode != "nearest" or len(shape_of(node.inputs[0])) != 4 or attribute(node, "axes") or factors[:2] != [1, 1]:
+        raise _Refused(f"expected nearest by whole factors over rows and columns, got {named}")
+    for axis in (2, 3):
+        scale = scales[axis] if scales else out[axis] / dims[axis]
+        source = _nearest(np.arange(out[axis]), scale, dims[axis], out[axis], turn, rounding)
+        if source is None or dims[axis] * factors[axis] != out[axis] or np.any(source != np.arange(out[axis]) // factors[axis]):
+            raise _Refused(f"expected each pixel repeated a whole number of times, got {named}")
+    return MoveProblem(*dims, "upsample", out[1:], step=(1, *factors[2:]))
+
+
+def _nearest(i: np.ndarray, scale: float, size: int, out: int, turn: str, rounding: str) -> np.ndarray | None:
+    """ONNX Resize's source index of each output index, clamped to the image; None for a mode not known here."""
+    turns = {
+        "asymmetric": i / scale,
+        "half_pixel": (i + 0.5) / scale - 0.5,
+        "pytorch_half_pixel": (i + 0.5) / scale - 0.5 if out > 1 else i * 0.0,
+        "align_corners": i * (size - 1) / (out - 1) if out > 1 else i * 0.0,
+    }
+    roundings = {
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    }
+    if turn not in turns or rounding not in roundings:
+        return None
+    return np.clip(roundings[rounding](turns[turn]), 0, size - 1).astype(int)
+
+
+CONVOLUTIONS = ("Conv", "Gemm", "MatMul")
+PROBLEMS = {
+    **dict.fromkeys(CONVOLUTIONS, _conv),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
+    **dict.fromkeys(("Identity", *BINARY), _pointwise),
+    **dict.fromkeys(("DepthToSpace", "d2s_crd", "d2s_dcr"), _depth_to_space),
+    "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Pad": _pad, "Resize": _resize,
+}  # fmt: skip
+WHY = {
+    "BatchNormalization": "expected inference mode and constant statistics",
+    "PRelu": "expected a constant slope, scalar or [C,1,1]",
+    "Clip": "expected constant scalar bounds",
+    "Cast": "only casts between floating-point types are supported",
+    "Dropout": "expected inference mode",
+}
+
+
+# ---- windows of windows
+
+
+def _compose_windows(ops: list[Op], outputs: set[str]) -> list[Op]:
+    """Make one op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
+    ops = list(ops)
+    for first in list(ops):
+        readers = [op for op in ops if first.output in op.inputs]
+        if len(readers) != 1 or first.output in outputs or first not in ops or first.when != readers[0].when:
+            continue
+        second = readers[0]
+        if all(isinstance(op.problem, MoveProblem) and op.problem.kind == "window" for op in (first, second)):
+            both = _compose(first.problem, second.problem)
+            if both is not None:
+                merged = replace(
+                    second, name=f"{first.name} + {second.name}", problem=both, inputs=first.inputs,
+                    nodes=first.nodes + second.nodes,
+                )  # fmt: skip
+                ops[ops.index(second)] = merged
+                ops.remove(first)
+    return ops
+
+
+def _compose(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
+    for size, middle, out, s1, t1, s2, t2 in zip((a.c, a.h, a.w), a.out, b.out, a.start, a.step, b.start, b.step, strict=True):
+        j = s2 + t2 * np.arange(out)
+        source = s1 + t1 * j
+        in_middle, in_x = (j >= 0) & (j < middle), (source >= 0) & (source < size)
+        if np.any(in_x & ~in_middle) or (np.any(in_middle & ~in_x) and a.fill != b.fill):
+            return None
+    start = tuple(s1 + t1 * s2 for s1, t1, s2 in zip(a.start, a.step, b.start, strict=True))
+    step = tuple(t1 * t2 for t1, t2 in zip(a.step, b.step, strict=True))
+    return replace(b, c=a.c, h=a.h, w=a.w, start=start, step=step)

@@ -1,0 +1,517 @@
+"""ONNX file -> a clean onnx-ir graph: one opset, static shapes, FP32 constants, nothing left that constants decide.
+
+In order: load, check in Python (onnx's C++ converter may abort on broken graphs), prune the stored weights if asked,
+fix the input sizes, convert to one opset, erase FP16 (the runtime's tensors are all FP16; constants stay FP32 until
+they are folded and rounded once), fold constants, infer shapes. Every complaint is a ModelError of one clear message.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, numpy_helper
+
+from cuda_kernels import sparse24
+from cuda_kernels.compile import write_atomic
+from gpu_runtime.errors import ModelError
+
+OPSET = 21  # every model is converted to this one
+OLDEST_OPSET = 7
+FLOATS = {
+    TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
+}  # fmt: skip
+
+# What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
+OPS = {
+    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "DepthToSpace", "Div",
+    "Dropout", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
+    "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax", "ReduceMean", "Relu",
+    "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
+    "Upsample",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """`model`: the cleaned graph, FP32 throughout. `dtypes`: declared "fp32" or "fp16" of every network input and output.
+
+    `pruned`: initializers set to 2:4; `not_pruned`: (initializer, reason) of the other convolution and matrix weights.
+    """
+
+    model: ir.Model
+    name: str
+    dtypes: Mapping[str, str]
+    pruned: tuple[str, ...] = ()
+    not_pruned: tuple[tuple[str, str], ...] = ()
+
+
+def read(
+    path: str | os.PathLike,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    prune: bool = False,
+    save_pruned: str | os.PathLike | None = None,
+) -> Imported:
+    """Read and clean the model at `path`; `shapes` gives each dynamic input its ONNX shape, {"x": (1, 3, 224, 224)}.
+
+    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first, and
+    `save_pruned` names an ONNX file for that very model (all else as it was). Raises ModelError; OSError if
+    `save_pruned` cannot be written.
+    """
+    path = Path(path)
+    if save_pruned is not None and not prune:
+        raise ValueError("save_pruned is given without prune: there is no pruned model to save")
+    try:
+        proto = _load(path)
+        _check_header(proto)
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        as_stored = onnx.ModelProto.FromString(proto.SerializeToString()) if save_pruned is not None else None
+        _check_graph(proto.graph)
+        _check_ops(proto)
+        _check_values(proto.graph)
+        proto.ir_version = max(proto.ir_version, 10)
+        _check_schema(proto)
+        pruned, not_pruned = _prune(proto.graph) if prune else ((), ())
+        dtypes = _dtypes(proto.graph)
+        weights = {name: t for name, t in _tensors(proto.graph) if name in pruned}
+        _fix_inputs(proto.graph, shapes or {})
+        _name_nodes(proto.graph)
+        model = _clean(_convert(proto))
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from e.__cause__
+    if as_stored is not None:
+        for name, t in _tensors(as_stored.graph):
+            if name in weights:
+                t.CopyFrom(weights[name])
+        write_atomic(Path(save_pruned), as_stored.SerializeToString())
+    return Imported(model, path.stem, dtypes, pruned, not_pruned)
+
+
+# ---- load and check, in Python
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError("no such file; give the path of an ONNX model") from None
+    except OSError as e:
+        raise ModelError(f"cannot be read: {e.strerror or e}") from None
+    try:
+        proto = onnx.load_model_from_string(data)
+    except Exception:
+        raise ModelError(
+            f"expected an ONNX model (a protobuf ModelProto), got {len(data)} bytes that do not parse as one; "
+            "the file is truncated or of another kind: export or download it again"
+        ) from None
+    if not proto.opset_import or not proto.graph.node:
+        lacks = "nodes" if proto.opset_import else "opset_import"
+        raise ModelError(
+            f"expected an ONNX model with a graph and an opset, got {len(data)} bytes without {lacks}; "
+            "the file is truncated or of another kind: export or download it again"
+        )
+    _load_external(proto, path.parent)
+    return proto
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """(name, tensor) of every stored constant: initializers and Constant nodes."""
+    for t in graph.initializer:
+        yield t.name, t
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.TENSOR:
+                yield node.output[0] if node.op_type == "Constant" and node.output else a.t.name, a.t
+
+
+def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
+    for name, t in _tensors(proto.graph):
+        if t.data_location != TensorProto.EXTERNAL:
+            continue
+        info = {e.key: e.value for e in t.external_data}
+        location = info.get("location", "")
+        target = (folder / location).resolve()
+        if not location or os.path.isabs(location) or not target.is_relative_to(folder.resolve()):
+            raise ModelError(
+                f"initializer {name!r} keeps its data in {location!r}, outside the model's folder; "
+                "expected a file beside the model: move it there and correct the location"
+            )
+        try:
+            offset, end = int(info.get("offset", 0)), target.stat().st_size
+            length = int(info.get("length", end - offset))
+            if offset < 0 or length < 0 or offset + length > end:
+                raise ModelError(
+                    f"initializer {name!r}: expected {length} bytes at offset {offset} of {location!r}, "
+                    f"which has {end}: the file is truncated, fetch it again"
+                )
+            with open(target, "rb") as f:
+                f.seek(offset)
+                t.raw_data = f.read(length)
+        except (OSError, ValueError) as e:
+            if isinstance(e, ModelError):
+                raise
+            raise ModelError(f"initializer {name!r}: external data {location!r} cannot be read: {e}") from None
+        t.data_location = TensorProto.DEFAULT
+        del t.external_data[:]
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _check_header(proto: onnx.ModelProto) -> None:
+    newest, opset = onnx.defs.onnx_opset_version(), _opset(proto)
+    if not opset:
+        raise ModelError("expected an import of the standard ONNX opset, got none")
+    if proto.ir_version > onnx.IR_VERSION or opset > newest:
+        raise ModelError(
+            f"opset {opset} in IR version {proto.ir_version} is newer than the installed onnx {onnx.__version__} knows "
+            f"(opset {newest}, IR version {onnx.IR_VERSION}): pip install -U onnx"
+        )
+    if opset < OLDEST_OPSET:
+        raise ModelError(f"expected opset {OLDEST_OPSET} or newer, got {opset}: export the model again")
+
+
+def _check_graph(graph: onnx.GraphProto) -> None:
+    """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
+    stored = {t.name for t in graph.initializer}
+    if graph.sparse_initializer:
+        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
+    for kind, names in (
+        ("input", [v.name for v in graph.input]),
+        ("initializer", [t.name for t in graph.initializer]),
+        ("output", [v.name for v in graph.output]),
+    ):
+        if twice := sorted({n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else ()):
+            raise ModelError(f"{kind} names must be unique, got twice: {', '.join(map(repr, twice))}")
+    inputs = [v for v in graph.input if v.name not in stored]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    if not inputs:
+        raise ModelError("the graph has no input that is not an initializer: nothing to run")
+    if not graph.output:
+        raise ModelError("the graph has no output: nothing to run")
+    given = stored | {v.name for v in inputs}
+    producer: dict[str, int] = {}
+    for i, node in enumerate(graph.node):
+        for out in filter(None, node.output):
+            if out in given or out in producer:
+                other = f"by {_title(graph.node[producer[out]])}" if out in producer else "as an input or initializer"
+                raise ModelError(f"tensor {out!r} is defined twice: {other} and by {_title(node)}")
+            producer[out] = i
+    for node in graph.node:
+        for name in filter(None, node.input):
+            if name not in given and name not in producer:
+                raise ModelError(
+                    f"tensor {name!r}, read by {_title(node)}, is no input, initializer or node output: "
+                    "an initializer is missing, export the model again"
+                )
+    for v in graph.output:
+        if v.name not in given and v.name not in producer:
+            raise ModelError(f"output {v.name!r} is not computed by any node")
+    depends = {i: {producer[n] for n in node.input if n in producer} for i, node in enumerate(graph.node)}
+    if any(d >= i for i, ds in depends.items() for d in ds):
+        try:
+            order = list(graphlib.TopologicalSorter(depends).static_order())
+        except graphlib.CycleError as e:
+            ring = " -> ".join(_title(graph.node[i]) for i in reversed(e.args[1]))
+            raise ModelError(f"the graph has a cycle: {ring}") from None
+        nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _title(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or '-> ' + ', '.join(node.output)}"
+
+
+def _check_ops(proto: onnx.ModelProto) -> None:
+    """List every node that neither this runtime nor constant folding can take."""
+    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+    constant = {t.name for t in proto.graph.initializer}
+    bad = []
+    for node in proto.graph.node:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        known = not domain and onnx.defs.has(node.op_type, max_inclusive_version=versions[""], domain="")
+        if known and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
+            constant.update(node.output)
+        elif not known or node.op_type not in OPS:
+            bad.append(f"  {_title(node)} ({domain or 'ai.onnx'} {versions.get(domain, '?')})")
+    if bad:
+        plural = "s" if len(bad) > 1 else ""
+        raise ModelError(
+            f"{len(bad)} node{plural} of unsupported type, by operator, name, domain and opset:\n" + "\n".join(bad)
+        )
+
+
+def _check_values(graph: onnx.GraphProto) -> None:
+    for name, t in _tensors(graph):
+        array = _array(name, t)
+        if array.dtype.kind != "f" and t.data_type not in FLOATS:
+            continue
+        wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
+        # A lone infinity may be a bound of Clip or a Pad value.
+        if np.isnan(wide).any() or (wide.size > 1 and np.isinf(wide).any()):
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(wide))[0]) if wide.ndim else ()
+            raise ModelError(
+                f"tensor {name!r} holds {np.count_nonzero(~np.isfinite(wide))} values that are NaN or infinite, "
+                f"first at {list(index)}: expected finite weights"
+            )
+
+
+def _check_schema(proto: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as e:
+        raise ModelError(f"it breaks the ONNX specification: {_first_line(e)}") from e
+
+
+def _array(name: str, t: TensorProto) -> np.ndarray:
+    try:
+        if any(d < 0 for d in t.dims):
+            raise ValueError("negative dimension")
+        return numpy_helper.to_array(t)
+    except Exception as e:
+        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None
+
+
+# ---- 2:4 pruning of the weights as stored
+
+
+def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Prune Conv, Gemm and MatMul weights in place along their input channels -> (pruned, (name, reason) of the others)."""
+    tensors = dict(_tensors(graph))
+    producer = {out: node for node in graph.node for out in node.output}
+    constant = set(tensors)
+    for node in graph.node:
+        if node.input and all(n in constant for n in node.input if n):
+            constant.update(node.output)
+
+    def stored(name: str) -> str:
+        """Back through copies and casts, which leave the pattern as it is."""
+        while name not in tensors and name in producer and producer[name].op_type in ("Identity", "Cast"):
+            name = producer[name].input[0]
+        return name
+
+    uses: dict[str, list[tuple[int, str]]] = {}  # weight -> (axis of the input channels, reason against) of every use
+    others: dict[str, list[str]] = {}  # tensor -> nodes that read it as anything else
+    for node in graph.node:
+        if node.op_type in ("Identity", "Cast"):
+            continue
+        for slot, name in enumerate(node.input):
+            name = stored(name)
+            if name in constant:
+                axis, reason = _channel_axis(node, slot, len(tensors[name].dims) if name in tensors else 2)
+                if axis is None:
+                    others.setdefault(name, []).append(_title(node))
+                else:
+                    uses.setdefault(name, []).append((axis, reason))
+    pruned, kept = [], []
+    for name, ways in uses.items():
+        axis, t = ways[0][0], tensors.get(name)
+        reason = next((r for _, r in ways if r), "")
+        if t is None:
+            reason = f"computed by {_title(producer[name])}, not stored"
+        elif not reason and any(a != axis for a, _ in ways):
+            reason = "shared by layers that read it along different axes"
+        elif not reason and name in others:
+            reason = f"also read by {others[name][0]}"
+        elif not reason and t.data_type not in FLOATS:
+            reason = f"of type {TensorProto.DataType.Name(t.data_type)}, not floating point"
+        elif not reason and (axis >= len(t.dims) or t.dims[axis] % 4):
+            reason = f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
+        if reason:
+            kept.append((name, reason))
+            continue
+        data = sparse24.prune(_array(name, t), axis).tobytes()
+        for field in ("float_data", "int32_data", "double_data"):
+            t.ClearField(field)
+        t.raw_data = data
+        pruned.append(name)
+    return tuple(pruned), tuple(kept)
+
+
+def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
+    """Axis of the input channels when `node` reads a constant of that rank at `slot` as its weights, else None."""
+    if node.op_type == "Conv" and slot == 1:
+        group = _int_attribute(node, "group", 1)
+        return 1, "" if group == 1 else f"grouped convolution (group={group})"
+    if node.op_type == "Gemm" and slot == 1:
+        return (1 if _int_attribute(node, "transB", 0) else 0), ""
+    if node.op_type == "MatMul" and rank >= 2:
+        return (rank - 2 if slot == 1 else rank - 1), ""
+    return None, ""
+
+
+def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+# ---- sizes, names, opset
+
+
+def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
+    found = {}
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for v in values:
+            t = v.type.tensor_type.elem_type
+            if FLOATS.get(t) not in ("fp32", "fp16"):
+                got = TensorProto.DataType.Name(t).lower() if t else "no tensor type"
+                raise ModelError(f"{kind} {v.name!r}: expected float32 or float16, got {got}: cast it outside the model")
+            found[v.name] = FLOATS[t]
+    return found
+
+
+def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Give every input its static shape, and forget the shapes of everything else: they follow."""
+    names = [v.name for v in graph.input]
+    if unknown := [n for n in shapes if n not in names]:
+        raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
+    missing = []
+    for v in graph.input:
+        t = v.type.tensor_type
+        ranked = t.HasField("shape")
+        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim]
+        given = tuple(shapes.get(v.name, ()))
+        text = "x".join(map(str, dims)) if ranked else "unknown"
+        if v.name not in shapes:
+            if not ranked or any(isinstance(d, str) for d in dims):
+                usual = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
+                example = [d if isinstance(d, int) else u for d, u in zip(dims, usual, strict=True)]
+                missing.append((v.name, text, example or ["N", "C", "H", "W"]))
+                continue
+            given = tuple(dims)
+        elif ranked and (
+            len(given) != len(dims) or any(isinstance(d, int) and d != g for d, g in zip(dims, given, strict=True))
+        ):
+            raise ModelError(f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}")
+        if not given or min(given) < 1:
+            raise ModelError(f"input {v.name!r}: expected sizes of at least 1, got {'x'.join(map(str, given)) or 'none'}")
+        t.ClearField("shape")
+        for g in given:
+            t.shape.dim.add().dim_value = int(g)
+    if missing:
+        listed = ", ".join(f"{n!r} ({text})" for n, text, _ in missing)
+        cure = ",".join(f"{n}:{'x'.join(map(str, example))}" for n, _, example in missing)
+        raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
+    del graph.value_info[:]
+    for v in graph.output:
+        v.type.tensor_type.ClearField("shape")
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Unnamed nodes get Type_index; a name used twice gets an index too."""
+    taken: set[str] = set()
+    for i, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{i}"
+        node.name = name if name not in taken else f"{name}_{i}"
+        taken.add(node.name)
+
+
+def _convert(proto: onnx.ModelProto) -> onnx.ModelProto:
+    opset = _opset(proto)
+    try:
+        converted = proto if opset == OPSET else onnx.version_converter.convert_version(proto, OPSET)
+    except Exception as e:
+        raise ModelError(f"cannot be converted from opset {opset} to {OPSET}: {_first_line(e)}") from e
+    for node in converted.graph.node:
+        if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
+            kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
+    return converted
+
+
+def _first_line(e: Exception) -> str:
+    return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+
+
+# ---- the graph as onnx-ir
+
+
+def _clean(proto: onnx.ModelProto) -> ir.Model:
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    try:
+        model = ir.from_proto(proto)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _erase_half(model)
+        _split_sums(model)
+        common.ShapeInferencePass()(model)
+        optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=1 << 40,
+            output_size_limit=1 << 40,
+            should_fold=lambda node: True if node.op_type == "ConstantOfShape" else None,
+        )
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        common.IdentityEliminationPass()(model)
+        common.RemoveUnusedNodesPass()(model)
+        common.TopologicalSortPass()(model)
+        common.ShapeInferencePass()(model)
+    except Exception as e:
+        cause = e.__cause__ or e
+        raise ModelError(f"its shapes or constants are inconsistent: {_first_line(cause)}") from e
+    for v in model.graph.outputs:
+        if v.is_initializer():
+            raise ModelError(f"output {v.name!r} does not depend on any input: remove it from the model")
+    unknown = [
+        f"{out.name!r} of {node.op_type} {node.name}"
+        for node in model.graph
+        for out in node.outputs
+        if out.uses() and (out.shape is None or not out.shape.is_static())
+    ]
+    if unknown:
+        raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
+    for i, node in enumerate(model.graph):
+        node.name = node.name or f"{node.op_type}_{i}"
+    return model
+
+
+def _erase_half(model: ir.Model) -> None:
+    """Make every floating-point constant, input and Cast FP32; forget the types of the values between."""
+    floats = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+    for v in (*model.graph.inputs, *model.graph.initializers.values()):
+        if v.dtype in floats or (v.const_value is not None and v.const_value.dtype in floats):
+            if v.const_value is not None:
+                v.const_value = ir.tensor(v.const_value.numpy().astype(np.float32), name=v.name)
+            v.dtype = ir.DataType.FLOAT
+    for node in model.graph:
+        to = node.attributes.get("to")
+        if node.op_type == "Cast" and to is not None and ir.DataType(to.value) in floats:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT.value)
+        fill = node.attributes.get("value")
+        if node.op_type == "ConstantOfShape" and fill is not None and fill.value.dtype in floats:
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(fill.value.numpy().astype(np.float32)))
+        for out in node.outputs:
+            out.type = out.shape = None
+
+
+def _split_sums(model: ir.Model) -> None:
+    """Sum of n tensors -> a chain of Adds, so that residuals have one spelling."""
+    for node in [n for n in model.graph if n.op_type == "Sum"]:
+        total, terms = node.inputs[0], node.inputs[1:]
+        if not terms:
+            steps = [ir.Node("", "Identity", [total], name=node.name)]
+        else:
+            steps = []
+            for i, term in enumerate(terms):
+                name = node.name if i == len(terms) - 1 else f"{node.name}_{i}"
+                steps.append(ir.Node("", "Add", [steps[-1].outputs[0] if steps else total, term], name=name))
+        name = node.outputs[0].name
+        model.graph.insert_before(node, steps)
+        ir.convenience.replace_all_uses_with(node.outputs[0], steps[-1].outputs[0], replace_graph_outputs=True)
+        model.graph.remove(node, safe=True)
+        steps[-1].outputs[0].name = name
