@@ -111,25 +111,34 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
 
     Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed.
     """
-    values = tuple(sorted(values.items()))
-    key = hashlib.sha256(
-        json.dumps([source_path(kernel).name, values, sm, OPTIONS, nvrtc_version(), source_hash(kernel)]).encode()
-    ).hexdigest()
-    folder = cache_dir() / "kernels" / key[:2]
-    path = folder / f"{key}.json"
-    cubin_path = folder / f"{key}.cubin"
+    values = tuple(sorted(dict(values).items()))
+    path = _cache_path(kernel, values, sm)
     try:
         meta = json.loads(path.read_text())
-        cubin = cubin_path.read_bytes()
+        cubin = path.with_suffix(".cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() == meta["cubin_sha256"]:
             return _compiled(kernel, values, sm, meta["ptx"], cubin, meta["log"])
     except (OSError, ValueError, KeyError):
         pass  # not cached, or torn: compile again
     ptx, cubin, log = _nvrtc(kernel, values, sm)
-    write_atomic(cubin_path, cubin)
+    write_atomic(path.with_suffix(".cubin"), cubin)
     meta = {"ptx": ptx, "log": log, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
     write_atomic(path, json.dumps(meta).encode())
     return _compiled(kernel, values, sm, ptx, cubin, log)
+
+
+def cubin_path(compiled: Compiled) -> Path:
+    """The cached file that holds `compiled.cubin`, written again where the cache has lost it."""
+    path = _cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
+    if not path.exists():
+        write_atomic(path, compiled.cubin)
+    return path
+
+
+def _cache_path(kernel: str, values, sm: str) -> Path:
+    parts = [source_path(kernel).name, values, sm, OPTIONS, nvrtc_version(), source_hash(kernel)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return cache_dir() / "kernels" / key[:2] / f"{key}.json"
 
 
 def _compiled(kernel, values, sm, ptx, cubin, log) -> Compiled:

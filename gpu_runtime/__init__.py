@@ -1,1 +1,25 @@
-"""From an ONNX file to an explained engine, and from an engine to outputs."""
+"""From an ONNX file to an explained engine, and from an engine to outputs.
+
+    engine = gpu_runtime.build("model.onnx", sparsity="enable")
+    engine.save("model.engine")
+    with gpu_runtime.load("model.engine").context() as ctx:
+        y = ctx.run({"x": x})["logits"]
+"""
+
+from gpu_runtime.errors import CompileError, EngineError, ModelError
+
+__all__ = ["CompileError", "EngineError", "ModelError", "build", "load"]
+
+
+def build(model, **options):
+    """Build an engine from an ONNX file; see gpu_runtime.build.build for the options."""
+    from gpu_runtime.build import build as run  # imports onnx: only where something is built
+
+    return run(model, **options)
+
+
+def load(path, *, verify: bool = True, allow_cubins: bool = False):
+    """Read and check an engine file. Raises EngineError."""
+    from gpu_runtime.engine import read
+
+    return read(path, verify=verify, allow_cubins=allow_cubins)

@@ -162,7 +162,7 @@ def greedy(graph: Graph) -> Plan:
             fastest[i] = min(cells.values(), key=lambda e: (e.time_ps, e.sparse, e.tactic, e.ins, e.out))
 
     def attempt(options) -> tuple[int, int] | None:
-        live = [i for i, c in enumerate(graph.choices) if _holds(c.when, options)]
+        live = [i for i, c in enumerate(graph.choices) if holds(c.when, options)]
         if any(i not in fastest for i in live) or not _connected(graph, [graph.choices[i] for i in live]):
             return None
         return sum(fastest[i].time_ps for i in live), len(live)
@@ -175,7 +175,7 @@ def greedy(graph: Graph) -> Plan:
             options[group] = min(possible)[2]
     if attempt(options) is None:
         raise ValueError("greedy: the fastest entries and options make no complete plan")
-    entries = {c.name: fastest[i] for i, c in enumerate(graph.choices) if _holds(c.when, options)}
+    entries = {c.name: fastest[i] for i, c in enumerate(graph.choices) if holds(c.when, options)}
     return _rival(graph, options, entries, "greedy")
 
 
@@ -224,7 +224,7 @@ def cost(
     graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry]
 ) -> tuple[int, tuple[tuple[str, str, str], ...]]:
     """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do."""
-    live = [c for c in graph.choices if _holds(c.when, options)]
+    live = [c for c in graph.choices if holds(c.when, options)]
     made = {t: graph.pinned[t] for t in graph.inputs} | {c.output: entries[c.name].out for c in live}
     wanted: dict[str, list[str]] = {t: [] for t in _tensors(graph)}
     for c in live:
@@ -249,7 +249,7 @@ def cost(
 
 def evaluate(graph: Graph, plan: Plan) -> int:
     """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
-    live = [c for c in graph.choices if _holds(c.when, plan.options)]
+    live = [c for c in graph.choices if holds(c.when, plan.options)]
     if [c.name for c in live] != list(plan.entries):
         raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
     has = {(t, graph.pinned[t]) for t in graph.inputs}
@@ -342,7 +342,6 @@ def _copies(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict[s
         for f in range(n):  # minimum over supersets, one format at a time
             pairs = serve.reshape(len(ts), -1, 2, 1 << f, n)
             np.minimum(pairs[:, :, 0], pairs[:, :, 1], out=pairs[:, :, 0])
-        serve[:, 0] = 0
         for i, t in enumerate(ts):
             found[t] = _Copies(_formats(graph, t), step[i], near[i], exact[i], serve[i])
     return found
@@ -385,10 +384,11 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
         _variable(model, names)
 
     def link(variable: int, whens: list[Literals]) -> None:
-        """`variable` is None (absent) exactly where none of `whens` holds."""
+        """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists
+        has no cell for an absent tensor, and one that does not gains nothing by reading.)"""
         over = [g for g in groups if any(g == name for when in whens for name, _ in when)]
         states = itertools.product(*(options[g] for g in over))
-        there = [any(_holds(when, dict(zip(over, state, strict=True))) for when in whens) for state in states]
+        there = [any(holds(when, dict(zip(over, state, strict=True))) for when in whens) for state in states]
         there = np.array(there).reshape([len(options[g]) for g in over])
         is_format = np.array([f is not None for f in model.domains[variable]])
         table = np.where(there[..., None] == is_format, 0, eliminate.NEVER)
@@ -415,7 +415,6 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
             whens = [graph.choices[i].when for i, _ in slot]
             domain = {ins[k] for i, k in slot for ins, _ in cells[i]}
             v = _variable(model, _domain(graph, formats, domain, whens))
-            link(v, whens)
             slots.append(v)
             model.read.update(dict.fromkeys(slot, v))
         if t in graph.outputs and t in graph.pinned:
@@ -500,7 +499,7 @@ def _read(graph: Graph, model: _Model, found: eliminate.Solution) -> Plan:
     options = {name: value[v] for v, (name, _) in enumerate(graph.groups)}
     entries = {}
     for i, c in enumerate(graph.choices):
-        if _holds(c.when, options):
+        if holds(c.when, options):
             ins = tuple(value[model.read[i, k]] for k in range(len(c.inputs)))
             entries[c.name] = model.cells[i][ins, value[model.produced[c.output]]]
     total, reformats = cost(graph, options, entries)
@@ -525,7 +524,7 @@ def _cells(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
     return best
 
 
-def _holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
+def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
     """Is, for each group named in `when`, one of the options named there taken?"""
     return {g for g, _ in when} == {g for g, o in when if options[g] == o}
 
@@ -540,7 +539,7 @@ def _always(graph: Graph, whens: list[Literals]) -> bool:
     over = sorted({g for when in whens for g, _ in when})
     names = dict(graph.groups)
     return () in whens or all(
-        any(_holds(when, dict(zip(over, state, strict=True))) for when in whens)
+        any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
         for state in itertools.product(*(names[g] for g in over))
     )
 

@@ -1,0 +1,141 @@
+"""Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
+
+Both: allocate(nbytes) -> address; free; write(address, array); read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
+launch(kernel, grid, block, smem, params); synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
+`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from cuda_kernels.compile import Compiled, cubin_path
+from cuda_kernels.device import Device
+
+# Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
+KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
+
+
+def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
+    """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies."""
+    data = bytearray()
+    for kind, value in args:
+        code, size = KINDS[kind]
+        data += bytes(-len(data) % size) + struct.pack("<" + code, value)
+    return bytes(data + bytes(-len(data) % 8))
+
+
+class Emulated:
+    """The PTX of the same kernels, executed on the CPU. `options` go to the emulator (checks, modes, seeds)."""
+
+    name = "emulator"
+
+    def __init__(self, device: Device, **options):
+        from cuda_kernels import emulator
+
+        self.device = device
+        self._emulator = emulator
+        self._options = emulator.Options(smem_limit=device.smem_per_block, **options)
+        self._memory = emulator.Memory()
+        self.stats = []  # one record per launch, in order; cleared by whoever reads them
+
+    def allocate(self, nbytes: int) -> int:
+        return self._memory.alloc(max(nbytes, 16))
+
+    def free(self, address: int) -> None:
+        self._memory.free(address)
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        self._memory.write(address, np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        return self._memory.read(address, nbytes)
+
+    def load(self, compiled: Compiled):
+        return self._emulator.load(compiled.ptx)
+
+    def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
+        stats = self._emulator.launch(kernel, grid, block, smem, params, self._memory, options=self._options)
+        self.stats.append(stats)
+
+    def synchronize(self) -> None:
+        pass
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run
+
+
+class Cuda:
+    """The GPU at hand, through CuPy. Owns one stream; loads our own cubins, so architectures such as sm_90a are exact."""
+
+    name = "cuda"
+
+    def __init__(self, device: Device):
+        import cupy
+
+        self.device = device
+        self.cupy = cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._held = {}
+        self._kernels = {}
+
+    def allocate(self, nbytes: int) -> int:
+        memory = self.cupy.cuda.alloc(max(nbytes, 16))
+        self._held[memory.ptr] = memory
+        return memory.ptr
+
+    def free(self, address: int) -> None:
+        del self._held[address]
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        self.synchronize()
+        self.cupy.cuda.runtime.memcpy(address, array.ctypes.data, array.nbytes, 1)  # cudaMemcpyHostToDevice
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        out = np.empty(nbytes, np.uint8)
+        self.synchronize()
+        self.cupy.cuda.runtime.memcpy(out.ctypes.data, address, nbytes, 2)  # cudaMemcpyDeviceToHost
+        return out
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Device to device, on the stream."""
+        self.cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 3, self.stream.ptr)  # cudaMemcpyDeviceToDevice
+
+    def load(self, compiled: Compiled):
+        path = str(cubin_path(compiled))
+        if path not in self._kernels:
+            name = compiled.kernel.rpartition("/")[2].removesuffix(".cu")
+            self._kernels[path] = self.cupy.RawModule(path=path).get_function(name)
+        return self._kernels[path]
+
+    def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
+        if smem > 48 * 1024:
+            kernel.max_dynamic_shared_size_bytes = smem
+        # A one-element array of raw bytes is passed by value: the parameter struct itself.
+        blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
+        kernel(grid, block, (blob,), shared_mem=smem, stream=self.stream)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run once (kernels load lazily), then capture into a CUDA graph; returns what replays it on the stream."""
+        run()
+        self.synchronize()
+        with self.stream:
+            self.stream.begin_capture()
+            try:
+                run()
+            finally:
+                graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        return lambda: graph.launch(self.stream)
+
+
+def open_gpu(device: Device, **options) -> Cuda | Emulated:
+    """The GPU where `device` is one at hand (device.measured), else the emulator."""
+    return Cuda(device) if device.measured else Emulated(device, **options)

@@ -1,0 +1,241 @@
+"""A plan -> what an engine holds: layers and steps in execution order, addresses, packed weights. Plain data out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpu_runtime import memory
+from gpu_runtime.engine import pack
+from gpu_runtime.lower import Op
+from gpu_runtime.planning import Table, format_of
+from tactics import plan
+from tactics.format import Format, canonical, num_bytes
+from tactics.launches import launches, pack_weights
+from tactics.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
+from tactics.tactic import Tactic
+
+TYPES = {
+    "ConvProblem": "conv", "PoolProblem": "pool", "PointwiseProblem": "pointwise", "MoveProblem": "move",
+    "ConcatProblem": "concat", "SoftmaxProblem": "softmax", "ReformatProblem": "reformat",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor in one memory layout: `key` is the canonical format. Two names of one layout share a place."""
+
+    tensor: str
+    key: str
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer while the order is being found; `ins` and `out` are (place, printed name, format)."""
+
+    name: str
+    op: Op | None
+    problem: object
+    tactic: Tactic | None
+    ins: list[tuple[Place, str, Format]]
+    out: tuple[Place, str, Format]
+    time_us: float
+    shape: tuple[int, int, int, int] = ()  # of a NoOp's tensor, which has no problem
+    sections: dict[str, str] = field(default_factory=dict)
+
+
+def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
+    """(plan data: inputs, outputs, layers, steps, memory, sections; weight arena uint8)."""
+    layers = _order(table, chosen)
+    weights = {}
+    for layer in layers:
+        if layer.op is not None and layer.op.weights:
+            for name, array in pack_weights(layer.problem, layer.tactic, layer.op.weights).items():
+                layer.sections[name] = f"{layer.name}.{name}"
+                weights[layer.sections[name]] = array
+    arena, rows = pack(weights)
+    section_at = {r["name"]: r["offset"] for r in rows}
+    placement, blocks = _place(table, layers)
+
+    steps, last_step = [], {}
+    for i, layer in enumerate(layers):
+        for launch in launches(layer.problem, layer.tactic) if layer.tactic else ():
+            args = [_argument(a, layer, placement.offsets, section_at) for a in launch.args]
+            steps.append({
+                "kernel": launch.kernel, "values": dict(launch.values), "grid": list(launch.grid),
+                "block": list(launch.block), "smem": launch.smem, "args": args, "covers": [i],
+            })  # fmt: skip
+        last_step[i] = len(steps) - 1
+    data = {
+        "inputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.inputs],
+        "outputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.outputs],
+        "layers": [_describe(layer, placement.offsets) for layer in layers],
+        "steps": steps,
+        "memory": {
+            "activation_bytes": placement.total_bytes,
+            "largest_live_bytes": placement.largest_live_bytes,
+            "weight_bytes": int(arena.nbytes),
+            "frees": _frees(blocks, placement.offsets, last_step, len(layers)),
+        },
+        "sections": rows,
+    }
+    return data, arena
+
+
+def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
+    """The ops of the plan so that every input comes first, each reformat just before its first reader."""
+    network = table.network
+    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
+    edges = {t.name for t in network.inputs}
+    ready: dict[Place, tuple[str, Format]] = {
+        Place(t, canonical(table.io[t], network.tensors[t])): (t, table.io[t]) for t in edges
+    }
+    made, layers, todo = set(edges), [], list(ops)
+
+    def provide(place: Place, fmt: Format, label: str) -> str:
+        """Make `place` available under the format name `fmt`; returns the tensor's printed name there."""
+        if place not in ready:
+            src = Place(place.tensor, hops[place])
+            src_fmt = format_of(table, src.tensor, src.key)
+            src_name = provide(src, src_fmt, label)
+            problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
+            name = place.tensor if place.tensor in outside and table.io[place.tensor] == fmt else f"Reformatted {label}"
+            layers.append(_Layer(
+                f"Reformatting CopyNode for {label}", None, problem, Tactic("move", None, (src_fmt,), fmt),
+                [(src, src_name, src_fmt)], (place, name, fmt), table.graph.reformat_ps(place.tensor, src.key, place.key) / 1e6,
+            ))  # fmt: skip
+            ready[place] = (name, fmt)
+        name, have = ready[place]
+        if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it
+            other = place.tensor if place.tensor in outside and table.io[place.tensor] == fmt else f"{label} as {fmt.layout}"
+            layers.append(_Layer(
+                f"NoOp for {label}", None, None, None, [(place, name, have)], (place, other, fmt), 0.0,
+                network.tensors[place.tensor],
+            ))  # fmt: skip
+            return other
+        return name
+
+    outside = {t.name for t in network.outputs}
+    while todo:
+        op = next(o for o in todo if set(o.inputs) <= made)
+        todo.remove(op)
+        entry = chosen.entries[op.name]
+        tactic = Tactic.parse(entry.tactic)
+        ins = []
+        for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, tactic.ins, strict=True)):
+            place = Place(tensor, key)
+            ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
+        place = Place(op.output, entry.out)
+        # A network output that leaves in another format keeps its own name for the copy that leaves.
+        name = op.output if op.output not in outside or table.io[op.output] == tactic.out else f"{op.output} inside"
+        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, tactic.out), entry.time_ps / 1e6))
+        ready[place] = (name, tactic.out)
+        made.add(op.output)
+    for i, t in enumerate(network.outputs):
+        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
+    return layers
+
+
+def _place(table: Table, layers: list[_Layer]) -> tuple[memory.Placement, list[memory.Block]]:
+    """Offsets by "tensor@key". Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay."""
+    network, end = table.network, len(layers) + 1
+    first: dict[Place, int] = {}
+    last: dict[Place, int] = {}
+    size: dict[Place, int] = {}
+
+    def touch(place: Place, fmt: Format, when: int) -> None:
+        first.setdefault(place, when)
+        last[place] = max(last.get(place, when), when)
+        size[place] = num_bytes(fmt, network.tensors[place.tensor])
+
+    for t in network.inputs:
+        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        touch(place, table.io[t.name], 0)
+        touch(place, table.io[t.name], end)
+    for i, layer in enumerate(layers, 1):
+        for place, _, fmt in (*layer.ins, layer.out):
+            touch(place, fmt, i)
+    for t in network.outputs:
+        touch(Place(t.name, canonical(table.io[t.name], t.shape4)), table.io[t.name], end)
+    blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
+    return memory.place(blocks), blocks
+
+
+def _frees(blocks, offsets: Mapping[str, int], last_step: Mapping[int, int], num_layers: int) -> list:
+    """[[step, [[offset, nbytes], ...]], ...]: what no later step reads, once that step is over."""
+    rows: dict[int, list] = {}
+    for b in blocks:
+        if 1 <= b.last <= num_layers and last_step[b.last - 1] >= 0:
+            rows.setdefault(last_step[b.last - 1], []).append([offsets[b.name], b.nbytes])
+    return [[step, sorted(freed)] for step, freed in sorted(rows.items())]
+
+
+def _name(place: Place) -> str:
+    return f"{place.tensor}@{place.key}"
+
+
+def _argument(arg, layer: _Layer, offsets: Mapping[str, int], section_at: Mapping[str, int]) -> list:
+    kind, value = arg
+    if kind == "in":
+        return ["arena", offsets[_name(layer.ins[value][0])]]
+    if kind == "out":
+        return ["arena", offsets[_name(layer.out[0])]]
+    if kind == "weights":
+        return ["weights", section_at[layer.sections[value]]]
+    return [kind, value]
+
+
+def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
+    place = Place(info.name, canonical(fmt, info.shape4))
+    return {
+        "name": info.name, "shape": list(info.shape), "dtype": info.dtype, "format": str(fmt), "shape4": list(info.shape4),
+        "offset": offsets[_name(place)], "nbytes": num_bytes(fmt, info.shape4),
+    }  # fmt: skip
+
+
+def _describe(layer: _Layer, offsets: Mapping[str, int]) -> dict:
+    op, problem = layer.op, layer.problem
+
+    def tensor(place: Place, name: str, fmt: Format, shape) -> dict:
+        return {"name": name, "shape4": list(shape), "format": str(fmt), "offset": offsets[_name(place)]}
+
+    shapes = problem.in_shapes if problem is not None else (layer.shape,)
+    out_shape = problem.out_shape if problem is not None else layer.shape
+    conv = isinstance(problem, ConvProblem)
+    return {
+        "name": layer.name,
+        "type": TYPES[type(problem).__name__] if problem is not None else "noop",
+        "nodes": list(op.nodes) if op else [],
+        "layer": op.layer or None if op else None,
+        "problem": str(problem) if problem is not None else "",
+        "params": _params(problem),
+        "inputs": [tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)],
+        "outputs": [tensor(*layer.out, out_shape)],
+        "tactic": layer.tactic.name if layer.tactic else "",
+        "time_us": round(layer.time_us, 6),
+        "sparse": bool(layer.tactic and layer.tactic.sparse),
+        "has_sparse_weights": bool(conv and problem.sparse24),
+        "weights_count": int(op.weights["w"].size) if conv else 0,
+        "bias_count": problem.k if conv and problem.bias else 0,
+    }
+
+
+def _params(problem) -> dict:
+    if isinstance(problem, ConvProblem):
+        return {
+            "kernel": [problem.r, problem.s], "stride": list(problem.stride), "pad": list(problem.pad),
+            "dilation": list(problem.dilation), "k": problem.k, "groups": problem.groups, "act": str(problem.act),
+            "bias": problem.bias, "residual": problem.residual,
+        }  # fmt: skip
+    if isinstance(problem, PoolProblem):
+        return {
+            "kind": problem.kind, "kernel": [problem.r, problem.s], "stride": list(problem.stride),
+            "pad": list(problem.pad), "count_pad": problem.count_pad,
+        }  # fmt: skip
+    if isinstance(problem, PointwiseProblem):
+        return {"op": problem.op, "act": str(problem.act)}
+    return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}

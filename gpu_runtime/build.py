@@ -1,0 +1,118 @@
+"""The pipeline, stages in order: an ONNX file in, an engine out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cuda_kernels import device as devices
+from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
+from cuda_kernels.device import Device
+from gpu_runtime import assemble, fuse, lower, onnx_import, planning, reasons
+from gpu_runtime.context import kernel_key
+from gpu_runtime.engine import Engine, seal
+from gpu_runtime.errors import ModelError
+from tactics import plan, predict, timing
+from tactics.format import Format
+
+SPARSITY = ("disable", "enable", "force")
+DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
+
+
+def build(
+    model: str | os.PathLike,
+    *,
+    sparsity: str = "disable",
+    device: str | Device | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    timing_cache: str | os.PathLike | None = None,
+    save_pruned: str | os.PathLike | None = None,
+    embed_cubins: bool = False,
+    progress: Callable[[str, str], None] = lambda stage, detail: None,
+) -> Engine:
+    """Build an engine from an ONNX file.
+
+    `sparsity`: "disable"; "enable" considers 2:4 kernels for weights that have the pattern; "force" first prunes the
+    initializers to it (outputs change; `save_pruned` writes that model). `device`: None takes the GPU at hand and
+    measures, or, without one, plans for an H200 with predicted times; a name ("a100") always predicts. `shapes`: sizes
+    of dynamic inputs. `timing_cache`: file of measurements to use and extend. `progress(stage, detail)` is told what
+    is being done. Raises ModelError for the model, ValueError for a bad argument.
+    """
+    if sparsity not in SPARSITY:
+        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+    target = pick_device(device)
+
+    progress("import", str(model))
+    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=save_pruned)
+    network = lower.lower(fuse.fuse(imported))
+
+    io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
+    timer = make_timer(target, timing_cache)
+    table = planning.tabulate(
+        network, target, timer, sparse=sparsity != "disable", io=io, progress=lambda name: progress("time", name)
+    )
+    progress("plan", network.name)
+    chosen = plan.solve(table.graph)
+    progress("explain", network.name)
+    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured)
+    explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
+    progress("pack", network.name)
+    data, arena = assemble.assemble(table, chosen)
+
+    data |= {
+        "producer": {"version": _version(), "nvrtc": nvrtc_version()},
+        "model": {"name": network.name, "sha256": hashlib.sha256(Path(model).read_bytes()).hexdigest()},
+        "device": asdict(target),
+        "timing": timing_record(target),
+        "source_hash": source_hash(),
+        "flags": {"sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())}},
+        "sparsity": explained,
+        "plan": {
+            "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
+            "gap": chosen.gap, "rivals": planning.rivals(table),
+        },
+    }  # fmt: skip
+    cubins = {}
+    if embed_cubins:
+        keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"])
+        compiled = compile_many((*k, target.sm) for k in keys)
+        cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
+    return Engine(seal(data, arena), arena, cubins)
+
+
+def pick_device(device: str | Device | None) -> Device:
+    """None: the GPU at hand, else the default named one; a name: that device, for prediction."""
+    if isinstance(device, Device):
+        return device
+    if device is not None:
+        return devices.named(device)
+    return devices.current() if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
+
+
+def make_timer(device: Device, timing_cache: str | os.PathLike | None) -> planning.Timer:
+    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds)."""
+    if not device.measured:
+        return timing.predicted(device)
+    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
+    return timing.measured(device, timing.Cache(path))
+
+
+def timing_record(device: Device) -> dict:
+    """How the plan's times came about; `label` is what every printed time carries."""
+    if device.measured:
+        return {"kind": "measured", "label": f"measured({device.title})"} | timing.environment()
+    return {"kind": "predicted", "label": f"predicted({device.name})", "sigma": predict.SIGMA}
+
+
+def _version() -> str:
+    try:
+        return version("gpu-runtime")
+    except PackageNotFoundError:
+        return "uninstalled"
+
+
+__all__ = ["ModelError", "build", "pick_device"]

@@ -1,0 +1,199 @@
+"""Run an engine: device memory, kernels, and one call from arrays to arrays. Needs neither onnx nor the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cuda_kernels import device as devices
+from cuda_kernels.compile import Compiled, compile_many, source_hash
+from cuda_kernels.device import Device
+from cuda_kernels.launch import Cuda, open_gpu, pack_params
+from gpu_runtime.engine import Engine, check_device, check_source
+from gpu_runtime.errors import EngineError
+from tactics.format import DTYPES, Format, from_memory, num_bytes, to_memory
+
+NAN_HALF = np.uint16(0x7E00)
+
+
+class Context:
+    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and a CUDA graph. For one thread.
+
+    `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
+    launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
+    read of a dead tensor shows. Further options go to the emulator. Raises EngineError if the engine is for another device.
+    """
+
+    def __init__(self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options):
+        self.engine, self.plan = engine, engine.plan
+        emulate = device == "emulator" or (device is None and not devices.has_gpu())
+        if device not in (None, "emulator", "cuda"):
+            raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
+        if emulate:
+            self.device = planned_device(self.plan)
+        else:
+            self.device = devices.current()
+            check_device(self.plan, self.device.sm)
+        check_source(self.plan, source_hash())
+        self.gpu = open_gpu(self.device, **options)
+        self._closed = False
+        self._poison = poison
+        steps = self.plan["steps"]
+        self._kernels = self._load(steps)
+        self._weights = self.gpu.allocate(engine.weights.nbytes)
+        self.gpu.write(self._weights, engine.weights)
+        self._arena_bytes = self.plan["memory"]["activation_bytes"]
+        self._arena = self.gpu.allocate(self._arena_bytes)
+        self._fill(0, self._arena_bytes)
+        bases = {"arena": self._arena, "weights": self._weights}
+        self._params = [
+            pack_params(("ptr", bases[kind] + value) if kind in bases else (kind, value) for kind, value in step["args"])
+            for step in steps
+        ]
+        self._frees = {step: rows for step, rows in self.plan["memory"].get("frees", [])} if poison else {}
+        self._replay = self.gpu.record(self._launch_all) if graph and not emulate and not poison else self._launch_all
+
+    @property
+    def emulated(self) -> bool:
+        return not isinstance(self.gpu, Cuda)
+
+    def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """Arrays by input name -> arrays by output name, in the engine's order.
+
+        NumPy in gives NumPy out; if every input is a CuPy array the outputs are CuPy arrays, ready on `self.gpu.stream`.
+        Raises ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
+        """
+        if self._closed:
+            raise ValueError("this context is closed: make a new one with engine.context()")
+        self._check(inputs)
+        on_gpu = not self.emulated and all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
+        for info in self.plan["inputs"]:
+            self._bind(info, inputs[info["name"]], on_gpu)
+        self._replay()
+        return {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
+
+    def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
+        """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
+        if self.emulated:
+            raise ValueError("profile: layer times are measured on a GPU only; here they are predicted, see the plan")
+        self.run(inputs)
+        cupy, layers = self.gpu.cupy, len(self.plan["layers"])
+        rows = []
+        for _ in range(iterations):
+            events = [cupy.cuda.Event() for _ in range(len(self.plan["steps"]) + 1)]
+            events[0].record(self.gpu.stream)
+            for i in range(len(self.plan["steps"])):
+                self._launch(i)
+                events[i + 1].record(self.gpu.stream)
+            self.gpu.synchronize()
+            row = [0.0] * layers
+            for i, step in enumerate(self.plan["steps"]):
+                us = 1e3 * cupy.cuda.get_elapsed_time(events[i], events[i + 1])
+                for layer in step["covers"]:
+                    row[layer] += us / len(step["covers"])
+            rows.append(row)
+        return rows
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
+        for layer in reversed(self.plan["layers"]):
+            for out in layer["outputs"]:
+                if out["name"] == name:
+                    fmt = Format.parse(out["format"])
+                    flat = self.gpu.read(self._arena + out["offset"], num_bytes(fmt, tuple(out["shape4"])))
+                    return from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(out["shape4"]))
+        raise ValueError(f"no layer writes a tensor {name!r}")
+
+    def close(self) -> None:
+        """Give the memory back; using the context afterwards is an error."""
+        if not self._closed:
+            self._closed = True
+            self.gpu.synchronize()
+            self.gpu.free(self._arena)
+            self.gpu.free(self._weights)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _load(self, steps) -> list:
+        keys = [(s["kernel"], tuple(sorted(s["values"].items()))) for s in steps]
+        missing = [k for k in dict.fromkeys(keys) if kernel_key(*k) not in self.engine.cubins or self.emulated]
+        compiled = dict(zip(missing, compile_many((*k, self.device.sm) for k in missing), strict=True))
+        for k in dict.fromkeys(keys):
+            if k not in compiled:
+                compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")
+        loaded = {k: self.gpu.load(c) for k, c in compiled.items()}
+        return [loaded[k] for k in keys]
+
+    def _launch(self, i: int) -> None:
+        step = self.plan["steps"][i]
+        self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
+
+    def _launch_all(self) -> None:
+        for i in range(len(self._kernels)):
+            self._launch(i)
+            for offset, nbytes in self._frees.get(i, ()):
+                self._fill(offset, nbytes)
+
+    def _fill(self, offset: int, nbytes: int) -> None:
+        self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
+
+    def _check(self, inputs: Mapping[str, object]) -> None:
+        expected = {i["name"]: i for i in self.plan["inputs"]}
+        if set(inputs) != set(expected):
+            raise ValueError(f"inputs: expected the names {sorted(expected)}, got {sorted(map(str, inputs))}")
+        for name, info in expected.items():
+            a = inputs[name]
+            shape, dtype = tuple(getattr(a, "shape", ())), getattr(a, "dtype", type(a).__name__)
+            if shape != tuple(info["shape"]):
+                raise ValueError(
+                    f"input {name!r}: expected shape {_dims(info['shape'])}, got {_dims(shape)}. "
+                    "Sizes are fixed when an engine is built: build one with --shapes for this size"
+                )
+            want = DTYPES[info["dtype"]]
+            if dtype != want:
+                raise ValueError(f"input {name!r}: expected dtype {want}, got {dtype}; convert it with .astype(np.{want})")
+
+    def _bind(self, info: Mapping, array, on_gpu: bool) -> None:
+        to = self._arena + info["offset"]
+        fmt = Format.parse(info["format"])
+        if on_gpu and fmt.layout == "chw":
+            array = self.gpu.cupy.ascontiguousarray(array)
+            self.gpu.cupy.cuda.get_current_stream().synchronize()
+            self.gpu.copy(to, array.data.ptr, array.nbytes)
+            return
+        host = self.gpu.cupy.asnumpy(array) if on_gpu else np.asarray(array)
+        self.gpu.write(to, to_memory(host.reshape(info["shape4"]), fmt))
+
+    def _fetch(self, info: Mapping, on_gpu: bool):
+        fmt, shape4 = Format.parse(info["format"]), tuple(info["shape4"])
+        at, dtype = self._arena + info["offset"], DTYPES[info["dtype"]]
+        if on_gpu and fmt.layout == "chw":
+            with self.gpu.stream:
+                out = self.gpu.cupy.empty(tuple(info["shape"]), dtype)
+                self.gpu.copy(out.data.ptr, at, out.nbytes)
+            return out
+        values = from_memory(self.gpu.read(at, info["nbytes"]).view(dtype), fmt, shape4).reshape(info["shape"])
+        return self.gpu.cupy.asarray(values) if on_gpu else values
+
+
+def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
+    """The name under which an engine's file holds a kernel's machine code."""
+    return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
+
+
+def planned_device(plan: Mapping) -> Device:
+    """The device a plan was made for, with the facts that it recorded."""
+    facts = {k: v for k, v in plan["device"].items() if k in Device.__dataclass_fields__}
+    try:
+        return Device(**(facts | {"measured": False}))
+    except TypeError as e:
+        raise EngineError(f"the engine's device record is incomplete ({e}): build the engine again") from None
+
+
+def _dims(shape) -> str:
+    return "x".join(str(d) for d in shape) or "()"

@@ -1,0 +1,144 @@
+"""A lowered network and the times of its tactics -> the planner's graph, the plan, its counterfactuals and its rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tactics.timing import Time
+
+from cuda_kernels.device import Device
+from gpu_runtime.errors import ModelError
+from gpu_runtime.lower import Network, Op
+from tactics import plan
+from tactics.candidates import HALF_FORMATS, candidates, rejected
+from tactics.format import CONV_LAYOUTS, Format, canonical
+from tactics.problem import Problem, ReformatProblem
+from tactics.tactic import Tactic
+
+Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
+
+# Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
+PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
+assert set(PREFERRED) == set(CONV_LAYOUTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything the planner needs to know, and what explains its choice afterwards.
+
+    `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside.
+    """
+
+    network: Network
+    device: Device
+    io: Mapping[str, Format]
+    times: tuple[Mapping[Tactic, Time], ...]
+    graph: plan.Graph
+
+
+def representative(layout_shape, dtype: str = "fp16") -> tuple[Format, ...]:
+    """The distinct FP16 formats of an NCHW shape, one name for each memory layout."""
+    found: dict[str, Format] = {}
+    for layout in PREFERRED:
+        fmt = Format(dtype, layout)
+        found.setdefault(canonical(fmt, layout_shape), fmt)
+    return tuple(found.values())
+
+
+def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format],
+             progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
+    """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
+
+    `sparse`: whether sparse tactics are considered; `progress` is told each op's name before it is timed.
+    """
+    named = {t: representative(shape) for t, shape in network.tensors.items()}
+    times, missing = [], []
+    for op in network.ops:
+        progress(op.name)
+        wanted = [t for t in candidates(op.problem, device) if (sparse or not t.sparse) and _uses(op, t, named)]
+        times.append(timer(op.problem, wanted))
+        if not times[-1]:
+            reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
+            missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
+    if missing:
+        raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
+
+    formats = {t: tuple(canonical(f, network.tensors[t]) for f in fmts) for t, fmts in named.items()}
+    pinned = {t: canonical(f, network.tensors[t]) for t, f in io.items()}
+    for t, key in pinned.items():
+        formats[t] = tuple(dict.fromkeys((*formats[t], key)))
+    known = {(t, canonical(f, network.tensors[t])): f for t, fmts in named.items() for f in fmts}
+    known |= {(t, key): io[t] for t, key in pinned.items() if (t, key) not in known}
+    reformats: dict[tuple, int | None] = {}
+
+    def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
+        problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, src]), str(known[tensor, dst]))
+        if problem not in reformats:
+            found = timer(problem, candidates(problem, device))
+            reformats[problem] = min((_ps(t) for t in found.values()), default=None)
+        return reformats[problem]
+
+    choices = tuple(
+        plan.Choice(op.name, op.inputs, op.output, tuple(_entry(op, t, time) for t, time in rows.items()), op.when)
+        for op, rows in zip(network.ops, times, strict=True)
+    )
+    graph = plan.Graph(
+        choices, network.groups, pinned, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
+        formats, reformat_ps,
+    )  # fmt: skip
+    return Table(network, device, io, tuple(times), plan.prune(graph))
+
+
+def format_of(table: Table, tensor: str, key: str) -> Format:
+    """The name of a canonical key on a tensor: that of the kernels, else that of the network's edge."""
+    shape = table.network.tensors[tensor]
+    for fmt in (*representative(shape), table.io.get(tensor)):
+        if fmt is not None and canonical(fmt, shape) == key:
+            return fmt
+    raise ValueError(f"tensor {tensor} has no format {key}")
+
+
+def force_layer(table: Table, layer: str, sparse: bool) -> dict[str, Callable[[plan.Entry], bool]]:
+    """Wherever fusion puts this layer's weights, only its sparse (or only its dense) tactics."""
+    return {op.name: (lambda e: e.sparse == sparse) for op in table.network.ops if op.layer == layer}
+
+
+def forced_us(table: Table, layer: str, sparse: bool) -> float | None:
+    """The best plan's total in microseconds with this layer forced sparse or dense; None where no such plan exists."""
+    try:
+        return plan.solve(table.graph, force=force_layer(table, layer, sparse)).total_ps / 1e6
+    except ValueError:
+        return None
+
+
+def rivals(table: Table) -> dict:
+    """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
+    dense = {name: (lambda e: not e.sparse) for name in (op.name for op in table.network.ops if op.layer)}
+    names = {
+        str(f): {t: canonical(f, shape) for t, shape in table.network.tensors.items()} for f in HALF_FORMATS
+    }
+    single = plan.best_single_format(table.graph, names)
+    try:
+        greedy = plan.greedy(table.graph).total_ps / 1e6
+    except ValueError:
+        greedy = None
+    return {
+        "all_dense_us": plan.solve(table.graph, force=dense).total_ps / 1e6,
+        "best_single_format": single and {"format": single.method.rpartition(" ")[2], "us": single.total_ps / 1e6},
+        "greedy_us": greedy,
+    }
+
+
+def _uses(op: Op, tactic: Tactic, named: Mapping[str, tuple[Format, ...]]) -> bool:
+    """Whether the tactic's formats are the names that stand for their layouts on this op's tensors."""
+    return tactic.out in named[op.output] and all(f in named[t] for f, t in zip(tactic.ins, op.inputs, strict=True))
+
+
+def _entry(op: Op, tactic: Tactic, time: Time) -> plan.Entry:
+    ins = tuple(canonical(f, s) for f, s in zip(tactic.ins, op.problem.in_shapes, strict=True))
+    return plan.Entry(tactic.name, ins, canonical(tactic.out, op.problem.out_shape), _ps(time), tactic.sparse)
+
+
+def _ps(time: Time) -> int:
+    return round(time.us * 1e6)
