@@ -102,7 +102,11 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
     then depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
     """
     _check(graph)
-    graph = _forced(graph, force or {})
+    return _solve(_forced(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_format))
+
+
+def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+    """`rivals` stand in where HiGHS found no plan or a worse one."""
     n = len(graph.choices)
     # Times are scaled so that ties are decided below one picosecond: n + 1 per launch, 1 per sparse entry.
     scale = 1 + (n + 1) * (n + 1 + sum(len(_formats(graph, t)) for t in _tensors(graph)))
@@ -124,9 +128,9 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
         if plan.total_ps > found.cost // scale or plan.total_ps < bound_ps:
             raise RuntimeError(f"planner: plan costs {plan.total_ps} ps, the solver said {found.cost // scale} ps")
         plans.append(plan)
-    if found.method == "milp" and (not plans or plans[0].total_ps > bound_ps):  # a rival may be better than it
-        rivals = [_attempt(greedy, graph), _attempt(best_single_format, graph)]
-        plans += [replace(p, method="milp", width=found.width) for p in rivals if p is not None]
+    if found.method == "milp" and (not plans or plans[0].total_ps > bound_ps):
+        others = [_attempt(rival, graph) for rival in rivals]
+        plans += [replace(p, method="milp", width=found.width) for p in others if p is not None]
     if not plans:
         raise ValueError(f"no plan found within {milp_seconds} s, though one may exist: raise max_cells or the time")
     plan = min(plans, key=lambda p: p.total_ps)
@@ -199,7 +203,7 @@ def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, str]] | No
             best = max(fit, default=0)
             choices.append(replace(c, entries=tuple(e for n, e in zip(fit, usable, strict=True) if n == best)))
         narrow = replace(graph, choices=tuple(choices))
-        found = _attempt(solve, narrow, max_cells=1_000_000, milp_seconds=5.0) if key else None
+        found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
         if found is not None:
             plans.append(_rival(graph, found.options, found.entries, f"single format {name}"))
     return min(plans, key=lambda p: p.total_ps, default=None)
@@ -210,9 +214,9 @@ def _rival(graph, options, entries, method: str) -> Plan:
     return Plan(entries, options, reformats, total, "gap", method, 0, math.inf)
 
 
-def _attempt(function, graph, **kwargs) -> Plan | None:
+def _attempt(function, *args) -> Plan | None:
     try:
-        return function(graph, **kwargs)
+        return function(*args)
     except ValueError:
         return None
 
@@ -383,17 +387,6 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
     for _, names in graph.groups:
         _variable(model, names)
 
-    def link(variable: int, whens: list[Literals]) -> None:
-        """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists
-        has no cell for an absent tensor, and one that does not gains nothing by reading.)"""
-        over = [g for g in groups if any(g == name for when in whens for name, _ in when)]
-        states = itertools.product(*(options[g] for g in over))
-        there = [any(holds(when, dict(zip(over, state, strict=True))) for when in whens) for state in states]
-        there = np.array(there).reshape([len(options[g]) for g in over])
-        is_format = np.array([f is not None for f in model.domains[variable]])
-        table = np.where(there[..., None] == is_format, 0, eliminate.NEVER)
-        model.factors.append(((*(groups.index(g) for g in over), variable), table))
-
     makers: dict[str, list[int]] = {t: [] for t in _tensors(graph)}
     readers: dict[str, list[tuple[int, int]]] = {t: [] for t in _tensors(graph)}  # (choice, input position)
     for i, c in enumerate(graph.choices):
@@ -408,7 +401,7 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
             whens = [graph.choices[i].when for i in makers[t]]
             domain = {e.out for i in makers[t] for e in cells[i].values()}
         model.produced[t] = p = _variable(model, _domain(graph, formats, domain, whens, t in graph.outputs))
-        link(p, whens)
+        model.factors.append(_presence(graph, model, p, whens))
 
         slots = []
         for slot in _slots(graph, readers[t]):  # ops that never exist together read through one slot
@@ -436,6 +429,19 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
             table, variables = full, [*(groups.index(g) for g in over), *variables]
         model.factors.append((tuple(variables), table))
     return model
+
+
+def _presence(graph: Graph, model: _Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
+    """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
+    no cell for an absent tensor, and one that does not gains nothing by reading.)"""
+    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in {g for w in whens for g, _ in w}]
+    states = itertools.product(*(names for _, _, names in over))
+    taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
+    there = np.array([any(holds(when, options) for when in whens) for options in taken])
+    is_format = np.array([f is not None for f in model.domains[produced]])
+    table = np.where(there[:, None] == is_format, 0, eliminate.NEVER)
+    sizes = [model.sizes[v] for v, _, _ in over]
+    return (*(v for v, _, _ in over), produced), table.reshape(*sizes, len(is_format))
 
 
 def _variable(model: _Model, domain: Iterable) -> int:

@@ -249,7 +249,7 @@ def test_random_graphs_cover_what_they_claim():
 
 
 def test_forced_plans_equal_brute_force_and_never_beat_the_optimum():
-    for seed in range(0, SEEDS, 4):
+    for seed in range(0, SEEDS, 8):
         graph = small_graph(seed)
         plan = solved(graph)
         for name in dict.fromkeys(c.name for c in graph.choices):
@@ -338,12 +338,12 @@ def test_rivals_are_plans_and_never_better():
     seen = 0
     for seed in range(0, SEEDS, 3):
         graph = small_graph(seed)
-        best = brute(graph)
+        best = solved(graph)
         found = [best_single_format(graph)]
         with contextlib.suppress(ValueError):
             found.append(greedy(graph))
         for rival in filter(None, found):
-            assert evaluate(graph, rival) == rival.total_ps >= best
+            assert evaluate(graph, rival) == rival.total_ps >= best.total_ps
             assert rival.status == "gap"
             seen += 1
     assert seen > 100
@@ -400,8 +400,9 @@ def test_sparse_is_faster_here_but_the_plan_with_it_is_not():
 def test_ties_go_to_fewer_launches_then_dense_then_name():
     same = [Entry("s", ("a",), "a", 10, True), Entry("z", ("a",), "a", 10), Entry("d", ("a",), "a", 10)]
     for entries in itertools.permutations([*same, Entry("far", ("b",), "b", 8)]):
-        plan = solve(chain(entries, {"x": "a", "y": "a"}, lambda *_: 1))
-        assert plan.entries["f"].tactic == "d" and not plan.reformats
+        for formats in ("ab", "ba"):
+            plan = solve(chain(entries, {"x": "a", "y": "a"}, lambda *_: 1, tuple(formats)))
+            assert plan.entries["f"].tactic == "d" and not plan.reformats
     entries = [Entry("s", ("a",), "a", 10, True), Entry("d", ("a",), "b", 10)]
     assert solve(chain(entries, {"x": "a"}, lambda *_: 1)).entries["f"].tactic == "d"
 
