@@ -1,7 +1,7 @@
 """What a plan says to people and to their tools: layer information and profiles in TensorRT's schema, tables as text.
 
 Everything here reads the engine's plan (gpu_runtime.engine describes it) and returns plain data or plain ASCII text of
-at most 120 columns (TensorRT's two sparsity lines are as long as they are). A predicted time never looks like a
+at most 120 columns (except TensorRT's two sparsity lines and the one before them). A predicted time never looks like a
 measured one: in text it carries a `~`, and its device is named.
 """
 
@@ -69,18 +69,18 @@ def layer_info_list(plan: Mapping) -> list[dict]:
 def profile(plan: Mapping, times_us: Sequence[Sequence[float]] | None = None) -> list[dict]:
     """trtexec's exported profile: {"count": iterations}, then five keys per layer in layer order, times in ms.
 
-    `times_us[layer][iteration]`: measured times; without them the plan's own, one iteration, and if those are
+    `times_us[iteration][layer]`: measured times; without them the plan's own, one iteration, and if those are
     predictions the first record says `"predicted": true` (tools that take only measurements refuse it, rightly).
-    Raises ValueError unless there are as many times for every layer.
+    Raises ValueError unless there is at least one iteration and each has a time for every layer.
     """
     layers = plan["layers"]
-    rows = [[layer["time_us"]] for layer in layers] if times_us is None else [list(row) for row in times_us]
-    count = len(rows[0]) if rows else 1
-    if len(rows) != len(layers) or count < 1 or any(len(row) != count for row in rows):
+    runs = [[layer["time_us"] for layer in layers]] if times_us is None else [list(run) for run in times_us]
+    if not runs or any(len(run) != len(layers) for run in runs):
         raise ValueError(
-            f"times_us: expected one row for each of {len(layers)} layers and at least one time in each, equally many; "
-            f"got {len(rows)} rows of {sorted({len(row) for row in rows})} times"
+            f"times_us: expected one or more iterations of {len(layers)} layer times, got {len(runs)} iterations of "
+            f"{sorted({len(run) for run in runs})}"
         )
+    count, rows = len(runs), list(zip(*runs, strict=True))
     head = {"count": count}
     if times_us is None and _is_predicted(plan):
         head["predicted"] = True
@@ -256,10 +256,10 @@ def _ms(us: float) -> float:
 def sparsity_text(plan: Mapping) -> str:
     """The sparsity log: whose plan, TensorRT's two lines, a row per layer, and a sentence per layer in plain words."""
     sparsity, device = plan["sparsity"], plan["device"]
-    lines = [f"Sparsity of {plan['model']['name']} for {device['title']} ({device['sm']}), {_times_are(plan)}"]
-    if sparsity["mode"] == "disable" and not sparsity["rows"]:
-        return "\n".join([*lines, "Sparse tactics were not considered: --sparsity=disable"]) + "\n"
+    whose = f"{plan['model']['name']} for {device['title']} ({device['sm']}), --sparsity={sparsity['mode']}"
+    lines = _forced(sparsity) if sparsity["mode"] == "force" else []
     lines += [
+        _printable(f"Sparsity of {whose}; {_times_are(plan)}"),
         f"{ELIGIBLE_LINE} {', '.join(map(_printable, sparsity['eligible']))}".rstrip(),
         f"{PICKED_LINE} {', '.join(map(_printable, sparsity['picked']))}".rstrip(),
         "",
@@ -281,6 +281,17 @@ def sparsity_text(plan: Mapping) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _forced(sparsity: Mapping) -> list[str]:
+    """What --sparsity=force did to the model: {pruned: [initializer], not_pruned: [(initializer, why)]}."""
+    lines = _wrap(
+        f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.get('pruned', []))} "
+        "initializers: the outputs are not those of the model as it was given"
+    )
+    for name, why in sparsity.get("not_pruned", []):
+        lines += _wrap(_printable(f"not pruned: {name}: {why}"))
+    return lines
+
+
 def sentence(row: Mapping, plan: Mapping) -> str:
     """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
 
@@ -290,7 +301,7 @@ def sentence(row: Mapping, plan: Mapping) -> str:
     dense = (row.get("best_dense") or {}).get("us")
     sparse = (row.get("best_sparse") or {}).get("us")
     cost, chance, share = row.get("other_cost_us"), row.get("p_sparse_faster"), row.get("pattern_share")
-    detail = row.get("detail") or ""
+    detail = f" ({row['detail']})" if row.get("detail") else ""
     text = {
         "picked": f"runs sparse: the best sparse tactic takes {us(sparse)}, the best dense one {us(dense)}",
         "dense_faster": f"could run sparse, but dense is faster: {us(dense)} against {us(sparse)}",
@@ -298,10 +309,10 @@ def sentence(row: Mapping, plan: Mapping) -> str:
         "cost the plan more than that",
         "within_noise": f"sparse ({us(sparse)}) and dense ({us(dense)}) are closer than their spread (Q20 to Q80), "
         f"so the plan stays {row['verdict']}",
-        "no_sparse_tactic": "its weights have the 2:4 pattern, but no sparse tactic can run it",
+        "no_sparse_tactic": f"its weights have the 2:4 pattern, but no sparse tactic can run it{detail}",
         "pattern_violation": "its weights do not have the 2:4 pattern",
-        "channels_not_multiple_of_4": "its input channels do not come in fours, which 2:4 is a pattern of",
-        "grouped_conv": "it is a grouped convolution, for which there is no sparse tactic",
+        "channels_not_multiple_of_4": f"its input channels do not come in fours, which 2:4 is a pattern of{detail}",
+        "grouped_conv": f"it is a grouped convolution, for which there is no sparse tactic{detail}",
     }.get(row["reason"], row["reason"])
     if row["reason"] == "picked" and dense is not None and sparse is not None and dense > sparse > 0:
         text += f" ({dense / sparse:.2f}x)"
@@ -311,8 +322,8 @@ def sentence(row: Mapping, plan: Mapping) -> str:
         text += f": {_share(share)} of its groups of 4 input channels have two zeros or more"
         if row.get("first_violation"):
             text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
-    if detail:
-        text += f": {detail}"
+    if row["reason"] == "no_sparse_tactic" and plan["sparsity"]["mode"] == "disable":
+        text = "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
     text = text[0].upper() + text[1:] + "."
     if cost is not None and row["verdict"] in ("sparse", "dense"):
         other = "dense" if row["verdict"] == "sparse" else "sparse"
@@ -376,7 +387,7 @@ def _totals(plan: Mapping) -> list[str]:
     if p.get("status") == "proven":
         verdict = "proven minimal for serial execution and these times"
     elif p.get("gap") is not None:
-        verdict = f"not proven minimal: a plan up to {100 * p['gap']:.2f} % faster may exist"
+        verdict = f"not proven minimal: one that takes up to {100 * p['gap']:.2f} % less may exist"
     else:
         verdict = "not proven minimal"
     lines = _wrap(
@@ -408,7 +419,7 @@ def _totals(plan: Mapping) -> list[str]:
 def inspect_text(plan: Mapping) -> str:
     """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log."""
     producer, device = plan.get("producer") or {}, plan["device"]
-    flags = " ".join(f"--{k}={v}" for k, v in sorted((plan.get("flags") or {}).items()))
+    flags = " ".join(f"--{k}={_flag(v)}" for k, v in sorted((plan.get("flags") or {}).items()) if v not in ({}, None))
     coded = sum(s["kind"] == "cubin" for s in plan["sections"])
     facts = [
         ("model", f"{plan['model']['name']}, sha256 {plan['model']['sha256'][:16]}"),
@@ -446,6 +457,13 @@ def trt_profile_text(records: Sequence[Mapping]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _flag(value) -> str:
+    """A flag's value as the command line takes it: sizes as `x:1x3x224x224`."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in value.items())
+
+
 def _formats(layer: Mapping) -> str:
     def joined(tensors: Sequence[Mapping]) -> str:
         return ",".join(dict.fromkeys(t["format"] for t in tensors))
@@ -471,7 +489,7 @@ def _is_predicted(plan: Mapping) -> bool:
 
 def _times_are(plan: Mapping) -> str:
     label = plan["timing"]["label"]
-    return f"times are {label}, marked ~: nothing was measured" if _is_predicted(plan) else f"times are {label}"
+    return f"times are {label}{', marked ~' if _is_predicted(plan) else ''}"
 
 
 def _us(us: float, plan: Mapping, sign: str = "", unit: str = " us") -> str:

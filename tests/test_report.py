@@ -120,7 +120,7 @@ def example_plan():
         "device": {"name": "h200", "title": "H200 SXM 141GB", "sm": "sm_90a", "num_sms": 132, "clock_mhz": 1830},
         "timing": {"kind": "predicted", "label": "predicted(h200)"},
         "source_hash": "a" * 64,
-        "flags": {"sparsity": "enable", "device": "h200"},
+        "flags": {"sparsity": "enable", "shapes": {"image": [8, 3, 112, 112]}},
         "inputs": [bound("image", (8, 3, 112, 112), "float32", "fp32:chw", (8, 3, 112, 112), 0)],
         "outputs": [bound("prob", (8, 10), "float32", "fp32:chw", (8, 10, 1, 1), 1 << 21)],
         "layers": layers,
@@ -196,7 +196,19 @@ def test_the_two_lines_without_layers():
     lines = report.sparsity_text(plan).splitlines()
     assert lines[1:3] == [report.ELIGIBLE_LINE, report.PICKED_LINE]
     plan["sparsity"]["mode"] = "disable"
-    assert "--sparsity=disable" in report.sparsity_text(plan)
+    assert "--sparsity=disable; times" in report.sparsity_text(plan).splitlines()[0]
+    row = verdict("a", "dense", "no_sparse_tactic", detail="--sparsity=disable was given")
+    assert report.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
+
+
+def test_force_says_what_it_did():
+    plan = example_plan()
+    plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
+    text = report.sparsity_text(plan)
+    assert "in 2 initializers: the outputs are not those" in text and "not pruned: stem.w: C = 3\n" in text
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(report.ELIGIBLE_LINE))
+    assert "--sparsity=force; times are predicted(h200)" in lines[at - 1]
 
 
 def test_every_reason_has_its_sentence():
@@ -245,7 +257,7 @@ def test_plan_text_shows_all_layers_and_what_is_proven():
     assert "proven minimal" in text and "not proven" not in text
     assert text.count("Reformatting") == 2 and "noop" in text
     plan["plan"] |= {"status": "time_limit", "gap": 0.0125}
-    assert "not proven minimal: a plan up to 1.25 % faster may exist" in report.plan_text(plan)
+    assert "not proven minimal: one that takes up to 1.25 % less may exist" in report.plan_text(plan)
     plan["plan"] |= {"gap": None, "rivals": {}, "measured_us": 150.0}
     text = report.plan_text(plan)
     assert "not proven minimal" in text and "rivals" not in text and "150.00 us measured end to end" in text
@@ -421,7 +433,7 @@ def test_profile_of_a_prediction_and_of_a_measurement():
     plan = example_plan()
     assert report.profile(plan)[0] == {"count": 1, "predicted": True}
     assert report.profile(measured(plan))[0] == {"count": 1}
-    times = [[i + 1.0, i + 2.0, i + 6.0] for i in range(len(plan["layers"]))]
+    times = [[i + extra for i in range(len(plan["layers"]))] for extra in (1.0, 2.0, 6.0)]
     records = report.profile(plan, times)
     assert records[0] == {"count": 3}
     assert records[1] == {
@@ -432,7 +444,7 @@ def test_profile_of_a_prediction_and_of_a_measurement():
     assert [r["name"] for r in records[1:]] == [entry["Name"] for entry in report.layer_info_list(plan)]
 
 
-@pytest.mark.parametrize("times", [[], [[1.0]], [[]] * 14, [[1.0]] * 13 + [[1.0, 2.0]]])
+@pytest.mark.parametrize("times", [[], [[]], [[1.0]] * 14, [[1.0] * 14, [1.0] * 13]])
 def test_profile_wants_times_for_every_layer(times):
     with pytest.raises(ValueError, match="times_us"):
         report.profile(example_plan(), times)
