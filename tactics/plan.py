@@ -20,6 +20,7 @@ import numpy as np
 from tactics import eliminate
 
 NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
+WIDE_CELLS = 10_000  # an op whose formats combine in more ways is described cell by cell
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
 
 Literals = tuple[tuple[str, str], ...]
@@ -368,7 +369,8 @@ def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> list[list[int]
 @dataclass(frozen=True, slots=True)
 class _Model:
     """Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot
-    (the format read there), and from three slots on the set of formats it is made in."""
+    (the format read there), from three slots on the set of formats it is made in; and the cell of an op that has
+    many tensors."""
 
     sizes: list[int]
     factors: list[eliminate.Factor]
@@ -415,12 +417,9 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
         _add_reformats(model, copies[t], p, slots)
 
     for i, c in enumerate(graph.choices):
-        variables = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
-        table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
-        where = [{f: s for s, f in enumerate(model.domains[v])} for v in variables]
-        for (ins, out), e in cells[i].items():
-            at = tuple(place[f] for place, f in zip(where, (*ins, out), strict=True))
-            table[at] = e.time_ps * scale + launch + sparse * e.sparse
+        tensors = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
+        costs = {(*ins, out): e.time_ps * scale + launch + sparse * e.sparse for (ins, out), e in cells[i].items()}
+        variables, table = _op_table(model, tensors, costs, bool(c.when))
         over = [g for g in groups if any(g == name for name, _ in c.when)]
         if over:  # no cost and no say where the op does not exist
             taken = [[s for s, o in enumerate(options[g]) if (g, o) in c.when] for g in over]
@@ -429,6 +428,25 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
             table, variables = full, [*(groups.index(g) for g in over), *variables]
         model.factors.append((tuple(variables), table))
     return model
+
+
+def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], optional: bool) -> tuple[list[int], np.ndarray]:
+    """(variables, table): what an op costs in each of its cells. An op with so many tensors that the table over all of
+    their formats is large gets a variable for its cell (`optional` ops: or for none), and a small table per tensor."""
+    where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors]
+    states = [tuple(place[f] for place, f in zip(where, cell, strict=True)) for cell in costs]
+    if math.prod(model.sizes[v] for v in tensors) <= WIDE_CELLS:
+        table = np.full([model.sizes[v] for v in tensors], eliminate.NEVER, np.int64)
+        for state, value in zip(states, costs.values(), strict=True):
+            table[state] = value
+        return tensors, table
+    picked = _variable(model, (*costs, None) if optional else costs)
+    for k, v in enumerate(tensors):
+        agrees = np.full((model.sizes[picked], model.sizes[v]), eliminate.NEVER, np.int64)
+        agrees[np.arange(len(states)), np.array([state[k] for state in states], int)] = 0
+        agrees[len(states) :] = 0
+        model.factors.append(((picked, v), agrees))
+    return [picked], np.array([*costs.values()] + [eliminate.NEVER] * optional, np.int64)
 
 
 def _presence(graph: Graph, model: _Model, produced: int, whens: list[Literals]) -> eliminate.Factor:

@@ -17,6 +17,7 @@ from tactics import eliminate
 from tactics.plan import NEVER, Choice, Entry, Graph, best_single_format, cost, evaluate, greedy, prune, solve
 
 SIX = ("chw", "chw16", "chw32", "hwc", "hwc8", "hwc16")
+PAIRS = [(a, b) for a in SIX for b in SIX]
 
 
 # ---- graphs
@@ -264,6 +265,26 @@ def test_forced_plans_equal_brute_force_and_never_beat_the_optimum():
                 assert (pruned and pruned.total_ps) == (other and other.total_ps)
 
 
+def test_wide_ops_are_the_same_question(monkeypatch):
+    """Ops with many tensors are written cell by cell: all ops are, here, then a join of 16 tensors."""
+    graphs = [small_graph(seed) for seed in range(1, SEEDS, 3)]
+    plain = [solved(g) for g in graphs]
+    monkeypatch.setattr("tactics.plan.WIDE_CELLS", 0)
+    assert [p and p.total_ps for p in map(solved, graphs)] == [p and p.total_ps for p in plain]
+    monkeypatch.undo()
+    branches = [f"y{k}" for k in range(16)]
+    convs = [
+        Choice(f"f{k}", ("x",), y, tuple(Entry("k", (a,), b, 10 + (k + i) % 7) for i, (a, b) in enumerate(PAIRS)))
+        for k, y in enumerate(branches)
+    ]
+    join = Choice("join", tuple(branches), "z", tuple(Entry("k", (f,) * 16, f, 5) for f in SIX))
+    formats = dict.fromkeys(("x", "z", *branches), SIX)
+    graph = Graph((*convs, join), (), {"x": "chw"}, ("x",), ("z",), formats, lambda *_: 2)
+    each = [min(e.time_ps + 2 * (e.ins != ("chw",)) for e in c.entries if e.out == "chw") for c in convs]
+    plan = solved(graph)
+    assert plan.method == "elimination" and 16 * 10 + 5 <= plan.total_ps <= sum(each) + 5
+
+
 def test_milp_equals_elimination():
     methods = []
     for seed in range(0, SEEDS, 3):
@@ -422,6 +443,17 @@ def test_infeasible_force_names_the_op():
         solve(graph, force={"pool": lambda e: False})
     with pytest.raises(ValueError, match="force names ops that the graph does not have: pol"):
         solve(graph, force={"pol": lambda e: True})
+
+
+def test_a_wide_op_without_entries_only_closes_its_option():
+    wide = tuple(f"y{k}" for k in range(12))
+    convs = [Choice(f"f{k}", ("x",), y, tuple(Entry("k", (a,), b, 10) for a, b in PAIRS)) for k, y in enumerate(wide)]
+    entries = tuple(Entry("k", (f,) * 12, f, 5) for f in SIX)
+    joins = [Choice("join", wide, "z", entries, (("g", "a"),)), Choice("other", wide, "z", (), (("g", "b"),))]
+    formats = dict.fromkeys(("x", "z", *wide), SIX)
+    graph = Graph((*convs, *joins), (("g", ("b", "a")),), {"x": "chw"}, ("x",), ("z",), formats, lambda *_: 2)
+    plan = solved(graph)
+    assert plan.options == {"g": "a"} and plan.total_ps == 12 * 10 + 5
 
 
 def test_unreachable_formats_are_infeasible():
