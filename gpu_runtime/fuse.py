@@ -171,6 +171,8 @@ def scale_and_shift(node: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray]
         stats = [constant(v) for v in node.inputs[1:5]]
         if x is not node.inputs[0] or any(a is None for a in stats) or attribute(node, "training_mode", 0):
             return None
+        if any(a.shape != (shape_of(x)[1],) for a in stats):
+            return None
         gamma, beta, mean, var = (a.astype(np.float64) for a in stats)
         scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
         return scale, beta - mean * scale
@@ -239,6 +241,8 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
             bias = per_channel(bias * attribute(node, "beta", 1.0), shape_of(node.outputs[0]))
             if bias is None:
                 return None
+    if bias is not None and bias.shape not in ((1,), w.shape[:1]):
+        return None
     b = np.zeros(w.shape[0]) if bias is None else np.broadcast_to(bias.astype(np.float64), w.shape[:1])
     has_bias, used = bias is not None, [node]
     while (reader := single_reader(used[-1].outputs[0])) is not None:

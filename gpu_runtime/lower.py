@@ -22,7 +22,7 @@ from tactics.problem import (
     PoolProblem,
     Problem,
     SoftmaxProblem,
-)  # fmt: skip
+)
 
 FP16_MAX = 65504.0
 Shape4 = tuple[int, int, int, int]
@@ -228,9 +228,10 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     if layer.op == "Conv":
         if len(shape_of(node.inputs[0])) != 4:
             raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
-        size = kernel.shape[2:]
+        size, groups = kernel.shape[2:], attribute(node, "group", 1)
+        if kernel.ndim != 4 or kernel.shape[1] * groups != c or attribute(node, "kernel_shape", size) != size:
+            raise _Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
         stride, dilation, pad = _window(node, size, (h, w))
-        groups = attribute(node, "group", 1)
     else:
         kernel = kernel.reshape(-1, c, h, w)
         size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1

@@ -8,6 +8,7 @@ they are folded and rounded once), fold constants, infer shapes. Every complaint
 from __future__ import annotations
 
 import graphlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, checker, inliner, numpy_helper, shape_inference, version_converter
 
 from cuda_kernels import sparse24
 from cuda_kernels.compile import write_atomic
@@ -72,18 +73,17 @@ def read(
         proto = _load(path)
         _check_header(proto)
         if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto)
+            proto = inliner.inline_local_functions(proto)
         as_stored = onnx.ModelProto.FromString(proto.SerializeToString()) if save_pruned is not None else None
         _check_graph(proto.graph)
         _check_ops(proto)
         _check_values(proto.graph)
-        proto.ir_version = max(proto.ir_version, 10)
-        _check_schema(proto)
         pruned, not_pruned = _prune(proto.graph) if prune else ((), ())
         dtypes = _dtypes(proto.graph)
         weights = {name: t for name, t in _tensors(proto.graph) if name in pruned}
         _fix_inputs(proto.graph, shapes or {})
         _name_nodes(proto.graph)
+        _check_schema(proto)
         model = _clean(_convert(proto))
     except ModelError as e:
         raise ModelError(f"{path}: {e}") from e.__cause__
@@ -268,8 +268,11 @@ def _check_values(graph: onnx.GraphProto) -> None:
 
 
 def _check_schema(proto: onnx.ModelProto) -> None:
+    proto.ir_version = max(proto.ir_version, 10)  # of the opset to come
+    for v in proto.graph.output:
+        v.type.tensor_type.shape.SetInParent()  # the checker wants one; every reader does without
     try:
-        onnx.checker.check_model(proto)
+        checker.check_model(proto)
     except Exception as e:
         raise ModelError(f"it breaks the ONNX specification: {_first_line(e)}") from e
 
@@ -403,8 +406,6 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         cure = ",".join(f"{n}:{'x'.join(map(str, example))}" for n, _, example in missing)
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
     del graph.value_info[:]
-    for v in graph.output:
-        v.type.tensor_type.ClearField("shape")
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
@@ -418,10 +419,16 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 def _convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = _opset(proto)
+    for v in proto.graph.output:
+        v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
     try:
-        converted = proto if opset == OPSET else onnx.version_converter.convert_version(proto, OPSET)
+        converted = proto if opset == OPSET else version_converter.convert_version(proto, OPSET)
     except Exception as e:
         raise ModelError(f"cannot be converted from opset {opset} to {OPSET}: {_first_line(e)}") from e
+    try:
+        shape_inference.infer_shapes(converted, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as e:
+        raise ModelError(f"its shapes or types contradict each other: {_first_line(e)}") from e
     for node in converted.graph.node:
         if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
             kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
@@ -457,13 +464,13 @@ def _clean(proto: onnx.ModelProto) -> ir.Model:
             should_fold=lambda node: True if node.op_type == "ConstantOfShape" else None,
         )
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        common.IdentityEliminationPass()(model)
+        _drop_identities(model)
         common.RemoveUnusedNodesPass()(model)
         common.TopologicalSortPass()(model)
         common.ShapeInferencePass()(model)
     except Exception as e:
         cause = e.__cause__ or e
-        raise ModelError(f"its shapes or constants are inconsistent: {_first_line(cause)}") from e
+        raise ModelError(f"its constants cannot be folded: {_first_line(cause)}") from e
     for v in model.graph.outputs:
         if v.is_initializer():
             raise ModelError(f"output {v.name!r} does not depend on any input: remove it from the model")
@@ -476,6 +483,9 @@ def _clean(proto: onnx.ModelProto) -> ir.Model:
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
     for i, node in enumerate(model.graph):
+        if node.op_type == "Reshape" and math.prod(node.inputs[0].shape) != math.prod(node.outputs[0].shape):
+            before, after = ([int(d) for d in v.shape] for v in (node.inputs[0], node.outputs[0]))
+            raise ModelError(f"Reshape {node.name}: {before} cannot become {after}; the model is fixed to other input sizes")
         node.name = node.name or f"{node.op_type}_{i}"
     return model
 
@@ -497,6 +507,22 @@ def _erase_half(model: ir.Model) -> None:
             node.attributes["value"] = ir.AttrTensor("value", ir.tensor(fill.value.numpy().astype(np.float32)))
         for out in node.outputs:
             out.type = out.shape = None
+
+
+def _drop_identities(model: ir.Model) -> None:
+    """Remove copies; one that gives a second name to an input or output stays."""
+    for node in [n for n in model.graph if n.op_type == "Identity"]:
+        x, y = node.inputs[0], node.outputs[0]
+        if y.is_graph_output():
+            if x.producer() is None or x.is_graph_output():
+                continue
+            name = y.name
+            ir.convenience.replace_all_uses_with(y, x, replace_graph_outputs=True)
+            model.graph.remove(node, safe=True)
+            x.name = name
+        else:
+            ir.convenience.replace_all_uses_with(y, x)
+            model.graph.remove(node, safe=True)
 
 
 def _split_sums(model: ir.Model) -> None:

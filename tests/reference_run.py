@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
+import onnx
+import pytest
 
-from gpu_runtime.lower import Network, exists
+from gpu_runtime import onnx_import
+from gpu_runtime.fuse import fuse
+from gpu_runtime.lower import Network, exists, lower
 from tactics.problem import ConvProblem, PointwiseProblem
 
 
@@ -46,3 +53,89 @@ def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
         return [dict(zip(names, pick, strict=True)) for pick in itertools.product(*options)]
     most = max(len(o) for o in options)
     return [{n: o[(k + i) % len(o)] for i, (n, o) in enumerate(zip(names, options, strict=True))} for k in range(most)]
+
+
+# ---- small models, files and onnxruntime, for the tests of import, fusion and lowering
+
+MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
+
+
+def given_model(name: str) -> Path:
+    """Path of one of the published networks; skips the test where the folder is absent."""
+    path = MODELS / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in {MODELS}: set GPU_RUNTIME_MODELS to the folder of published networks")
+    return path
+
+
+def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
+    """A node from space-separated tensor names ("_" for an absent input), named after its first output."""
+    names = ["" if n == "_" else n for n in inputs.split()]
+    name = attributes.pop("name", outputs.split()[0])
+    return onnx.helper.make_node(op, names, outputs.split(), name=name, **attributes)
+
+
+def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset: int = 17, dtype=np.float32):
+    """A ModelProto; `inputs`: {name: shape}, `outputs`: names, `weights`: {name: array}."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [info(n, kind, s) for n, s in inputs.items()],
+        [info(n, kind, None) for n in outputs.split()],
+        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (weights or {}).items()],
+    )
+    inferred = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+    try:
+        return onnx.shape_inference.infer_shapes(inferred)
+    except Exception:
+        return inferred
+
+
+def network(path, **options) -> Network:
+    """The three stages from a file, or from a ModelProto, to a lowered network."""
+    if isinstance(path, onnx.ModelProto):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.onnx"
+            file.write_bytes(path.SerializeToString())
+            return network(file, **options)
+    return lower(fuse(onnx_import.read(path, **options)))
+
+
+def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:
+    """Seeded uniform inputs in [low, 1), of each input's declared dtype."""
+    rng = np.random.default_rng(seed)
+    kinds = {"fp32": np.float32, "fp16": np.float16}
+    return {t.name: rng.uniform(low, 1, t.shape).astype(kinds[t.dtype]) for t in net.inputs}
+
+
+def ort_run(path, feeds: dict) -> dict[str, np.ndarray]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    source = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """L2 norm of the difference over that of `expected`; shapes must agree."""
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    expected = expected.astype(np.float64)
+    return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def check_against_ort(path, bound: float = 1e-3, low: float = -1, **options) -> Network:
+    """Lower the model and compare every fusion choice with onnxruntime on the same file; -> the network."""
+    net = network(path, **options)
+    feeds = feeds_for(net, low)
+    expected = ort_run(path, feeds)
+    assert [t.name for t in net.outputs] == list(expected)
+    for choice in choices(net):
+        got = run(net, feeds, choice)
+        for name, y in expected.items():
+            assert relative_error(got[name], y) < bound, (name, choice)
+    return net

@@ -1,0 +1,367 @@
+"""Every operator that lower knows, and the published networks, against onnxruntime on the same file."""
+
+import numpy as np
+import onnx
+import pytest
+from reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run, relative_error, run
+
+from cuda_kernels import sparse24
+from gpu_runtime import lower, onnx_import
+from gpu_runtime.errors import ModelError
+from gpu_runtime.fuse import fuse
+from tactics.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+
+rng = np.random.default_rng(7)
+
+
+def weights(*shape, dtype=np.float32):
+    """Random values that FP16 holds exactly."""
+    return rng.standard_normal(shape).astype(np.float16).astype(dtype)
+
+
+# ---- whole networks
+
+
+@pytest.mark.parametrize(
+    "name, shapes, convs",
+    [
+        ("squeezenet11_fp16", {}, 26),
+        ("resnet20_cifar10", {"input": (2, 3, 32, 32)}, 20),
+        ("super_resolution_10", {"input": (1, 1, 224, 224)}, 4),
+        ("realesr_animevideov3", {"input": (1, 3, 12, 20)}, 18),
+        ("realesr_animevideov3_fp16", {"input": (1, 3, 12, 20)}, 18),
+        ("mnist8", {}, 3),
+        ("carn_m_x2", {"input": (1, 3, 16, 24)}, 44),
+        ("sci_180x320", {}, 3),
+    ],
+)
+def test_published_networks(name, shapes, convs):
+    net = check_against_ort(given_model(name), low=0, shapes=shapes)
+    assert len({op.layer for op in net.ops if op.layer}) == convs
+    names = [op.name for op in net.ops]
+    assert len(set(names)) == len(names)
+    half = run(net, feeds_for(net, 0), fp16=True)
+    full = run(net, feeds_for(net, 0))
+    for t in net.outputs:
+        assert relative_error(half[t.name], full[t.name]) < 2e-2
+        assert full[t.name].shape == t.shape and int(np.prod(t.shape)) == int(np.prod(t.shape4))
+
+
+@pytest.mark.parametrize("name", ["digits_dense", "digits_sparse"])
+def test_digits(name):
+    from pathlib import Path
+
+    path = Path(__file__).parents[1] / "benchmarks" / "digits" / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there")
+    net = check_against_ort(path, bound=2e-3, shapes={"x": (3, 1, 8, 8)})
+    assert net.groups and any(op.problem.sparse24 for op in net.ops if op.layer) == (name == "digits_sparse")
+
+
+def test_resnet20_shortcuts_are_one_window_each():
+    net = network(given_model("resnet20_cifar10"), shapes={"input": (1, 3, 32, 32)})
+    moves = [op for op in net.ops if isinstance(op.problem, MoveProblem)]
+    assert [op.name for op in moves] == ["n30_Slice + n31_Pad", "n53_Slice + n54_Pad"]
+    assert str(moves[0].problem) == "move n1 c16 h32 w32 window out32,16,16 start-8,0,0 step1,2,2 fill0.0"
+    assert len(net.groups) == 9 and net.groups[0] == ("n9_Add", ("apart", "into n7_Conv"))
+
+
+def test_super_resolution_shuffles_pixels_in_one_move():
+    net = network(given_model("super_resolution_10"), shapes={"input": (1, 1, 224, 224)})
+    assert [type(op.problem) for op in net.ops] == [ConvProblem] * 4 + [MoveProblem]
+    assert net.ops[-1].problem.kind == "d2s_crd" and net.ops[-1].problem.out == (1, 672, 672)
+    assert net.ops[0].name == "Conv_0 + Relu_1"
+
+
+# ---- convolutions
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("stride, dilation, group", [((1, 1), (1, 1), 1), ((2, 3), (1, 1), 2), ((1, 2), (1, 1), 4)])
+def test_conv_geometry(auto_pad, stride, dilation, group):
+    extra = {"pads": (1, 0, 2, 1), "dilations": dilation} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
+    w = {"w": weights(8, 8 // group, 3, 2), "b": weights(8)}
+    conv = node("Conv", "x w b", "y", strides=stride, group=group, kernel_shape=(3, 2), **extra)
+    check_against_ort(model([conv], {"x": (2, 8, 9, 10)}, "y", w), 1e-5)
+
+
+def test_dilated_conv_with_same_padding():
+    conv = node("Conv", "x w", "y", dilations=(2, 2), auto_pad="SAME_UPPER", kernel_shape=(3, 3))
+    net = network(model([conv], {"x": (1, 4, 9, 9)}, "y", {"w": weights(4, 4, 3, 3)}))
+    assert net.ops[0].problem.pad == (2, 2, 2, 2)  # onnxruntime refuses this; the specification does not
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("view", ["Flatten", "Reshape"])
+def test_flatten_and_gemm_become_one_convolution(trans, view):
+    w = {"w": weights(*((10, 5 * 3 * 4) if trans else (5 * 3 * 4, 10))), "b": weights(1, 10), "s": np.int64([0, -1])}
+    flat = node("Flatten", "r", "f", axis=1) if view == "Flatten" else node("Reshape", "r s", "f")
+    nodes = [node("Relu", "x", "r"), flat, node("Gemm", "f w b", "y", transB=trans, alpha=0.5, beta=2.0)]
+    net = check_against_ort(model(nodes, {"x": (2, 5, 3, 4)}, "y", w), 1e-5)
+    op = net.ops[1]
+    assert str(op.problem) == "conv n2 c5 h3 w4 k10 r3 s4 stride1,1 pad0,0,0,0 dilation1,1 groups1 bias"
+    assert op.inputs == ("r",) and op.layer == "y" and net.outputs[0].shape4 == (2, 10, 1, 1)
+
+
+def test_flattened_input_is_taken_as_channels():
+    nodes = [node("Flatten", "x", "f", axis=1), node("Gemm", "f w", "y")]
+    net = check_against_ort(model(nodes, {"x": (2, 1, 6, 8)}, "y", {"w": weights(48, 10)}), 1e-5)
+    assert str(net.ops[0].problem).startswith("conv n2 c48 h1 w1 k10 r1 s1 ") and net.inputs[0].shape4 == (2, 48, 1, 1)
+
+
+def test_two_matrix_products_read_one_flatten():
+    w = {"a": weights(60, 8), "b": weights(60, 4), "c": weights(4)}
+    nodes = [
+        node("Tanh", "x", "t"), node("Flatten", "t", "f"), node("MatMul", "f a", "p"), node("Relu", "p", "y"),
+        node("MatMul", "f b", "q"), node("Add", "q c", "z"),
+    ]  # fmt: skip
+    net = check_against_ort(model(nodes, {"x": (2, 5, 3, 4)}, "y z", w), 1e-5)
+    assert [op.name for op in net.ops] == ["t", "p + y", "q"] and set(net.ops[2].weights) == {"w", "b"}
+
+
+def test_weights_are_rounded_to_fp16_and_2_of_4_is_seen():
+    w = rng.standard_normal((8, 8, 3, 3)).astype(np.float32)
+    dense = network(model([node("Conv", "x w", "y")], {"x": (1, 8, 4, 4)}, "y", {"w": w})).ops[0]
+    assert np.array_equal(dense.weights["w"], w.astype(np.float16).astype(np.float32)) and not dense.problem.sparse24
+    p = sparse24.prune(w, 1)
+    p[0, 0] += 1e-9  # below FP16's smallest: zero once rounded
+    for group, array, expected in ((1, p, True), (2, p[:, :4], False)):
+        nodes = [node("Conv", "x w", "y", group=group)]
+        op = network(model(nodes, {"x": (1, 8, 4, 4)}, "y", {"w": array})).ops[0]
+        assert op.problem.sparse24 is expected
+
+
+def test_weights_that_fp16_cannot_hold_are_refused():
+    nodes = [node("Conv", "x w", "y"), node("Mul", "y s", "z")]
+    proto = model(nodes, {"x": (1, 4, 4, 4)}, "z", {"w": weights(4, 4, 1, 1) + 3, "s": np.float32(1e5)})
+    with pytest.raises(ModelError, match="Conv y: its weights, with all scales folded in, reach .*: FP16 ends at 65504"):
+        network(proto)
+
+
+# ---- the other operators
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": (3, 3), "strides": (2, 2)},
+        {"kernel_shape": (3, 2), "strides": (2, 2), "ceil_mode": 1, "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (3, 3), "strides": (2, 1), "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_LOWER"},
+        {"kernel_shape": (2, 2), "strides": (1, 3), "auto_pad": "VALID"},
+        {"kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": 1, "count_include_pad": 1, "pads": (1, 1, 1, 1)},
+    ],
+)
+def test_pools(op, attributes):
+    if op == "MaxPool":
+        attributes = {k: v for k, v in attributes.items() if k != "count_include_pad"}
+    check_against_ort(model([node(op, "x", "y", **attributes)], {"x": (2, 3, 11, 14)}, "y", opset=19), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "op, opset, inputs, attributes",
+    [
+        ("GlobalAveragePool", 13, "x", {}),
+        ("GlobalMaxPool", 13, "x", {}),
+        ("ReduceMean", 13, "x", {"axes": (2, 3), "keepdims": 0}),
+        ("ReduceMean", 18, "x a", {"keepdims": 1}),
+        ("ReduceMax", 13, "x", {"axes": (-1, -2)}),
+    ],
+)
+def test_reductions_over_the_image(op, opset, inputs, attributes):
+    proto = model([node(op, inputs, "y", **attributes)], {"x": (2, 3, 5, 4)}, "y", {"a": np.int64([-2, -1])}, opset)
+    net = check_against_ort(proto, 1e-5)
+    assert isinstance(net.ops[0].problem, PoolProblem) and net.ops[0].problem.is_global
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Max", "Min"])
+@pytest.mark.parametrize("other", ["z", "channel", "scalar"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_pointwise(op, other, swap):
+    names = f"{other} x" if swap else f"x {other}"
+    w = {"channel": abs(weights(3, 1, 1)) + 1, "scalar": np.float32(1.5)}
+    nodes = [node(op, names, "y"), node("LeakyRelu", "y", "v", alpha=0.25)]
+    net = check_against_ort(model(nodes, {"x": (2, 3, 4, 5), "z": (2, 3, 4, 5)}, "v", w), 1e-5)
+    (only,) = net.ops
+    assert only.problem.operand == {"z": "tensor"}.get(other, other) and str(only.problem.act) == "leaky_relu(0.25)"
+
+
+@pytest.mark.parametrize(
+    "op, opset, inputs, attributes, meaning",
+    [
+        ("Relu", 13, "x", {}, "relu"),
+        ("LeakyRelu", 13, "x", {}, "leaky_relu(0.01)"),
+        ("PRelu", 16, "x slope", {}, "prelu"),
+        ("PRelu", 16, "x half", {}, "leaky_relu(0.5)"),
+        ("Clip", 13, "x zero six", {}, "clip(0,6)"),
+        ("Clip", 13, "x zero", {}, "relu"),
+        ("Clip", 13, "x _ half", {}, "clip(-3.40282e+38,0.5)"),
+        ("Clip", 9, "x", {"min": 0.0, "max": 6.0}, "clip(0,6)"),
+        ("Sigmoid", 13, "x", {}, "sigmoid"),
+        ("HardSigmoid", 13, "x", {"alpha": 0.3}, "hard_sigmoid(0.3,0.5)"),
+        ("HardSwish", 14, "x", {}, "hard_swish"),
+        ("Tanh", 13, "x", {}, "tanh"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_activations(op, opset, inputs, attributes, meaning, alone):
+    w = {"w": weights(4, 4, 1, 1), "slope": weights(4, 1, 1), "zero": np.float32(0), "six": np.float32(6)}
+    w["half"] = np.float32(0.5)
+    first = [] if alone else [node("Conv", "x w", "c")]
+    nodes = [*first, node(op, inputs if alone else inputs.replace("x", "c", 1), "y", **attributes)]
+    net = check_against_ort(model(nodes, {"x": (2, 4, 3, 5)}, "y", w, opset), 1e-5)
+    (only,) = net.ops
+    assert str(only.problem.act) == meaning and isinstance(only.problem, PointwiseProblem) is alone
+
+
+def test_batch_normalization_without_a_convolution_is_scale_then_shift():
+    w = {"g": weights(4), "b": weights(4), "m": weights(4), "v": abs(weights(4)) + 1}
+    nodes = [node("MaxPool", "x", "p", kernel_shape=(2, 2)), node("BatchNormalization", "p g b m v", "n")]
+    nodes.append(node("Relu", "n", "y"))
+    net = check_against_ort(model(nodes, {"x": (2, 4, 5, 5)}, "y", w), 1e-5)
+    assert [op.name for op in net.ops] == ["p", "n (scale)", "n + y"]
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("written", ["op", "reshapes"])
+def test_depth_to_space(mode, written):
+    six, perm = {"DCR": ((2, 2, 2, 3, 4, 5), (0, 3, 4, 1, 5, 2)), "CRD": ((2, 3, 2, 2, 4, 5), (0, 1, 4, 2, 5, 3))}[mode]
+    w = {"six": np.int64(six), "four": np.int64([2, 3, 8, 10])}
+    op = [node("DepthToSpace", "x", "y", mode=mode, blocksize=2)]
+    reshapes = [node("Reshape", "x six", "a"), node("Transpose", "a", "b", perm=perm), node("Reshape", "b four", "y")]
+    net = check_against_ort(model(op if written == "op" else reshapes, {"x": (2, 12, 4, 5)}, "y", w), 1e-6)
+    assert [op.problem.kind for op in net.ops] == [f"d2s_{mode.lower()}"]
+
+
+def test_slice_pad_and_their_composition():
+    w = {"s": np.int64([3, -9]), "e": np.int64([9, 99]), "a": np.int64([2, 1]), "t": np.int64([2, 3])}
+    w |= {"p": np.int64([0, 2, 1, 0, 0, 0, 0, 3]), "v": np.float32(0.5)}
+    nodes = [node("Slice", "x s e a t", "c"), node("Pad", "c p v", "y")]
+    net = check_against_ort(model(nodes, {"x": (2, 8, 9, 5)}, "y", w), 1e-6)
+    assert [op.name for op in net.ops] == ["c", "y"]  # the window's rim would show the image: not one window
+    w["e"] = np.int64([99, 99])
+    w["s"] = np.int64([0, 0])
+    net = check_against_ort(model(nodes, {"x": (2, 8, 9, 5)}, "y", w), 1e-6)
+    assert [op.name for op in net.ops] == ["c + y"] and net.ops[0].nodes == ("c", "y")
+
+
+@pytest.mark.parametrize("opset, op", [(7, "Upsample"), (9, "Upsample"), (10, "Resize"), (11, "Resize"), (13, "sizes")])
+def test_nearest_upsampling(opset, op):
+    w = {"k": np.float32([1, 1, 2, 3]), "r": np.float32([]), "z": np.int64([1, 2, 8, 15])}
+    asymmetric = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if opset == 7:
+        nodes = [node(op, "x", "y", mode="nearest", scales=[1.0, 1.0, 2.0, 3.0])]
+    elif opset <= 10:
+        nodes = [node(op, "x k", "y", mode="nearest")]
+    elif op == "sizes":
+        nodes = [node("Resize", "x _ _ z", "y", mode="nearest")]  # half_pixel: the same for whole factors
+    else:
+        nodes = [node(op, "x r k", "y", mode="nearest", **asymmetric)]
+    proto = model(nodes, {"x": (1, 2, 4, 5)}, "y", w, opset)
+    net = network(proto)
+    feeds = feeds_for(net)
+    expected = feeds["x"].repeat(2, axis=2).repeat(3, axis=3)
+    assert np.array_equal(run(net, feeds)["y"], expected)
+    if opset != 7:  # onnxruntime has no Upsample-7
+        assert np.array_equal(ort_run(proto, feeds)["y"], expected)
+
+
+@pytest.mark.parametrize("opset, axis, shape", [(13, 1, (2, 5, 3, 4)), (13, -1, (2, 5)), (11, 1, (2, 5, 1, 1)), (7, 1, (2, 5))])
+def test_softmax(opset, axis, shape):
+    check_against_ort(model([node("Softmax", "x", "y", axis=axis)], {"x": shape}, "y", opset=opset), 1e-5)
+
+
+def test_concat_and_copies():
+    nodes = [
+        node("Relu", "x", "a"), node("Concat", "a x a", "c", axis=1), node("Dropout", "c", "d"),
+        node("Identity", "d", "y"), node("Identity", "x", "z"), node("Identity", "y", "again"),
+    ]  # fmt: skip
+    net = check_against_ort(model(nodes, {"x": (2, 3, 4, 5)}, "y z again"), 1e-6)
+    assert [t.name for t in net.outputs] == ["y", "z", "again"]
+
+
+def test_views_are_names_only():
+    w = {"w": weights(6, 4, 1, 1), "s": np.int64([2, 6]), "axes": np.int64([2, 3]), "img": np.int64([2, 4, 3, 5])}
+    nodes = [
+        node("Reshape", "x img", "i"),  # the input itself is taken as an image
+        node("Conv", "i w", "c"), node("GlobalAveragePool", "c", "p"), node("Reshape", "p s", "r"),
+        node("Sigmoid", "r", "g"), node("Unsqueeze", "g axes", "u"), node("Relu", "u", "v"), node("Squeeze", "v axes", "y"),
+        node("Transpose", "u", "t", perm=(0, 3, 2, 1)), node("Flatten", "c", "flat"),
+    ]  # fmt: skip
+    net = check_against_ort(model(nodes, {"x": (2, 60)}, "y t flat c", w), 1e-5)
+    assert net.inputs[0].shape == (2, 60) and net.inputs[0].shape4 == (2, 4, 3, 5)
+    assert [(t.name, t.shape, t.shape4) for t in net.outputs] == [
+        ("y", (2, 6), (2, 6, 1, 1)),
+        ("t", (2, 1, 1, 6), (2, 6, 1, 1)),
+        ("flat", (2, 90), (2, 6, 3, 5)),
+        ("c", (2, 6, 3, 5), (2, 6, 3, 5)),
+    ]
+    assert [op.name for op in net.ops] == ["c", "p", "g", "v", "copy to c"]
+
+
+def test_half_precision_inside_vanishes_and_io_is_as_declared():
+    half = onnx.TensorProto.FLOAT16
+    w = {"w": weights(4, 4, 1, 1, dtype=np.float16), "w2": weights(4, 4, 1, 1)}
+    nodes = [
+        node("Cast", "x", "h", to=half), node("Conv", "h w", "c"), node("Cast", "c", "f", to=1),
+        node("Conv", "f w2", "d"), node("Cast", "d", "y", to=half), node("Relu", "f", "z"),
+    ]  # fmt: skip
+    proto = model(nodes, {"x": (1, 4, 3, 3)}, "y z", w)
+    proto.graph.output[0].type.tensor_type.elem_type = half
+    net = check_against_ort(proto, 2e-3)
+    assert [op.name for op in net.ops] == ["c", "d", "z"]
+    assert [t.dtype for t in (*net.inputs, *net.outputs)] == ["fp32", "fp16", "fp32"]
+
+
+# ---- what cannot be expressed
+
+
+@pytest.mark.parametrize(
+    "nodes, message",
+    [
+        ([node("Resize", "x _ k", "y", mode="linear")], "expected nearest by whole factors .*, got mode linear"),
+        ([node("Softmax", "x", "y", axis=-1)], "Softmax y: expected the channel axis 1, got axis -1 of rank 4"),
+        ([node("Transpose", "x", "y", perm=(0, 2, 3, 1))], r"Transpose y: of \[1, 4, 6, 6\] by \(0, 2, 3, 1\) moves data"),
+        ([node("Mul", "x m", "y")], r"got \[1, 4, 6, 6\] and \[1, 4, 1, 1\]"),
+        ([node("Concat", "x x", "y", axis=2)], "joined along axis 1, got axis 2"),
+        ([node("Pad", "x p", "y", mode="reflect")], "Pad y: expected mode constant, got reflect"),
+        ([node("MaxPool", "x", "y i", kernel_shape=(2, 2)), node("Cast", "i", "z", to=1)], "its output 'i' is used"),
+        ([node("PRelu", "x x", "y")], "PRelu y: expected a constant slope"),
+        ([node("Conv", "x m", "y")], "Conv y: expected constant weights"),
+        ([node("ReduceMean", "x", "y", axes=(1,))], "expected a reduction over all pixels"),
+    ],
+)
+def test_refusals_say_why(nodes, message):
+    w = {"k": np.float32([1, 1, 2, 2]), "p": np.int64([0, 0, 1, 1, 0, 0, 1, 1])}
+    with pytest.raises(ModelError, match=message):
+        network(model(nodes, {"x": (1, 4, 6, 6), "m": (1, 4, 1, 1)}, "z" if "z" in nodes[-1].output else "y", w, 13))
+
+
+def test_refusals_are_listed_together():
+    nodes = [node("Softmax", "x", "a", axis=-1), node("Relu", "a", "b"), node("Concat", "b b", "y", axis=2)]
+    with pytest.raises(ModelError, match="2 nodes used in an unsupported way:\n  Softmax a: .*\n  Concat y: "):
+        network(model(nodes, {"x": (1, 4, 6, 6)}, "y"))
+
+
+def test_every_operator_accepted_on_import_has_a_rule():
+    elsewhere = {  # vanish, are views, activations, or split before lower
+        "Constant", "Dropout", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Sum", "Upsample",
+        "BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh",
+    }  # fmt: skip
+    assert (set(lower.PROBLEMS) | elsewhere) - {"d2s_crd", "d2s_dcr"} == onnx_import.OPS
+
+
+def test_lowering_is_deterministic():
+    proto = model([node("Conv", "x w", "c"), node("Relu", "c", "y")], {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
+    a, b = network(proto), network(proto)
+    assert [(o.name, o.problem, o.inputs, o.output, o.when) for o in a.ops] == [
+        (o.name, o.problem, o.inputs, o.output, o.when) for o in b.ops
+    ]
+
+
+def test_stages_compose_by_hand(tmp_path):
+    proto = model([node("Relu", "x", "y")], {"x": (1, 4, 3, 3)}, "y")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    net = lower.lower(fuse(onnx_import.read(tmp_path / "m.onnx")))
+    assert net.name == "m" and net.tensors == {"x": (1, 4, 3, 3), "y": (1, 4, 3, 3)}

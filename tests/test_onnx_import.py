@@ -1,0 +1,404 @@
+"""Reading models: opsets, sizes, pruning, and every kind of bad file with its one clear message."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
+
+from gpu_runtime import onnx_import
+from gpu_runtime.errors import ModelError
+
+rng = np.random.default_rng(11)
+
+
+def weights(*shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(np.float16).astype(dtype)
+
+
+def small(**options):
+    """Conv, Relu, Flatten, Gemm: one of everything that has weights."""
+    nodes = [
+        node("Conv", "x w b", "c", pads=(1, 1, 1, 1)), node("Relu", "c", "r"),
+        node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "f"), node("Gemm", "f g", "y"),
+    ]  # fmt: skip
+    return model(nodes, {"x": (1, 4, 5, 5)}, "y", {"w": weights(8, 4, 3, 3), "b": weights(8), "g": weights(8, 4)}, **options)
+
+
+def save(tmp_path, proto, name="model.onnx"):
+    path = tmp_path / name
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def refused(tmp_path, proto, match, **options):
+    """read() must raise ModelError with the path in front and no traceback in it; -> the message."""
+    path = save(tmp_path, proto)
+    with pytest.raises(ModelError, match=match) as e:
+        onnx_import.read(path, **options)
+    assert str(e.value).startswith(f"{path}: ") and "Traceback" not in str(e.value)
+    return str(e.value)
+
+
+# ---- opsets
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 21, 22, onnx.defs.onnx_opset_version()])
+def test_every_opset_becomes_one(tmp_path, opset):
+    nodes = [
+        node("Conv", "x w b", "c", strides=(2, 2)), node("BatchNormalization", "c s b m v", "n"),
+        node("LeakyRelu", "n", "l"), node("MaxPool", "l", "p", kernel_shape=(2, 2), strides=(2, 2)),
+        node("AveragePool", "p", "q", kernel_shape=(2, 2), strides=(1, 1)), node("Dropout", "q", "d"),
+        node("Flatten", "d", "f"), node("Gemm", "f g k", "h"), node("Softmax", "h", "y", axis=1),
+    ]  # fmt: skip
+    w = {"w": weights(8, 4, 3, 3), "b": weights(8), "s": weights(8), "m": weights(8), "v": abs(weights(8)) + 1}
+    proto = model(nodes, {"x": (1, 4, 11, 11)}, "y", w | {"g": weights(8, 5), "k": weights(5)}, opset)
+    proto.ir_version = 3 if opset < 9 else 8
+    if opset < 9:  # as exporters did then: initializers are inputs too
+        for t in proto.graph.initializer:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    imported = onnx_import.read(save(tmp_path, proto))
+    assert imported.model.opset_imports[""] == onnx_import.OPSET and len(imported.model.graph.inputs) == 1
+    net = network(proto)
+    feeds = {"x": rng.standard_normal((1, 4, 11, 11)).astype(np.float32)}
+    if opset > 21:  # newer than some onnxruntimes: the operators did not change since
+        proto.opset_import[0].version = 21
+    assert relative_error(run(net, feeds)["y"], ort_run(proto, feeds)["y"]) < 1e-3
+
+
+def test_old_fp16_model_and_names():
+    imported = onnx_import.read(given_model("squeezenet11_fp16"))
+    assert imported.name == "squeezenet11_fp16" and imported.dtypes == {"data_0": "fp16", "softmaxout_1": "fp16"}
+    names = [n.name for n in imported.model.graph]
+    assert len(set(names)) == len(names) and "Conv_0" in names and "Relu_1" in names
+
+
+def test_constants_shapes_and_functions_are_folded():
+    """Constant nodes as weights, Shape arithmetic for a Reshape, and a model-local function."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[N, 4, 3, 5] x) => (float[N, C] y) {
+            w = Constant<value = float[2, 4, 1, 1] {1, 0, 0, 2, 3, 0, 0, 4}>()
+            c = Conv(x, w)
+            r = local.twice(c)
+            shape = Shape(r)
+            zero = Constant<value = int64[1] {0}>()
+            n = Gather(shape, zero)
+            rest = Constant<value = int64[1] {-1}>()
+            target = Concat<axis = 0>(n, rest)
+            y = Reshape(r, target)
+        }
+        <domain: "local", opset_import: ["" : 17]>
+        twice (a) => (b) { b = Add(a, a) }
+    """
+    net = check_against_ort(onnx.parser.parse_model(text), 1e-6, shapes={"x": (2, 4, 3, 5)})
+    assert [type(op.problem).__name__ for op in net.ops] == ["ConvProblem", "PointwiseProblem"]
+    assert net.outputs[0].shape == (2, 30) and net.outputs[0].shape4 == (2, 2, 3, 5)
+
+
+def test_duplicate_node_names_and_unsorted_nodes(tmp_path):
+    proto = small()
+    for n in proto.graph.node:
+        n.name = "same"
+    shuffled = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(shuffled)
+    names = [n.name for n in onnx_import.read(save(tmp_path, proto)).model.graph]
+    assert len(set(names)) == 5 and "same" in names
+
+
+# ---- sizes
+
+
+def dynamic(shape=("N", 4, "H", "W")):
+    proto = model([node("Relu", "x", "y")], {"x": (1, 4, 3, 3)}, "y")
+    proto.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("x", 1, shape))
+    return proto
+
+
+def test_dynamic_size_given_and_not_given(tmp_path):
+    message = refused(tmp_path, dynamic(), "the size of input 'x' \\(Nx4xHxW\\) is dynamic")
+    assert message.endswith("give it, for example --shapes=x:1x4x224x224")
+    net = network(dynamic(), shapes={"x": (2, 4, 6, 7)})
+    assert net.inputs[0].shape == net.outputs[0].shape == (2, 4, 6, 7)
+    net = network(dynamic(None), shapes={"x": (2, 4, 6, 7)})
+    assert net.outputs[0].shape == (2, 4, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "shapes, match",
+    [
+        ({"x": (1, 3, 8, 8)}, "input 'x': the model declares Nx4xHxW, the shape given is 1x3x8x8"),
+        ({"x": (1, 4, 8)}, "the model declares Nx4xHxW, the shape given is 1x4x8"),
+        ({"x": (1, 4, 0, 8)}, "expected sizes of at least 1, got 1x4x0x8"),
+        ({"z": (1, 4, 8, 8)}, "a shape is given for 'z', but the inputs are 'x'"),
+    ],
+)
+def test_contradicting_shapes(tmp_path, shapes, match):
+    refused(tmp_path, dynamic(), match, shapes=shapes)
+
+
+def test_shapes_that_the_graph_contradicts(tmp_path):
+    nodes = [node("Reshape", "x s", "r"), node("Relu", "r", "y")]
+    proto = model(nodes, {"x": ("N", 4)}, "y", {"s": np.int64([2, 8])})
+    assert network(proto, shapes={"x": (4, 4)}).outputs[0].shape == (2, 8)
+    refused(tmp_path, proto, r"Reshape r: \[3, 4\] cannot become \[2, 8\]", shapes={"x": (3, 4)})
+    nodes = [node("Flatten", "x", "f"), node("Gemm", "f g", "y")]
+    fixed = model(nodes, {"x": (1, 4, "H", 2)}, "y", {"g": weights(16, 5)})
+    refused(tmp_path, fixed, "its shapes or types contradict each other: .*Gemm", shapes={"x": (1, 4, 3, 2)})
+
+
+# ---- 2:4 pruning
+
+
+def brute_force(w, axis):
+    """Zero the two smallest magnitudes of each four along `axis`; of equals the lower index stays."""
+    w = w.copy()
+    moved = np.moveaxis(w, axis, 0)
+    for rest in np.ndindex(moved.shape[1:]):
+        for i in range(0, moved.shape[0], 4):
+            group = [moved[(i + j, *rest)] for j in range(4)]
+            for j in sorted(range(4), key=lambda j: (-abs(float(group[j])), j))[2:]:
+                moved[(i + j, *rest)] = 0
+    return w
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_pruning_against_brute_force(tmp_path, dtype):
+    w = np.round(weights(8, 8, 3, 2, dtype=dtype) * 2) / 2  # many ties
+    shared, gemm, mat = weights(4, 8, 1, 1, dtype=dtype), weights(4, 10, dtype=dtype), weights(10, 8, dtype=dtype)
+    nodes = [
+        node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b shared", "c"), node("Conv", "a shared", "d"),
+        node("Add", "c d", "e"), node("GlobalAveragePool", "e", "p"), node("Flatten", "p", "f"),
+        node("Gemm", "f gemm", "g"), node("Gemm", "g mat", "y", transB=0, alpha=2.0),
+    ]  # fmt: skip
+    stored = {"w": w, "shared": shared, "gemm": gemm, "mat": mat}
+    proto = model(nodes, {"x": (1, 8, 6, 6)}, "y", stored, dtype=dtype)
+    if dtype is np.float64:  # double weights behind Casts, in a float network
+        for v in (*proto.graph.input, *proto.graph.output):
+            v.type.tensor_type.elem_type = 1
+        del proto.graph.value_info[:]
+        casts = [node("Cast", n, f"{n} f".replace(" ", "_"), to=1) for n in stored]
+        for n in proto.graph.node:
+            for i, name in enumerate(n.input):
+                n.input[i] = f"{name}_f" if name in stored else name
+        rest = list(proto.graph.node)
+        del proto.graph.node[:]
+        proto.graph.node.extend(casts + rest)
+    path, out = save(tmp_path, proto), tmp_path / "pruned.onnx"
+    imported = onnx_import.read(path, prune=True, save_pruned=out)
+    assert imported.pruned == ("w", "shared", "gemm")
+    assert imported.not_pruned == (("mat", "shape [10, 8]: the input channels (axis 0) are not a multiple of 4"),)
+    after = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer}
+    for name, axis in (("w", 1), ("shared", 1), ("gemm", 0)):
+        assert after[name].dtype == dtype and np.array_equal(after[name], brute_force(stored[name], axis))
+    assert np.array_equal(after["mat"], mat)
+
+
+def test_the_saved_model_is_the_one_lowered(tmp_path):
+    """Everything but the weights is as it was, and the network lowered from either is the same."""
+    path, out = given_model("resnet20_cifar10"), tmp_path / "pruned.onnx"
+    shapes = {"input": (1, 3, 32, 32)}
+    net = network(path, shapes=shapes, prune=True, save_pruned=out)
+    again = check_against_ort(out, low=0, shapes=shapes)
+    for a, b in zip(net.ops, again.ops, strict=True):
+        assert a.problem == b.problem and all(np.array_equal(a.weights[k], b.weights[k]) for k in a.weights)
+    sparse = {op.layer for op in net.ops if op.layer and op.problem.sparse24}
+    assert len(sparse) == 19
+    before, after = onnx.load(path), onnx.load(out)
+    for t in (*before.graph.initializer, *after.graph.initializer):
+        for field in ("raw_data", "float_data"):
+            t.ClearField(field)
+    assert before == after
+
+
+def test_saved_model_keeps_opset_ir_version_and_inputs(tmp_path):
+    out = tmp_path / "pruned.onnx"
+    before = onnx.load(given_model("squeezenet11_fp16"))
+    imported = onnx_import.read(given_model("squeezenet11_fp16"), prune=True, save_pruned=out)
+    after = onnx.load(out)
+    assert (after.ir_version, after.opset_import[0].version, len(after.graph.input)) == (3, 7, len(before.graph.input))
+    assert len(imported.pruned) == 25 and [n for n, _ in imported.not_pruned] == ["conv1_w_0"]
+
+
+def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
+    nodes = [
+        node("Constant", "", "k", value=onnx.numpy_helper.from_array(weights(8, 8, 1, 1))),
+        node("Conv", "x k", "a"), node("Conv", "a grouped", "b", group=2), node("Conv", "b both", "c"),
+        node("Conv", "c both", "d", group=1), node("Mul", "d scale", "e"), node("Conv", "e scale", "f"),
+        node("Reshape", "flat shape", "made"), node("Conv", "f made", "y"),
+    ]  # fmt: skip
+    w = {"grouped": weights(8, 4, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
+    w |= {"flat": weights(8), "shape": np.int64([8, 1, 1, 1])}
+    nodes[6].input[1] = "scale"
+    imported = onnx_import.read(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
+    assert imported.pruned == ("k", "both")  # a Constant node is stored; a weight read twice is pruned once
+    assert imported.not_pruned == (
+        ("grouped", "grouped convolution (group=2)"),
+        ("scale", "also read by Mul e"),
+        ("made", "computed by Reshape made, not stored"),
+    )
+    fewer = model([node("Conv", "x w", "y")], {"x": (1, 3, 3, 3)}, "y", {"w": weights(8, 3, 1, 1)})
+    imported = onnx_import.read(save(tmp_path, fewer), prune=True)
+    assert imported.not_pruned == (("w", "shape [8, 3, 1, 1]: the input channels (axis 1) are not a multiple of 4"),)
+
+
+def test_nothing_is_saved_when_the_model_is_refused(tmp_path):
+    out = tmp_path / "pruned.onnx"
+    out.write_text("mine")
+    with pytest.raises(ModelError):
+        onnx_import.read(save(tmp_path, dynamic()), prune=True, save_pruned=out)
+    assert out.read_text() == "mine"
+    with pytest.raises(ValueError, match="save_pruned is given without prune"):
+        onnx_import.read(save(tmp_path, small()), save_pruned=out)
+
+
+# ---- bad files
+
+
+def test_missing_file_folder_and_not_onnx(tmp_path):
+    with pytest.raises(ModelError, match="nothing.onnx: no such file; give the path of an ONNX model"):
+        onnx_import.read(tmp_path / "nothing.onnx")
+    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+        onnx_import.read(tmp_path)
+    for content in (b"", b"\x89PNG\r\n\x1a\n" + bytes(100), b"# a text file\n" * 20, bytes(range(256)) * 4):
+        (tmp_path / "other.onnx").write_bytes(content)
+        with pytest.raises(ModelError, match=f"other.onnx: expected an ONNX model .*got {len(content)} bytes"):
+            onnx_import.read(tmp_path / "other.onnx")
+
+
+def test_truncated_anywhere(tmp_path):
+    whole = small().SerializeToString()
+    path = tmp_path / "torn.onnx"
+    for size in itertools.chain(range(0, len(whole), 7), range(len(whole) - 20, len(whole))):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match="truncated"):
+            onnx_import.read(path)
+
+
+def test_flipped_bytes_never_crash(tmp_path):
+    """A damaged model is either still readable or refused by ModelError."""
+    whole = bytearray(small().SerializeToString())
+    path = tmp_path / "flipped.onnx"
+    kinds = np.random.default_rng(0)
+    refusals = 0
+    for i in kinds.choice(len(whole), 150, replace=False):
+        damaged = bytearray(whole)
+        damaged[i] ^= 1 << int(kinds.integers(8))
+        path.write_bytes(damaged)
+        try:
+            network(path, prune=True)
+        except ModelError as e:
+            refusals += 1
+            assert str(e).startswith((str(path), "flipped: "))
+    assert refusals > 10
+
+
+def test_unsupported_operators_are_all_listed(tmp_path):
+    nodes = [
+        node("Conv", "x w", "a"), node("Erf", "a", "b"), node("Einsum", "b", "c", equation="nchw->nhwc", name="mix"),
+        node("Magic", "c", "d", domain="com.example"), node("Nothing", "d", "y"), node("Exp", "w", "folds"),
+    ]  # fmt: skip
+    proto = model(nodes, {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
+    proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
+    message = refused(tmp_path, proto, "4 nodes of unsupported type, by operator, name, domain and opset:\n")
+    assert message.splitlines()[1:] == [
+        "  Erf b (ai.onnx 17)",
+        "  Einsum mix (ai.onnx 17)",
+        "  Magic d (com.example 2)",
+        "  Nothing y (ai.onnx 17)",
+    ]
+
+
+def test_opsets_out_of_range(tmp_path):
+    old, new, ir, none = small(), small(), small(), small()
+    old.opset_import[0].version = 6
+    new.opset_import[0].version = 99
+    ir.ir_version = 99
+    none.opset_import[0].domain = "com.example"
+    refused(tmp_path, old, "expected opset 7 or newer, got 6")
+    refused(tmp_path, new, "opset 99 .* is newer than the installed onnx .*pip install -U onnx")
+    refused(tmp_path, ir, "IR version 99 is newer")
+    refused(tmp_path, none, "expected an import of the standard ONNX opset")
+
+
+def test_cyclic_graph(tmp_path):
+    nodes = [node("Add", "x c", "a"), node("Relu", "a", "b"), node("Relu", "b", "c"), node("Relu", "c", "y")]
+    message = refused(tmp_path, model(nodes, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: ")
+    assert all(f" {n}" in message for n in "abc")
+    loop = [node("Add", "x y", "y")]
+    refused(tmp_path, model(loop, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: Add y -> Add y")
+
+
+def test_names_defined_twice_or_never(tmp_path):
+    x = {"x": (1, 4, 3, 3)}
+    twice = [node("Relu", "x", "a", name="one"), node("Tanh", "x", "a", name="two"), node("Relu", "a", "y")]
+    refused(tmp_path, model(twice, x, "y"), "tensor 'a' is defined twice: by Relu one and by Tanh two")
+    refused(tmp_path, model([node("Relu", "x", "x")], x, "x"), "'x' is defined twice: as an input or initializer and by")
+    missing = model([node("Conv", "x w", "y")], x, "y")
+    refused(tmp_path, missing, "tensor 'w', read by Conv y, is no input, initializer or node output: an initializer is missing")
+    refused(tmp_path, model([node("Relu", "x", "y")], x, "z"), "output 'z' is not computed by any node")
+    refused(tmp_path, model([node("Relu", "x", "y")], x, "y y"), "output names must be unique, got twice: 'y'")
+    refused(tmp_path, model([node("Relu", "w", "y")], {}, "y", {"w": weights(4)}), "the graph has no input")
+
+
+def test_weights_that_do_not_fit_or_are_not_finite(tmp_path):
+    proto = small()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    refused(tmp_path, proto, r"tensor 'w': its data do not match its type and shape \[8, 4, 3, 3\]")
+    for value in (np.nan, np.inf):
+        proto = small()
+        w = weights(8, 4, 3, 3)
+        w[2, 1, 0, 2] = value
+        proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w, "w"))
+        refused(tmp_path, proto, r"tensor 'w' holds 1 values that are NaN or infinite, first at \[2, 1, 0, 2\]")
+
+
+def test_schema_violations_and_foreign_types(tmp_path):
+    attribute = small()
+    attribute.graph.node[0].attribute.append(onnx.helper.make_attribute("colour", "red"))
+    refused(tmp_path, attribute, "it breaks the ONNX specification: Unrecognized attribute: colour")
+    pixels = model([node("Cast", "x", "y", to=1)], {"x": (1, 4, 3, 3)}, "y")
+    pixels.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    refused(tmp_path, pixels, "input 'x': expected float32 or float16, got uint8: cast it outside the model")
+    ranks = model([node("Conv", "x w", "y")], {"x": (1, 4, 3, 3)}, "y", {"w": weights(8, 5, 1, 1)})
+    with pytest.raises(ModelError, match=r"Conv y: weights \[8, 5, 1, 1\] in 1 group\(s\) do not fit its input \[1, 4, 3, 3\]"):
+        network(ranks)
+
+
+def external(tmp_path, location, **extra):
+    proto = small()
+    t = proto.graph.initializer[0]
+    data = t.raw_data
+    t.ClearField("raw_data")
+    t.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, **extra}.items():
+        t.external_data.add(key=key, value=str(value))
+    return proto, data
+
+
+def test_external_data(tmp_path):
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    proto, data = external(tmp_path, "weights.bin", offset=16, length=8 * 4 * 9 * 4)
+    (folder / "weights.bin").write_bytes(bytes(16) + data)
+    path = save(folder, proto)
+    pruned = tmp_path / "pruned.onnx"
+    onnx_import.read(path, prune=True, save_pruned=pruned)
+    stored = onnx.load(pruned).graph.initializer[0]
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), brute_force(np.frombuffer(data, "<f4").reshape(8, 4, 3, 3), 1))
+    (folder / "weights.bin").write_bytes(data[:100])
+    refused(folder, proto, "initializer 'w': expected 1152 bytes at offset 16 of 'weights.bin', which has 100")
+    (folder / "weights.bin").unlink()
+    refused(folder, proto, "initializer 'w': external data 'weights.bin' cannot be read")
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "", "link.bin", "a/../../secret.bin"])
+def test_external_data_outside_the_folder(tmp_path, location):
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    proto, data = external(tmp_path, location)
+    (tmp_path / "secret.bin").write_bytes(data)
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    refused(folder, proto, "outside the model's folder; expected a file beside the model")
