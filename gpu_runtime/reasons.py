@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from tactics.timing import Time
 
 from cuda_kernels import sparse24
 from gpu_runtime import planning
@@ -15,6 +14,7 @@ from tactics import plan
 from tactics.candidates import rejected, sparse_family_reason
 from tactics.predict import SIGMA_RATIO
 from tactics.tactic import Tactic
+from tactics.timing import Time
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool) -> dict:
@@ -79,7 +79,8 @@ def pattern(w: np.ndarray) -> tuple[float | None, list[int] | None]:
 
 def _best(times: dict[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
     rows = [(t, time) for t, time in times.items() if t.sparse == sparse]
-    return min(rows, key=lambda row: (row[1].us, row[0].name), default=None)
+    order = planning.PREFERRED.index
+    return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
 
 
 def _summary(best: tuple[Tactic, Time] | None) -> dict | None:

@@ -25,12 +25,14 @@ from tactics.problem import ConvProblem, Problem
 from tactics.tactic import Tactic
 
 SIGMA, SIGMA_RATIO = 0.30, 0.12
+RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
 DRAM_EFFICIENCY, L2_EFFICIENCY, SMEM_BYTES_PER_CLK = 0.85, 0.7, 128
 FILL_CLK = 900  # first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EPILOGUE_CLK = 600
 BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
 LATENCY_CLK = 800
+SM_L2_BYTES_PER_CLK = 64
 
 
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
@@ -55,7 +57,7 @@ def _result(device: Device, parts: dict[str, float], num_launches: int = 1) -> d
     bound = max(parts, key=parts.get)
     bound = "launch" if parts[bound] < launch else bound
     return {"launch_us": launch, **{f"{k}_us": v for k, v in parts.items()}, "bound": bound,
-            "total_us": launch + max(parts.values())}  # fmt: skip
+            "total_us": round((launch + max(parts.values())) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
 
 
 def _moved_us(device: Device, read: float, written: float, weights: float = 0.0) -> dict[str, float]:
@@ -85,10 +87,13 @@ def _conv(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | s
     b_bytes = t.n * t.k * 2
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
     # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
-    issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 3.0 / 128
-    l2 = stage_bytes(tactic) / (device.l2_bytes_per_clk / device.num_sms * L2_EFFICIENCY)
-    # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight.
-    arrival = LATENCY_CLK / ((t.stages - 1) * min(resident, per_sm))
+    issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
+    # Idle SMs leave their share of L2 to the others, up to what one SM can take.
+    active = min(device.num_sms, blocks)
+    l2 = stage_bytes(tactic) / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active)
+    # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
+    in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
+    arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
     loop = stages * max(clk.values())
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64

@@ -9,6 +9,7 @@ from tactics.format import Format
 
 # What marks a kernel's instruction in its name, as TensorRT's names do; tools look for "hmma".
 MARKS = {"conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832"}
+KERNELS = (*MARKS, "move", "pointwise", "pool", "pool_global", "softmax")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,6 +67,6 @@ class Tactic:
             tactic = Tactic(kernel, Tile(*map(int, found.groups()[1:])) if found[2] else None, tuple(ins), out)
         except (TypeError, ValueError):
             raise ValueError(f"not a tactic's name: {name!r}") from None
-        if tactic.name != name:
+        if tactic.name != name or tactic.kernel not in KERNELS or (tactic.tile is None) != (tactic.kernel not in MARKS):
             raise ValueError(f"not a tactic's name: {name!r}")
         return tactic

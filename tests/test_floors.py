@@ -1,0 +1,87 @@
+"""The reading order of the code is also its import order: a module imports only modules named earlier in the list.
+
+Imports inside functions are allowed downwards only too, except where a name says that it is a lazy edge.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ORDER = ["cuda_kernels.device", "cuda_kernels.sparse24", "cuda_kernels.compile", "cuda_kernels.emulator.*", "cuda_kernels.launch", "tactics.format", "tactics.problem", "tactics.tactic", "tactics.launches", "tactics.candidates", "tactics.predict", "tactics.timing_worker", "tactics.timing", "tactics.eliminate", "tactics.plan", "gpu_runtime.errors", "gpu_runtime.onnx_import", "gpu_runtime.onnx_sparsity", "gpu_runtime.fuse", "gpu_runtime.lower", "gpu_runtime.planning", "gpu_runtime.reasons", "gpu_runtime.memory", "gpu_runtime.report", "gpu_runtime.engine", "gpu_runtime.assemble", "gpu_runtime.context", "gpu_runtime.build", "gpu_runtime.cli", "gpu_runtime.__main__"]
+# A method that hands its object to a later floor imports it when it is called, never when the module loads.
+LAZY = {("gpu_runtime.engine", "gpu_runtime.context")}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in ("cuda_kernels", "tactics", "gpu_runtime"):
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+            if not name.endswith("__init__"):
+                found[name] = path
+    return found
+
+
+def floor(module: str) -> int:
+    for i, name in enumerate(ORDER):
+        if module == name or (name.endswith(".*") and module.startswith(name[:-1])):
+            return i
+    raise AssertionError(f"{module} stands on no floor: add it to ORDER, and to the README's reading order")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: write absolute imports"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_every_module_is_on_a_floor():
+    names = modules()
+    for name in names:
+        floor(name)
+    for name in ORDER:
+        assert name.endswith(".*") or name in names, f"{name} is in ORDER, but there is no such file"
+
+
+def test_imports_go_down():
+    names = modules()
+    for name, path in names.items():
+        for other in imports(path) & set(names):
+            same = floor(other) == floor(name)
+            assert same or floor(other) < floor(name) or (name, other) in LAZY, f"{name} imports {other}, a later floor"
+
+
+def test_only_import_and_fuse_see_onnx():
+    for name, path in modules().items():
+        if name in ("gpu_runtime.onnx_import", "gpu_runtime.fuse"):
+            continue
+        seen = {i for i in imports(path) if i.split(".")[0] in ("onnx", "onnx_ir", "onnxscript")}
+        assert not seen, f"{name} imports {seen}"
+
+
+def test_running_an_engine_needs_no_builder():
+    names = modules()
+    seen, todo = set(), ["gpu_runtime.context"]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = imports(names[name])
+        assert not {i.split(".")[0] for i in found} & {"onnx", "onnx_ir", "onnxscript", "scipy"}, name
+        todo += found & set(names)
+    planner = {"tactics.plan", "tactics.candidates", "gpu_runtime.build", "gpu_runtime.planning", "gpu_runtime.lower"}
+    assert not seen & planner, seen & planner
+
+
+def test_the_readme_tells_the_same_order():
+    text = (ROOT / "README.md").read_text()
+    at = text.index("How to read this code")
+    for name in ORDER:
+        leaf = name.removesuffix(".*").rpartition(".")[2]
+        assert f"`{leaf}`" in text[at:] or f"`{leaf}/`" in text[at:], f"README's reading order leaves out {name}"

@@ -1,0 +1,87 @@
+"""Names round-trip; every rejection has a reason; launches are consistent with tiles; predictions behave."""
+
+import numpy as np
+import pytest
+
+from cuda_kernels.device import NAMED, named
+from tactics.candidates import candidates, rejected
+from tactics.launches import conv_smem, launches, pack_weights, padded_k
+from tactics.predict import predict, predict_us
+from tactics.problem import Activation, ConvProblem, PoolProblem, ReformatProblem
+from tactics.tactic import Tactic
+
+CONV = ConvProblem(1, 64, 14, 14, 96, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=Activation("relu"), sparse24=True)
+PROBLEMS = [
+    CONV,
+    ConvProblem(2, 3, 9, 7, 10, 1, 1),
+    PoolProblem(1, 8, 6, 6, "max", 2, 2, (3, 3), (2, 2)),
+    PoolProblem(1, 8, 6, 6, "avg", 6, 6, (1, 1)),
+    ReformatProblem(1, 8, 6, 6, "fp32:chw", "fp16:hwc8"),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_names_round_trip(problem):
+    for tactic in candidates(problem, named("h200")):
+        assert Tactic.parse(tactic.name) == tactic
+        assert not set(tactic.name) & set("<>&|/ "), "names go into graphs and file names"
+
+
+@pytest.mark.parametrize("name", ["", "conv_dense", "conv_dense_hmma_16816_1x2__fp16.hwc8", "conv_dense__fp16.hwc8_fp16.hwc8_x"])
+def test_names_of_nothing_are_refused(name):
+    with pytest.raises(ValueError, match="not a tactic's name"):
+        Tactic.parse(name)
+
+
+@pytest.mark.parametrize("device", NAMED)
+def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
+    d = named(device)
+    good, bad = candidates(CONV, d), rejected(CONV, d)
+    assert any(t.sparse for t in good) and any(not t.sparse for t in good)
+    for t in good:
+        assert conv_smem(t) <= d.smem_per_block
+        (launch,) = launches(CONV, t)
+        assert launch.block[0] == t.tile.threads <= 1024
+        assert launch.smem == conv_smem(t)
+    assert all(reason for _, reason in bad)
+    if d.smem_per_block < 100 * 1024:
+        assert any("shared memory" in reason for _, reason in bad)
+
+
+@pytest.mark.parametrize("change,word", [({"sparse24": False}, "pattern_violation"), ({"c": 66, "sparse24": False}, "channels_not")])
+def test_sparse_is_rejected_with_its_reason(change, word):
+    problem = ConvProblem(**({f: getattr(CONV, f) for f in CONV.__dataclass_fields__} | change))
+    assert not any(t.sparse for t in candidates(problem, named("a100")))
+    assert any(word in reason for name, reason in rejected(problem, named("a100")) if "sparse" in name)
+
+
+def test_packed_weights_are_padded_with_zeros_and_rows_of_sixteen():
+    problem = ConvProblem(1, 12, 5, 5, 20, 3, 3, bias=True, sparse24=True)
+    w = np.random.default_rng(0).standard_normal((20, 12, 3, 3)).astype(np.float32)
+    w[:, 2::4] = 0
+    w[:, 3::4] = 0
+    by_kernel = {t.kernel: t for t in candidates(problem, named("a100"))}
+    dense = pack_weights(problem, by_kernel["conv_dense"], {"w": w, "b": np.ones(20)})
+    sparse = pack_weights(problem, by_kernel["conv_sparse24"], {"w": w, "b": np.ones(20)})
+    assert padded_k(problem) == 192  # 9 taps of 16 channels, in stages of 64
+    assert dense["w"].size == 32 * 192 and sparse["w"].size == 32 * 192 // 2 and sparse["meta"].size * 32 == 32 * 192
+    assert np.count_nonzero(dense["w"]) == np.count_nonzero(sparse["w"]) == np.count_nonzero(w)
+    assert dense["b"].tolist() == [1.0] * 20 + [0.0] * 12
+
+
+def test_predictions_grow_with_the_work_and_say_what_bounds_them():
+    d = named("h200")
+    tactic = next(t for t in candidates(CONV, d) if not t.sparse)
+    small, large = (ConvProblem(n, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1), residual=True) for n in (1, 64))
+    assert predict_us(small, tactic, d) < predict_us(large, tactic, d)
+    assert predict(large, tactic, d)["bound"] in ("mma", "smem", "l2", "dram", "issue", "latency", "launch")
+
+
+@pytest.mark.parametrize("device", NAMED)
+def test_no_prediction_beats_the_roofline(device):
+    d = named(device)
+    for n in (1, 32, 256):
+        p = ConvProblem(n, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
+        for t in candidates(p, d):
+            peak = d.dense_tflops * (2 if t.sparse else 1)
+            assert predict_us(p, t, d) > 2e-6 * p.macs / peak
