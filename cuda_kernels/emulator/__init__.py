@@ -1,1 +1,20 @@
-"""A PTX interpreter: runs what NVRTC emits for our .cu files on the CPU, and checks and counts while it does."""
+"""A PTX interpreter: runs what NVRTC emits for our .cu files on the CPU, and checks and counts while it does.
+
+    program = load(ptx)
+    memory = Memory()
+    x = memory.upload(array, "x")
+    stats = launch(program, (8, 1, 1), (256, 1, 1), 49152, params, memory, options=Options(seed=1))
+
+The names below are imported on first use: importing this package costs nothing.
+"""
+
+_NAMES = ("EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load")
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str):
+    if name in _NAMES:
+        from cuda_kernels.emulator import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module 'cuda_kernels.emulator' has no attribute '{name}'")

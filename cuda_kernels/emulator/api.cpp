@@ -1,0 +1,135 @@
+// The C interface that run.py binds: load a program, start a launch on all host threads, wait, stop, collect.
+#include <algorithm>
+#include <chrono>
+
+#include "interp.h"
+
+namespace {
+u8* aligned_bytes(size_t n) { return (u8*)aligned_alloc(256, (n + 511) / 256 * 256); }
+
+void work(Run& run, Worker& k) {
+    const Launch& l = run.launch;
+    u64 blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
+    u32 warps = (l.block[0] * l.block[1] * l.block[2] + 31) / 32;
+    k.run = &run, k.prog = run.prog, k.launch = &run.launch, k.consts = run.prog->consts;
+    k.regs = aligned_bytes((size_t)warps * run.prog->warp_bytes);
+    k.smem = aligned_bytes(l.smem_end);
+    k.local = aligned_bytes((size_t)warps * LANES * run.prog->local_bytes);
+    memset(k.smem, 0xff, l.smem_end);
+    memset(k.regs, 0, (size_t)warps * run.prog->warp_bytes);
+    memset(k.local, 0xff, (size_t)warps * LANES * run.prog->local_bytes);
+    if (l.checks) k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.counts.resize(run.prog->ins.size());
+    try {
+        for (;;) {
+            u64 i = run.next_block.fetch_add(1, std::memory_order_relaxed);
+            if (i >= blocks || run.stop.load(std::memory_order_relaxed)) break;
+            if (l.seed) {  // a permutation of the blocks: an affine map by a number coprime to their count
+                u64 step = l.seed * 2654435761u % blocks;
+                while (std::__gcd(step, blocks) != 1) step++;
+                i = (u64)(((unsigned __int128)i * step + l.seed) % blocks);
+            }
+            l.checks ? run_block<true>(k, i) : run_block<false>(k, i);
+        }
+    } catch (Fault& f) {
+        std::lock_guard<std::mutex> hold(run.lock);
+        if (!run.faulted || f.linear < run.fault.linear) run.fault = f;
+        run.faulted = true;
+        run.stop = true;
+    }
+    free(k.regs), free(k.smem), free(k.local);
+    std::lock_guard<std::mutex> hold(run.lock);
+    run.finished++;
+    run.done.notify_all();
+}
+}  // namespace
+
+extern "C" {
+
+// Names of row operations and instruction kinds, one per line, in table order.
+int emu_names(char* out, int size) {
+    std::string text;
+    int n;
+    const RowOp* ops = row_ops(&n);
+#define X(kind) text += #kind "\n";
+    KINDS(X)
+#undef X
+    text += "\n";
+    for (int i = 0; i < n; i++) text += std::string(ops[i].name) + (ops[i].test ? " test\n" : " row\n");
+    if ((int)text.size() < size) memcpy(out, text.c_str(), text.size() + 1);
+    return (int)text.size() + 1;
+}
+
+void* emu_program(const Ins* ins, u64 n, const u8* consts, u64 const_bytes, const u32* tables, u64 n_tables, const Special* specials,
+                  u64 n_specials, const u32* sizes) {
+    auto* p = new Program;
+    p->ins.assign(ins, ins + n);
+    int count;
+    const RowOp* ops = row_ops(&count);
+    for (Ins& i : p->ins) {
+        if (i.kind == K_ROW) i.fn = (void*)ops[(u64)i.fn].row;
+        if (i.kind == K_TEST) i.fn = (void*)ops[(u64)i.fn].test;
+        p->has_nc |= i.kind == K_LD && (i.flags & NC);
+    }
+    p->consts = aligned_bytes(const_bytes);
+    memcpy(p->consts, consts, const_bytes);
+    p->tables.assign(tables, tables + n_tables);
+    p->specials.assign(specials, specials + n_specials);
+    p->warp_bytes = sizes[0], p->pred_bytes = sizes[1], p->local_bytes = sizes[2], p->cell_shift = sizes[3];
+    return p;
+}
+void emu_program_free(void* p) { delete (Program*)p; }
+
+void* emu_launch(const void* program, const Launch* l) {
+    auto* run = new Run;
+    run->prog = (const Program*)program;
+    run->launch = *l;
+    run->params.assign(l->params, l->params + l->param_bytes);
+    run->launch.params = run->params.data();
+    for (u64 i = 0; i < l->n_allocations; i++) {
+        Allocation a{l->allocations[2 * i], l->allocations[2 * i + 1], nullptr};
+        bool tracked = std::find(l->tracked, l->tracked + l->n_tracked, a.address) != l->tracked + l->n_tracked;
+        if (l->checks && (tracked || run->prog->has_nc)) a.shadow = (u8*)calloc(a.size ? a.size : 1, 1);  // pages come when touched
+        run->allocations.push_back(a);
+    }
+    u64 blocks = (u64)l->grid[0] * l->grid[1] * l->grid[2];
+    u32 threads = (u32)std::min<u64>(l->threads ? l->threads : std::max(1u, std::thread::hardware_concurrency()), blocks);
+    for (u32 i = 0; i < threads; i++) run->workers.emplace_back(new Worker);
+    for (u32 i = 0; i < threads; i++) run->threads.emplace_back(work, std::ref(*run), std::ref(*run->workers[i]));
+    return run;
+}
+
+// True when all threads have ended, waiting at most this long.
+int emu_poll(void* h, int milliseconds) {
+    auto* run = (Run*)h;
+    std::unique_lock<std::mutex> hold(run->lock);
+    return run->done.wait_for(hold, std::chrono::milliseconds(milliseconds), [&] { return run->finished == run->workers.size(); });
+}
+void emu_stop(void* h) { ((Run*)h)->stop = true; }
+
+// Join; sums to totals[4] and counts[instructions]; shadow bytes of tracked allocations to `shadows` (pointers, in tracked order).
+// Returns 1 and fills the fault record when a check failed: numbers[8] and text "check\ndetail".
+int emu_finish(void* h, u64* totals, Count* counts, u8** shadows, u64* numbers, char* text, int text_size) {
+    auto* run = (Run*)h;
+    for (auto& t : run->threads) t.join();
+    for (auto& w : run->workers) {
+        totals[0] += w->instructions, totals[1] += w->mma, totals[2] += w->mma_sp, totals[3] += w->async_bytes;
+        for (size_t i = 0; i < w->counts.size(); i++) {
+            u64* d = (u64*)&counts[i];
+            const u64* s = (const u64*)&w->counts[i];
+            for (size_t j = 0; j < sizeof(Count) / 8; j++) d[j] += s[j];
+        }
+    }
+    for (u64 i = 0; i < run->launch.n_tracked; i++)
+        for (auto& a : run->allocations)
+            if (a.address == run->launch.tracked[i] && a.shadow) memcpy(shadows[i], a.shadow, a.size);
+    bool faulted = run->faulted;
+    if (faulted) {
+        const Fault& f = run->fault;
+        u64 v[8] = {f.pc, f.lanes, f.block[0], f.block[1], f.block[2], f.warp, f.linear, 0};
+        memcpy(numbers, v, sizeof v);
+        snprintf(text, text_size, "%s\n%s", f.check.c_str(), f.detail.c_str());
+    }
+    delete run;
+    return faulted;
+}
+}

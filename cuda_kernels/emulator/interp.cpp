@@ -1,0 +1,553 @@
+// The interpreter: one warp at a time, its lanes in groups that share a pc; the group with the lowest pc runs, and groups that
+// meet merge. A block's warps take turns; every wait (barrier, quantum) leaves a warp that can be resumed.
+#include <cstdarg>
+#include <cstdio>
+#include <ctime>
+
+#include "memory.h"
+#include "mma.h"
+
+void fault(const char* check, u32 pc, u32 lanes, std::string detail) {
+    Fault f;
+    f.check = check, f.pc = pc, f.lanes = lanes, f.detail = std::move(detail);
+    throw f;
+}
+
+std::string format(const char* f, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, f);
+    vsnprintf(text, sizeof text, f, args);
+    va_end(args);
+    return text;
+}
+
+namespace {
+
+// ---- groups of lanes
+
+// Continue with the lowest group that may run. False when no lane is left.
+bool choose(Worker& k, Warp& w) {
+    for (size_t i = 0; i < w.groups.size(); i++)  // groups at one pc are one group
+        for (size_t j = i + 1; j < w.groups.size();)
+            if (w.groups[i].pc == w.groups[j].pc) {
+                w.groups[i].mask |= w.groups[j].mask, w.groups[i].need |= w.groups[j].need;
+                w.groups.erase(w.groups.begin() + j);
+            } else j++;
+    if (w.groups.empty()) return false;
+    size_t best = w.groups.size();
+    for (int attempt = 0; attempt < 2 && best == w.groups.size(); attempt++) {
+        for (size_t i = 0; i < w.groups.size(); i++) {
+            Group& g = w.groups[i];
+            if (g.need & w.alive & ~g.mask) continue;
+            if (best == w.groups.size() || g.pc < w.groups[best].pc) best = i;
+        }
+        if (attempt || best < w.groups.size()) break;
+        // bar.warp.sync may be met at different places: when together all have come, let all go
+        u32 together = 0, need = w.groups[0].need;
+        bool same = true;
+        for (auto& g : w.groups) same &= k.prog->ins[g.pc].kind == K_BAR_WARP && g.need == need, together |= g.mask;
+        if (same && !(need & w.alive & ~together))
+            for (auto& g : w.groups) g.pc++, g.need = 0;
+    }
+    if (best == w.groups.size()) {
+        std::string text = "lanes of one warp wait at different places for each other:";
+        for (auto& g : w.groups) text += format(" lanes 0x%08x at @pc%u@ (needs 0x%08x);", g.mask, g.pc, g.need & w.alive);
+        fault("deadlock", w.groups[0].pc, w.groups[0].mask, text);
+    }
+    w.pc = w.groups[best].pc, w.active = w.groups[best].mask;
+    w.groups.erase(w.groups.begin() + best);
+    w.watch = ~0u;
+    for (auto& g : w.groups) w.watch = g.pc < w.watch ? g.pc : w.watch;
+    return true;
+}
+
+// All lanes of `need` that still live must execute this instruction together. If some are elsewhere, park these lanes.
+inline bool together(Worker& k, Warp& w, u32 m, u32 need) {
+    if (!(need & w.alive & ~m)) return true;
+    w.groups.push_back({w.pc, m, need});
+    if (w.active & ~m) w.groups.push_back({w.pc + 1, w.active & ~m, 0});
+    choose(k, w);
+    return false;
+}
+
+// ---- barriers
+
+void barrier_done(Worker& k, Barrier& b) {
+    k.epochs++;
+    for (u32 m = b.waiting; m; m &= m - 1) {
+        Warp& w = k.warps[__builtin_ctz(m)];
+        w.state = RUNNABLE;
+        w.epoch = k.epochs;
+        u32 least = ~0u;
+        for (u32 v = 0; v < k.warps.size(); v++) {
+            if (b.joined[v] > w.known[v]) w.known[v] = b.joined[v];
+            if (v != w.index && w.known[v] < least) least = w.known[v];
+        }
+        w.min_known = least;
+        const Ins& in = k.prog->ins[w.barrier_pc];
+        if (in.sub >= 2) {  // bar.red
+            if (in.sub == 2) {
+                u32* d = (u32*)operand(k, w, in.o[0]);
+                for (int i = 0; i < LANES; i++) d[i] = b.popc;
+            } else *pred(w, in.o[0]) = (in.sub == 3 ? b.all : b.any) ? FULL : 0;
+        }
+    }
+    b = Barrier();
+}
+
+// Barriers that count the whole block are met by the warps that still live.
+void recount(Worker& k) {
+    u32 alive = 0;
+    for (auto& w : k.warps) alive += w.state != DONE;
+    for (auto& b : k.barriers)
+        if (b.arrived && b.expected == 0 && (u32)__builtin_popcount(b.waiting) >= alive) barrier_done(k, b);
+}
+
+enum BarKind { BAR_SYNC, BAR_ARRIVE, BAR_POPC, BAR_AND, BAR_OR };
+
+// True when the warp must wait.
+bool barrier(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    u32 id = ((u32*)operand(k, w, in.o[1]))[__builtin_ctz(m)];
+    u32 count = in.o[2] >= 0 ? ((u32*)operand(k, w, in.o[2]))[__builtin_ctz(m)] : 0;
+    if (id >= 16) fault("barrier", pc, m, format("barrier %u does not exist (0 to 15)", id));
+    if (count % 32) fault("barrier", pc, m, format("thread count %u is not a multiple of 32", count));
+    Barrier& b = k.barriers[id];
+    if (b.arrived && b.expected != count)
+        fault("barrier", pc, m, format("barrier %u is waited for with %u threads here and %u by another warp", id, count, b.expected));
+    b.expected = count, b.arrived += 32;
+    for (u32 v = 0; v < k.warps.size(); v++) {
+        u32 known = v == w.index ? w.epoch : w.known[v];
+        if (known > b.joined[v]) b.joined[v] = known;
+    }
+    if (in.sub >= BAR_POPC) {
+        u32 p = *(u32*)operand(k, w, in.o[3]);
+        if (in.flags & PRED_NOT) p = ~p;
+        b.popc += __builtin_popcount(p & m), b.all &= (p & m) == m, b.any |= (p & m) != 0;
+    }
+    if (in.sub == BAR_ARRIVE) w.epoch = ++k.epochs;
+    else w.state = AT_BARRIER, w.barrier = id, w.barrier_pc = pc, b.waiting |= 1u << w.index;
+    if (count ? b.arrived >= count : false) {
+        if (b.arrived > count) fault("barrier", pc, m, format("more than the %u threads it expects arrived at barrier %u", count, id));
+        barrier_done(k, b);
+    } else if (!count) recount(k);
+    return w.state == AT_BARRIER;
+}
+
+// ---- warp-wide instructions
+
+inline void shuffle(Worker& k, Warp& w, const Ins& in, u32 m) {
+    u32 a[LANES], r[LANES], inside = 0;
+    memcpy(a, operand(k, w, in.o[2]), sizeof a);
+    const u32 *b = (u32*)operand(k, w, in.o[3]), *c = (u32*)operand(k, w, in.o[4]);
+    for (u32 i = 0; i < LANES; i++) {
+        u32 bv = b[i] & 31, cv = c[i] & 31, seg = c[i] >> 8 & 31;
+        u32 max = (i & seg) | (cv & ~seg), min = i & seg;
+        s32 j;
+        bool p;
+        switch (in.sub) {
+            case 0: j = (s32)(i - bv), p = j >= (s32)max; break;           // up
+            case 1: j = (s32)(i + bv), p = j <= (s32)max; break;           // down
+            case 2: j = (s32)(i ^ bv), p = j <= (s32)max; break;           // bfly
+            default: j = (s32)(min | (bv & ~seg)), p = j <= (s32)max;      // idx
+        }
+        if (!p) j = (s32)i;
+        r[i] = a[j], inside |= (u32)p << i;
+    }
+    if (in.o[0] >= 0) blend32(operand(k, w, in.o[0]), r, m);
+    if (in.o[1] >= 0) {
+        u32* d = pred(w, in.o[1]);
+        *d = (*d & ~m) | (inside & m);
+    }
+}
+
+inline void broadcast(Worker& k, Warp& w, s32 o, u32 v, u32 m) {
+    u32 r[LANES];
+    for (u32& x : r) x = v;
+    blend32(operand(k, w, o), r, m);
+}
+
+inline void vote(Worker& k, Warp& w, const Ins& in, u32 m) {
+    u32 p = *(u32*)operand(k, w, in.o[2]);
+    if (in.flags & PRED_NOT) p = ~p;
+    p &= m;
+    if (in.sub == 0) return broadcast(k, w, in.o[0], p, m);  // ballot
+    bool v = in.sub == 1 ? p != 0 : in.sub == 2 ? p == m : p == 0 || p == m;  // any, all, uni
+    u32* d = pred(w, in.o[0]);
+    *d = v ? *d | m : *d & ~m;
+}
+
+inline void match(Worker& k, Warp& w, const Ins& in, u32 m) {
+    u32 r[LANES] = {};
+    u64 v[LANES];
+    const u8* a = operand(k, w, in.o[2]);
+    for (int i = 0; i < LANES; i++) v[i] = in.size == 8 ? ((const u64*)a)[i] : ((const u32*)a)[i];
+    bool same = true;
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++)
+            if ((m >> i & 1) && (m >> j & 1)) {
+                if (v[i] == v[j]) r[i] |= 1u << j;
+                else same = false;
+            }
+    if (in.sub == 0) return blend32(operand(k, w, in.o[0]), r, m);
+    broadcast(k, w, in.o[0], same ? m : 0, m);
+    if (in.o[1] >= 0) {
+        u32* d = pred(w, in.o[1]);
+        *d = same ? *d | m : *d & ~m;
+    }
+}
+
+inline void reduce(Worker& k, Warp& w, const Ins& in, u32 m) {
+    const u32* a = (const u32*)operand(k, w, in.o[2]);
+    u32 first = __builtin_ctz(m), r = a[first];
+    for (u32 i = first + 1; i < LANES; i++)
+        if (m >> i & 1) r = (u32)atom_result(in.sub & 255, in.sub >> 8, r, a[i], 0);
+    broadcast(k, w, in.o[0], r, m);
+}
+
+inline void tensor(Worker& k, Warp& w, const Ins& in, u32 pc) {
+    const bool acc16 = in.sub & MMA_ACC16;
+    const int depth = in.size, cd = acc16 ? 2 : 4;
+    const u8 *a[4] = {}, *b[4] = {}, *c[4] = {};
+    u8* d[4] = {};
+    const int na = in.kind == K_MMA ? depth / 4 : depth / 8, nb = depth / 8;
+    int o = 0;
+    for (int i = 0; i < cd; i++) d[i] = operand(k, w, in.o[o++]);
+    for (int i = 0; i < na; i++) a[i] = operand(k, w, in.o[o++]);
+    for (int i = 0; i < nb; i++) b[i] = operand(k, w, in.o[o++]);
+    for (int i = 0; i < cd; i++) c[i] = operand(k, w, in.o[o++]);
+    if (in.kind == K_MMA) {
+        k.mma++;
+        return mma_dense(a, b, c, d, depth, in.sub);
+    }
+    k.mma_sp++;
+    u8 index[16][16];
+    int chunk;
+    u32 code;
+    int row = unpack_metadata((const u32*)operand(k, w, in.o[o]), depth, (int)in.imm, index, &chunk, &code);
+    if (row >= 0) {
+        int lane = 4 * (row % 8) + (depth == 32 ? 2 * (int)in.imm + chunk / 4 : (int)in.imm);
+        fault("metadata", pc, 1u << lane, format("sparse metadata of row %d, columns %d to %d is 0x%x; ::ordered_metadata allows 0x4, 0x8, "
+            "0x9, 0xC, 0xD and 0xE", row, 4 * chunk, 4 * chunk + 3, code));
+    }
+    mma_sparse(a, b, c, d, index, depth, in.sub);
+}
+
+inline void predicate(Worker& k, Warp& w, const Ins& in, u32 m) {
+    u32 a = *(u32*)operand(k, w, in.o[1]), b = *(u32*)operand(k, w, in.o[2]), r;
+    switch (in.sub) {
+        case 0: r = a; break;
+        case 1: r = a & b; break;
+        case 2: r = a | b; break;
+        case 3: r = a ^ b; break;
+        default: r = ~a;
+    }
+    u32* d = pred(w, in.o[0]);
+    *d = (*d & ~m) | (r & m);
+}
+
+enum { KEEP_GOING, YIELD };
+
+// Run until the warp waits, ends, or has executed `quantum` instructions.
+template <bool CHECK>
+void run_warp(Worker& k, Warp& w, u64 quantum) {
+    const Ins* const code = k.prog->ins.data();
+    u64 left = quantum;
+    auto at = [&](s32 o) { return operand(k, w, o); };
+    while (left) {
+        if (w.pc >= w.watch) {
+            w.groups.push_back({w.pc, w.active, 0});
+            choose(k, w);
+        }
+        const u32 pc = w.pc;
+        const Ins& in = code[pc];
+        u32 m = w.active;
+        left--;
+        if (in.guard >= 0) {
+            u32 p = *pred(w, in.guard);
+            m &= in.flags & GUARD_NOT ? ~p : p;
+            if (!m) {
+                w.pc++;
+                continue;
+            }
+        }
+        if (CHECK) k.counts[pc].executed++;
+        switch (in.kind) {
+            case K_ROW: {
+                u8* d = at(in.o[0]);
+                RowFn f = (RowFn)in.fn;
+                if (m == FULL) {
+                    f(d, at(in.o[1]), at(in.o[2]), at(in.o[3]), at(in.o[4]));
+                } else {
+                    f(k.scratch[0], at(in.o[1]), at(in.o[2]), at(in.o[3]), at(in.o[4]));
+                    in.flags & WIDE ? blend64(d, k.scratch[0], m) : blend32(d, k.scratch[0], m);
+                }
+                break;
+            }
+            case K_TEST: {
+                u32 r = ((TestFn)in.fn)(at(in.o[1]), at(in.o[2])), q = ~r;
+                if (in.sub) {
+                    u32 p = *(u32*)at(in.o[3]);
+                    if (in.flags & PRED_NOT) p = ~p;
+                    if (in.sub == 1) r &= p, q &= p;
+                    else if (in.sub == 2) r |= p, q |= p;
+                    else r ^= p, q ^= p;
+                }
+                u32* d = pred(w, in.o[0]);
+                if (in.o[0] >= 0) *d = (*d & ~m) | (r & m);
+                if (in.o[4] >= 0) {
+                    u32* e = pred(w, in.o[4]);
+                    *e = (*e & ~m) | (q & m);
+                }
+                break;
+            }
+            case K_PRED: predicate(k, w, in, m); break;
+            case K_BRA: {
+                u32 target = (u32)in.imm, rest = w.active & ~m;
+                if (rest) {
+                    w.groups.push_back({target, m, 0});
+                    w.groups.push_back({pc + 1, rest, 0});
+                    choose(k, w);
+                } else w.pc = target;
+                continue;
+            }
+            case K_BRX: {
+                const u32* index = (const u32*)at(in.o[1]);
+                if (w.active & ~m) w.groups.push_back({pc + 1, w.active & ~m, 0});
+                for (int i = 0; i < LANES; i++) {
+                    if (!(m >> i & 1)) continue;
+                    if (index[i] >= in.imm2) fault("branch", pc, 1u << i, format("brx.idx index %u, table of %d", index[i], (int)in.imm2));
+                    w.groups.push_back({k.prog->tables[in.imm + index[i]], 1u << i, 0});
+                }
+                choose(k, w);
+                continue;
+            }
+            case K_EXIT: {
+                w.alive &= ~m;
+                if (w.active & ~m) w.groups.push_back({pc + 1, w.active & ~m, 0});
+                if (!choose(k, w)) {
+                    w.state = DONE;
+                    goto out;
+                }
+                continue;
+            }
+            case K_BAR:
+                if (!together(k, w, m, FULL)) continue;
+                w.pc = pc + 1;
+                if (barrier(k, w, in, m, pc)) goto out;
+                continue;
+            case K_BAR_WARP: {
+                u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
+                if (!together(k, w, m, need)) continue;
+                break;
+            }
+            case K_LD:
+            case K_ST: load_store<CHECK>(k, w, in, m, pc); break;
+            case K_LD_PARAM: {
+                const u8* p = k.launch->params + in.imm;
+                for (u32 j = 0; j < in.vec; j++, p += in.size) {
+                    u64 v = 0;
+                    memcpy(&v, p, in.size);
+                    if (in.flags & SIGNED) v = (u64)((s64)(v << (64 - 8 * in.size)) >> (64 - 8 * in.size));
+                    u8* d = m == FULL ? at(in.o[j]) : k.scratch[0];
+                    if (in.flags & WIDE)
+                        for (int i = 0; i < LANES; i++) ((u64*)d)[i] = v;
+                    else
+                        for (int i = 0; i < LANES; i++) ((u32*)d)[i] = (u32)v;
+                    if (m != FULL) in.flags & WIDE ? blend64(at(in.o[j]), d, m) : blend32(at(in.o[j]), d, m);
+                }
+                break;
+            }
+            case K_ATOM: atomic<CHECK>(k, w, in, m, pc); break;
+            case K_CP_ASYNC: cp_async<CHECK>(k, w, in, m, pc); break;
+            case K_CP_COMMIT:
+                for (int i = 0; i < LANES; i++) w.committed[i] += m >> i & 1;
+                break;
+            case K_CP_WAIT:
+                if (!w.async.empty()) cp_wait<CHECK>(k, w, m, in.imm, in.flags & ASYNC_ALL, pc);
+                break;
+            case K_LDMATRIX:
+                if (!together(k, w, m, FULL)) continue;
+                if (m != FULL) fault("convergence", pc, m, format("ldmatrix needs all 32 lanes, has 0x%08x", m));
+                ldmatrix<CHECK>(k, w, in, pc);
+                break;
+            case K_MOVMATRIX: {
+                if (!together(k, w, m, FULL)) continue;
+                if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
+                u16 s[8][8], t[8][8];
+                memcpy(s, at(in.o[1]), sizeof s);
+                for (int r = 0; r < 8; r++)
+                    for (int c = 0; c < 8; c++) t[c][r] = s[r][c];
+                memcpy(at(in.o[0]), t, sizeof t);
+                break;
+            }
+            case K_MMA:
+            case K_MMA_SP:
+                if (!together(k, w, m, FULL)) continue;
+                if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
+                tensor(k, w, in, pc);
+                break;
+            case K_SHFL:
+            case K_VOTE:
+            case K_MATCH:
+            case K_REDUX: {
+                u32 need = ((u32*)at(in.o[5]))[__builtin_ctz(m)];
+                if (m & ~need) fault("convergence", pc, m & ~need, format("a lane outside the member mask 0x%08x executes it", need));
+                if (!together(k, w, m, need)) continue;
+                if (in.kind == K_SHFL) shuffle(k, w, in, m);
+                else if (in.kind == K_VOTE) vote(k, w, in, m);
+                else if (in.kind == K_MATCH) match(k, w, in, m);
+                else reduce(k, w, in, m);
+                break;
+            }
+            case K_ACTIVEMASK: broadcast(k, w, in.o[0], m, m); break;
+            case K_NOP: break;
+            case K_TRAP: fault("trap", pc, m, "the kernel executed trap");
+            case K_CLOCK: {
+                u64 r[LANES], now = in.sub ? (u64)time(nullptr) * 1000000000ull : k.instructions + (quantum - left);
+                for (u64& x : r) x = now;
+                if (in.flags & WIDE) blend64(at(in.o[0]), r, m);
+                else broadcast(k, w, in.o[0], (u32)now, m);
+                break;
+            }
+            case K_ISSPACEP: {
+                u64 a[LANES];
+                addresses(k, w, in.o[1], 0, true, m, a);
+                u32 r = 0;
+                for (int i = 0; i < LANES; i++) r |= (u32)(space_of(a[i]) == in.sub) << i;
+                u32* d = pred(w, in.o[0]);
+                *d = (*d & ~m) | (r & m);
+                break;
+            }
+            default: fault("internal", pc, m, format("instruction kind %u", in.kind));
+        }
+        w.pc++;
+    }
+out:
+    k.instructions += quantum - left;
+    w.since_switch += quantum - left;
+    if (w.state == RUNNABLE && !w.groups.empty() && w.since_switch > (1u << 20)) {
+        // Lanes spinning at a low pc must not starve the lanes they wait for: let another group run for a while.
+        w.since_switch = 0;
+        Group mine{w.pc, w.active, 0};
+        for (size_t i = 0; i < w.groups.size(); i++) {
+            Group g = w.groups[i];
+            if (g.need & w.alive & ~g.mask) continue;
+            w.groups[i] = mine, w.pc = g.pc, w.active = g.mask;
+            w.watch = ~0u;
+            for (auto& o : w.groups)
+                if (o.pc > w.pc && o.pc < w.watch) w.watch = o.pc;
+            break;
+        }
+    }
+}
+
+void special_registers(Worker& k, Warp& w) {
+    const Launch& l = *k.launch;
+    for (const Special& s : k.prog->specials) {
+        u32* row = (u32*)(w.regs + s.offset);
+        for (u32 i = 0; i < LANES; i++) {
+            u32 t = w.index * LANES + i, v = 0;
+            switch (s.code) {
+                case TID_X: v = t % l.block[0]; break;
+                case TID_Y: v = t / l.block[0] % l.block[1]; break;
+                case TID_Z: v = t / (l.block[0] * l.block[1]); break;
+                case NTID_X: case NTID_Y: case NTID_Z: v = l.block[s.code - NTID_X]; break;
+                case CTAID_X: case CTAID_Y: case CTAID_Z: v = k.ctaid[s.code - CTAID_X]; break;
+                case NCTAID_X: case NCTAID_Y: case NCTAID_Z: v = l.grid[s.code - NCTAID_X]; break;
+                case LANEID: v = i; break;
+                case WARPID: v = w.index; break;
+                case NWARPID: v = (u32)k.warps.size(); break;
+                case SMID: v = 0; break;
+                case NSMID: v = 1; break;
+                case LANEMASK_EQ: v = 1u << i; break;
+                case LANEMASK_LT: v = (1u << i) - 1; break;
+                case LANEMASK_LE: v = ((1u << i) - 1) | 1u << i; break;
+                case LANEMASK_GE: v = ~((1u << i) - 1); break;
+                case LANEMASK_GT: v = ~((1u << i) - 1) & ~(1u << i); break;
+                case DYNAMIC_SMEM: v = l.dynamic_smem; break;
+                case TOTAL_SMEM: v = l.smem_end - l.smem_base; break;
+            }
+            row[i] = v;
+        }
+    }
+}
+
+std::string where_warps_are(Worker& k) {
+    std::string text;
+    for (auto& w : k.warps) {
+        if (w.state == DONE) text += format(" warp %u: exited;", w.index);
+        else if (w.state == AT_BARRIER)
+            text += format(" warp %u: at barrier %u, @pc%u@, %u of %s threads there;", w.index, w.barrier, w.barrier_pc,
+                k.barriers[w.barrier].arrived, k.barriers[w.barrier].expected ? format("%u", k.barriers[w.barrier].expected).c_str() : "all");
+        else text += format(" warp %u: at @pc%u@;", w.index, w.pc);
+    }
+    return text;
+}
+}  // namespace
+
+template <bool CHECK>
+void run_block(Worker& k, u64 linear) {
+    const Launch& l = *k.launch;
+    k.ctaid[0] = (u32)(linear % l.grid[0]);
+    k.ctaid[1] = (u32)(linear / l.grid[0] % l.grid[1]);
+    k.ctaid[2] = (u32)(linear / ((u64)l.grid[0] * l.grid[1]));
+    u32 threads = l.block[0] * l.block[1] * l.block[2], n = (threads + 31) / 32;
+    k.warps.resize(n);
+    for (auto& b : k.barriers) b = Barrier();
+    k.epochs = 1;
+    if (CHECK) {
+        std::fill(k.cells.begin(), k.cells.end(), Cell{});
+        k.more_readers.clear();
+        memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
+        memset(k.regs, 0xff, (size_t)n * k.prog->warp_bytes);
+    }
+    for (u32 i = 0; i < n; i++) {
+        Warp& w = k.warps[i];
+        auto groups = std::move(w.groups);
+        auto async = std::move(w.async);
+        w = Warp();
+        w.groups = std::move(groups), w.async = std::move(async);
+        w.groups.clear(), w.async.clear();
+        w.index = i, w.regs = k.regs + (size_t)i * k.prog->warp_bytes;
+        w.alive = w.active = threads - i * 32 >= 32 ? FULL : (1u << (threads - i * 32)) - 1;
+        if (n == 1) w.min_known = ~0u;
+        memset(w.regs, 0, k.prog->pred_bytes);
+        special_registers(k, w);
+    }
+    k.rng = l.seed ? (l.seed * 0x9e3779b97f4a7c15ull) ^ (linear + 1) * 0xd1342543de82ef95ull : 1;
+    if (!k.rng) k.rng = 1;
+    u32 last = n - 1, current = 0;
+    try {
+        for (;;) {
+            u32 pick = n, runnable = 0, alive = 0;
+            for (auto& w : k.warps) runnable += w.state == RUNNABLE, alive += w.state != DONE;
+            if (!alive) return;
+            if (!runnable) {
+                u32 first = 0;
+                while (k.warps[first].state != AT_BARRIER) first++;
+                current = first;
+                fault("deadlock", k.warps[first].barrier_pc, k.warps[first].active, "no warp of the block can run:" + where_warps_are(k));
+            }
+            if (l.seed) {
+                u32 nth = (u32)(k.random() % runnable);
+                for (pick = 0;; pick++)
+                    if (k.warps[pick].state == RUNNABLE && nth-- == 0) break;
+            } else {
+                for (u32 i = 1; i <= n && pick == n; i++)
+                    if (k.warps[(last + i) % n].state == RUNNABLE) pick = (last + i) % n;
+            }
+            last = current = pick;
+            run_warp<CHECK>(k, k.warps[pick], l.seed ? 1 + (k.random() & (k.random() & 1 ? 15 : 255)) : 1u << 18);
+            if (k.warps[pick].state == DONE) recount(k);
+            if (k.run->stop.load(std::memory_order_relaxed)) return;
+        }
+    } catch (Fault& f) {
+        memcpy(f.block, k.ctaid, sizeof f.block);
+        f.warp = current, f.linear = linear;
+        throw;
+    }
+}
+
+template void run_block<true>(Worker&, u64);
+template void run_block<false>(Worker&, u64);

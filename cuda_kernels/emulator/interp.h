@@ -1,0 +1,182 @@
+// What an instruction, a warp, a block and a launch are. run.py and decode.py mirror Ins and Launch field by field.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "rows.h"
+
+#define KINDS(X)                                                                                                          \
+    X(ROW) X(TEST) X(PRED) X(BRA) X(BRX) X(EXIT) X(BAR) X(BAR_WARP) X(LD) X(ST) X(LD_PARAM) X(ATOM) X(CP_ASYNC)           \
+    X(CP_COMMIT) X(CP_WAIT) X(LDMATRIX) X(MOVMATRIX) X(MMA) X(MMA_SP) X(SHFL) X(VOTE) X(MATCH) X(REDUX) X(ACTIVEMASK)     \
+    X(NOP) X(TRAP) X(CLOCK) X(ISSPACEP)
+enum Kind : u16 {
+#define X(k) K_##k,
+    KINDS(X)
+#undef X
+};
+
+enum Space : u8 { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };  // constants are ordinary host memory: GLOBAL
+constexpr u64 SHARED_WINDOW = 1ull << 60, LOCAL_WINDOW = 2ull << 60, PARAM_WINDOW = 3ull << 60, WINDOW_MASK = 7ull << 60;
+
+enum Flag : u8 { GUARD_NOT = 1, WIDE = 2, SIGNED = 4, NC = 8, ADDR64 = 16, STRONG = 32, PRED_NOT = 64, ASYNC_ALL = 128 };
+
+// Operands are byte offsets * 2 into the warp's registers, or with the low bit set into the program's constants.
+struct Ins {
+    void* fn;      // RowFn or TestFn; a table index until the program is loaded
+    s64 imm;       // address offset, branch target, count
+    s64 imm2;      // second address offset
+    s32 guard;     // predicate operand, or -1
+    u16 kind, sub;
+    u8 flags, space, size, vec;  // size: bytes of one element
+    s32 line;      // in the PTX text
+    s32 o[20];
+    s32 pad[2];
+};
+static_assert(sizeof(Ins) == 128, "decode.py builds this record");
+
+struct Special {  // a special register and the row it is kept in
+    u32 code;
+    s32 offset;
+};
+enum SpecialCode : u32 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z,
+    LANEID, WARPID, NWARPID, SMID, NSMID, LANEMASK_EQ, LANEMASK_LE, LANEMASK_LT, LANEMASK_GE, LANEMASK_GT, DYNAMIC_SMEM, TOTAL_SMEM };
+
+struct Program {
+    std::vector<Ins> ins;
+    u8* consts = nullptr;  // 64-byte aligned
+    std::vector<u32> tables;
+    std::vector<Special> specials;
+    u32 warp_bytes = 0, pred_bytes = 0, local_bytes = 0, cell_shift = 2;
+    bool has_nc = false;
+    ~Program() { free(consts); }
+};
+
+struct Allocation {
+    u64 address, size;
+    u8* shadow;  // per byte: bit 7 read through .nc, bits 0-6 how often written; null when not needed
+};
+
+struct Launch {  // filled by run.py
+    u32 grid[3], block[3];
+    u32 smem_base, smem_end, static_end, dynamic_smem;  // shared addresses: first valid, one past the last
+    const u8* params;
+    u64 param_bytes;
+    const u64* allocations;  // address, size pairs, sorted
+    u64 n_allocations;
+    const u64* tracked;      // addresses of allocations whose writes are counted
+    u64 n_tracked;
+    u64 seed;
+    u32 checks, late, threads, pad;
+};
+
+struct Count {  // per instruction, filled with checks on
+    u64 executed, bytes, sectors, ideal_sectors, wavefronts, min_wavefronts;
+};
+
+struct Fault {
+    std::string check, detail;
+    u32 pc = 0, lanes = 0;
+    u32 block[3] = {0, 0, 0}, warp = 0;
+    u64 linear = 0;
+};
+
+struct Group {  // lanes of a warp waiting at a pc; `need`: lanes that must be there before it may go on
+    u32 pc, mask, need;
+};
+
+struct AsyncCopy {  // one warp-level cp.async not yet waited for
+    u32 pc, mask, bytes;
+    u32 dst[LANES], take[LANES], group[LANES];
+    u64 src[LANES];
+};
+
+enum WarpState : u8 { RUNNABLE, AT_BARRIER, DONE };
+
+struct Warp {
+    u8* regs = nullptr;
+    u32 index = 0, pc = 0, active = 0, alive = 0;
+    u32 watch = ~0u;  // lowest pc of the other groups
+    std::vector<Group> groups;
+    WarpState state = RUNNABLE;
+    u32 barrier = 0, barrier_pc = 0;
+    u64 since_switch = 0;
+    std::vector<AsyncCopy> async;
+    u32 committed[LANES] = {};
+    // race detection: this warp's epoch, and up to which epoch of every other warp it is ordered after
+    u32 epoch = 1, min_known = 0;
+    u32 known[32] = {};
+};
+
+struct Barrier {
+    u32 expected = 0, arrived = 0;  // threads
+    u32 waiting = 0;                // warps, as a mask
+    u32 popc = 0, all = 1, any = 0;
+    u32 joined[32] = {};
+};
+
+struct Cell {  // shadow of one shared-memory element (1, 2 or 4 bytes: the smallest access in the program)
+    u32 write_epoch, read_epoch, readers;
+    u8 writer, flags;
+    u16 lane;
+};
+enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8 };
+
+struct Run;
+
+// One host thread's working set: the block it executes and its counters.
+struct Worker {
+    Run* run = nullptr;
+    const Program* prog = nullptr;
+    const Launch* launch = nullptr;
+    u8* consts = nullptr;
+    u8* regs = nullptr;
+    u8* smem = nullptr;  // smem[address]
+    u8* local = nullptr;
+    u32 ctaid[3] = {0, 0, 0};
+    std::vector<Warp> warps;
+    Barrier barriers[16];
+    u32 epochs = 1;
+    std::vector<Cell> cells;
+    std::unordered_map<u32, std::vector<std::pair<u32, u32>>> more_readers;  // cell -> (mask, epoch)
+    std::vector<Count> counts;
+    u64 instructions = 0, mma = 0, mma_sp = 0, async_bytes = 0, rng = 0;
+    u64 recent[4][2] = {};  // allocations hit last: [start, end)
+    u32 recent_at = 0;
+    alignas(64) u8 scratch[4][LANES * 8];
+
+    u64 random() {
+        rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
+        return rng;
+    }
+};
+
+struct Run {
+    const Program* prog;
+    Launch launch;
+    std::vector<u8> params;
+    std::vector<Allocation> allocations;
+    std::vector<std::unique_ptr<Worker>> workers;
+    std::vector<std::thread> threads;
+    std::atomic<u64> next_block{0};
+    std::atomic<bool> stop{false};
+    std::mutex lock;
+    std::condition_variable done;
+    u32 finished = 0;
+    bool faulted = false;
+    Fault fault;
+    ~Run() {
+        for (auto& a : allocations) free(a.shadow);
+    }
+};
+
+template <bool CHECK>
+void run_block(Worker& k, u64 linear);
+
+[[noreturn]] void fault(const char* check, u32 pc, u32 lanes, std::string detail);
+std::string format(const char* f, ...) __attribute__((format(printf, 1, 2)));

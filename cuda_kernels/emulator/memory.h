@@ -1,0 +1,556 @@
+// Loads, stores, atomics and cp.async: addresses of 32 lanes, bounds and alignment always, and with CHECK also races,
+// uninitialised reads and the counters.
+//
+// Races: every warp has an epoch; each barrier completion starts a new one and tells its participants up to which epoch
+// they are ordered after each other. A cell remembers who wrote it last and who has read it since, with the epoch;
+// an access is a race unless the accessing warp is ordered after those.
+#pragma once
+#include "interp.h"
+
+namespace {
+
+constexpr u32 FULL = ~0u;
+
+inline u8* operand(const Worker& k, const Warp& w, s32 o) { return ((o & 1) ? k.consts : w.regs) + (o >> 1); }
+inline u32* pred(const Warp& w, s32 o) { return (u32*)(w.regs + (o >> 1)); }
+
+inline void blend32(void* d, const void* s, u32 m) {
+    u32* D = (u32*)d;
+    const u32* S = (const u32*)s;
+#pragma GCC ivdep
+    for (int i = 0; i < LANES; i++) D[i] = (m >> i & 1) ? S[i] : D[i];
+}
+inline void blend64(void* d, const void* s, u32 m) {
+    u64* D = (u64*)d;
+    const u64* S = (const u64*)s;
+#pragma GCC ivdep
+    for (int i = 0; i < LANES; i++) D[i] = ((u64)m >> i & 1) ? S[i] : D[i];
+}
+
+// The lanes' addresses; inactive lanes repeat the first active one, so that loops need no mask.
+inline void addresses(const Worker& k, const Warp& w, s32 o, s64 imm, bool wide, u32 m, u64* ad) {
+    const u8* p = operand(k, w, o);
+    if (wide)
+        for (int i = 0; i < LANES; i++) ad[i] = ((const u64*)p)[i] + imm;
+    else
+        for (int i = 0; i < LANES; i++) ad[i] = (u32)(((const u32*)p)[i] + (u32)imm);
+    if (m != FULL) {
+        u64 first = ad[__builtin_ctz(m)];
+        for (int i = 0; i < LANES; i++) ad[i] = (m >> i & 1) ? ad[i] : first;
+    }
+}
+
+inline void range(const u64* ad, u64& lo, u64& hi, u64& all) {
+    u64 l = ad[0], h = ad[0], o = 0;
+    for (int i = 0; i < LANES; i++) l = ad[i] < l ? ad[i] : l, h = ad[i] > h ? ad[i] : h, o |= ad[i];
+    lo = l, hi = h, all = o;
+}
+
+inline u32 lanes_where(const u64* ad, u32 m, bool (*bad)(u64, u64), u64 x) {
+    u32 r = 0;
+    for (int i = 0; i < LANES; i++)
+        if ((m >> i & 1) && bad(ad[i], x)) r |= 1u << i;
+    return r;
+}
+
+inline void aligned(const u64* ad, u64 all, u32 m, u32 size, u32 pc, const char* what) {
+    if (all & (size - 1)) {
+        u32 bad = lanes_where(ad, m, [](u64 a, u64 s) { return (a & (s - 1)) != 0; }, size);
+        if (bad)
+            fault("misaligned", pc, bad, format("%s of %u bytes at address 0x%llx", what, size,
+                (unsigned long long)ad[__builtin_ctz(bad)]));
+    }
+}
+
+inline const Allocation* find_allocation(const Run& r, u64 a) {  // the last one that starts at or before a
+    size_t lo = 0, hi = r.allocations.size();
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (r.allocations[mid].address <= a) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo ? &r.allocations[lo - 1] : nullptr;
+}
+
+inline bool inside(Worker& k, u64 lo, u64 end) {
+    for (auto& c : k.recent)
+        if (lo >= c[0] && end <= c[1]) return true;
+    const Allocation* a = find_allocation(*k.run, lo);
+    if (!a || end > a->address + a->size) return false;
+    auto& c = k.recent[k.recent_at++ & 3];
+    c[0] = a->address, c[1] = a->address + a->size;
+    return true;
+}
+
+inline void global_bounds(Worker& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
+    if (inside(k, lo, hi + size)) return;
+    for (int i = 0; i < LANES; i++)
+        if ((m >> i & 1) && !inside(k, ad[i], ad[i] + size)) {
+            // run.py replaces @address@ by the nearest allocation
+            fault("out of bounds", pc, 1u << i, format("global %s of %u bytes at address 0x%llx @%llu@", what, size,
+                (unsigned long long)ad[i], (unsigned long long)ad[i]));
+        }
+}
+
+inline void shared_bounds(const Worker& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
+    const Launch& l = *k.launch;
+    if (lo >= l.smem_base && hi + size <= l.smem_end) return;
+    for (int i = 0; i < LANES; i++)
+        if ((m >> i & 1) && (ad[i] < l.smem_base || ad[i] + size > l.smem_end))
+            fault("out of bounds", pc, 1u << i, format("shared %s of %u bytes at shared address 0x%llx; the block's shared "
+                "memory is [0x%x, 0x%x), of which dynamic: %u bytes", what, size, (unsigned long long)ad[i], l.smem_base, l.smem_end,
+                l.dynamic_smem));
+}
+
+// ---- shared-memory shadow
+
+struct Shadow {
+    Worker& k;
+    Warp& w;
+    u32 pc;
+    u32 shift() const { return k.prog->cell_shift; }
+
+    [[noreturn]] void race(const char* kind, u32 cell, u32 other, const char* was, u32 lane) {
+        fault("race", pc, 1u << lane, format("%s at shared address 0x%x: warp %u %s it and no barrier orders that before this access",
+            kind, (cell << shift()), other, was));
+    }
+    [[noreturn]] void pending(const char* what, u32 at, const Cell& c, u32 lane) {
+        fault("cp.async", pc, 1u << lane, format("%s shared address 0x%x, which a cp.async of warp %u lane %u writes and that thread "
+            "has not waited for", what, at << shift(), c.writer, c.lane));
+    }
+    void check_writer(const Cell& c, u32 at, const char* kind, u32 lane) {
+        if (c.writer != w.index && w.known[c.writer] < c.write_epoch) race(kind, at, c.writer, "wrote", lane);
+    }
+    bool ordered(u32 readers, u32 epoch) {
+        if (w.min_known >= epoch) return true;
+        for (u32 r = readers & ~(1u << w.index); r; r &= r - 1)
+            if (w.known[__builtin_ctz(r)] < epoch) return false;
+        return true;
+    }
+    void read(u32 at, u32 n, u32 lane, bool atomic) {
+        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
+            Cell& c = k.cells[i];
+            if (c.flags & PENDING) pending("read of", i, c, lane);
+            if (!(c.flags & VALID))
+                fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x: byte 0x%x was never written by "
+                    "this block", n, at, i << shift()));
+            if (!(atomic && (c.flags & ATOMIC))) check_writer(c, i, "read after write", lane);
+            if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
+            else {
+                if (c.readers && !ordered(c.readers, c.read_epoch)) {
+                    k.more_readers[i].push_back({c.readers, c.read_epoch});
+                    c.flags |= MORE_READERS;
+                }
+                c.readers = 1u << w.index, c.read_epoch = w.epoch;
+            }
+        }
+    }
+    void write(u32 at, u32 n, u32 lane, u8 flags) {
+        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
+            Cell& c = k.cells[i];
+            if (c.flags & PENDING) pending("write to", i, c, lane);
+            if (!(c.flags & flags & ATOMIC)) check_writer(c, i, "write after write", lane);
+            if (c.readers && !(flags & c.flags & ATOMIC)) {
+                check_readers(i, c.readers, c.read_epoch, lane);
+                if (c.flags & MORE_READERS) {
+                    for (auto& r : k.more_readers[i]) check_readers(i, r.first, r.second, lane);
+                    k.more_readers.erase(i);
+                }
+            }
+            c.writer = (u8)w.index, c.write_epoch = w.epoch, c.readers = 0, c.read_epoch = 0, c.flags = flags, c.lane = (u16)lane;
+        }
+    }
+    void check_readers(u32 i, u32 readers, u32 epoch, u32 lane) {
+        if (w.min_known >= epoch) return;
+        for (u32 r = readers & ~(1u << w.index); r; r &= r - 1)
+            if (w.known[__builtin_ctz(r)] < epoch) race("write after read", i, __builtin_ctz(r), "read", lane);
+    }
+    void complete(u32 at, u32 n) {
+        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++)
+            k.cells[i].flags = VALID, k.cells[i].write_epoch = w.epoch;
+    }
+};
+
+// ---- counters
+
+// Wavefronts of one phase: the most distinct units that fall on one bank group.
+inline u32 phase_wavefronts(const u32* unit, u32 n, u32 groups) {
+    u32 first[32], seen = 0;
+    bool conflict = false;
+    for (u32 i = 0; i < n; i++) {
+        u32 b = unit[i] & (groups - 1);
+        if (!(seen >> b & 1)) seen |= 1u << b, first[b] = unit[i];
+        else conflict |= first[b] != unit[i];
+    }
+    if (!conflict) return 1;
+    u32 worst = 1;
+    for (u32 b = 0; b < groups; b++) {
+        u32 distinct[32], count = 0;
+        for (u32 i = 0; i < n; i++) {
+            if ((unit[i] & (groups - 1)) != b) continue;
+            bool known = false;
+            for (u32 j = 0; j < count; j++) known |= distinct[j] == unit[i];
+            if (!known) distinct[count++] = unit[i];
+        }
+        worst = count > worst ? count : worst;
+    }
+    return worst;
+}
+
+// 128 bytes a wavefront: accesses of 4 bytes go in one phase of 32 lanes, of 8 in two of 16, of 16 in four of 8.
+inline void count_shared(Count& c, const u64* ad, u32 m, u32 size) {
+    u32 unit = size < 4 ? 4 : size, lanes = 128 / unit;
+    c.bytes += (u64)__builtin_popcount(m) * size;
+    for (u32 first = 0; first < LANES; first += lanes) {
+        u32 units[32], n = 0;
+        for (u32 i = first; i < first + lanes; i++)
+            if (m >> i & 1) units[n++] = (u32)ad[i] / unit;
+        if (!n) continue;
+        c.min_wavefronts++, c.wavefronts += phase_wavefronts(units, n, lanes);
+    }
+}
+
+inline void count_global(Count& c, const u64* ad, u32 m, u32 size) {
+    u64 sector[LANES];
+    u32 used[LANES], n = 0, last = 0, unique = 0;
+    for (int i = 0; i < LANES; i++) {
+        if (!(m >> i & 1)) continue;
+        u64 s = ad[i] >> 5;
+        u32 bytes = (u32)(((1ull << size) - 1) << (ad[i] & 31));
+        if (n && sector[last] == s) {
+            used[last] |= bytes;
+            continue;
+        }
+        u32 j = 0;
+        while (j < n && sector[j] != s) j++;
+        if (j == n) sector[n] = s, used[n++] = 0;
+        used[j] |= bytes, last = j;
+    }
+    for (u32 j = 0; j < n; j++) unique += __builtin_popcount(used[j]);
+    c.bytes += (u64)__builtin_popcount(m) * size, c.sectors += n, c.ideal_sectors += (unique + 31) / 32;
+}
+
+// Per-byte record of a launch: written how often, and read through the non-coherent path.
+inline void mark_global(Worker& k, const u64* ad, u32 m, u32 size, bool write, u32 pc) {
+    for (int i = 0; i < LANES; i++) {
+        if (!(m >> i & 1)) continue;
+        const Allocation* a = find_allocation(*k.run, ad[i]);
+        if (!a || !a->shadow) continue;
+        u8* s = a->shadow + (ad[i] - a->address);
+        for (u32 b = 0; b < size; b++) {
+            u8 old = __atomic_load_n(s + b, __ATOMIC_RELAXED);
+            if (write) {
+                if ((old & 127) < 127) old = __atomic_fetch_add(s + b, 1, __ATOMIC_RELAXED);
+                if (!(old & 128)) continue;
+            } else {
+                if (!(old & 128)) old = __atomic_fetch_or(s + b, 128, __ATOMIC_RELAXED);
+                if (!(old & 127)) continue;
+            }
+            fault("non-coherent load", pc, 1u << i, format("address 0x%llx is %s in a launch that also %s it @%llu@",
+                (unsigned long long)(ad[i] + b), write ? "written" : "read through ld.global.nc", write ? "reads" : "writes",
+                (unsigned long long)(ad[i] + b)));
+        }
+    }
+}
+
+// ---- one space at a time
+
+template <class T>
+inline void load_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+    bool wide = in.flags & WIDE, sign = in.flags & SIGNED;
+    for (u32 j = 0; j < in.vec; j++) {
+        if (in.o[j] < 0) continue;  // `_`
+        u8* d = operand(k, w, in.o[j]);
+        u8* out = m == FULL ? d : k.scratch[0];
+        for (int i = 0; i < LANES; i++) {
+            T v;
+            memcpy(&v, p[i] + j * sizeof(T), sizeof(T));
+            if (wide) ((u64*)out)[i] = sign ? (u64)(s64)(typename std::make_signed<T>::type)v : (u64)v;
+            else ((u32*)out)[i] = sign ? (u32)(s32)(typename std::make_signed<T>::type)v : (u32)v;
+        }
+        if (m != FULL) wide ? blend64(d, out, m) : blend32(d, out, m);
+    }
+}
+
+template <class T>
+inline void store_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+    bool wide = in.flags & WIDE;
+    for (u32 j = 0; j < in.vec; j++) {
+        const u8* s = operand(k, w, in.o[j]);
+        for (int i = 0; i < LANES; i++) {
+            if (!(m >> i & 1)) continue;
+            T v = wide ? (T)((const u64*)s)[i] : (T)((const u32*)s)[i];
+            memcpy(p[i] + j * sizeof(T), &v, sizeof(T));
+        }
+    }
+}
+
+inline void move_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+    bool store = in.kind == K_ST;
+    switch (in.size) {
+        case 1: return store ? store_rows<u8>(k, w, in, p, m) : load_rows<u8>(k, w, in, p, m);
+        case 2: return store ? store_rows<u16>(k, w, in, p, m) : load_rows<u16>(k, w, in, p, m);
+        case 4: return store ? store_rows<u32>(k, w, in, p, m) : load_rows<u32>(k, w, in, p, m);
+        default: return store ? store_rows<u64>(k, w, in, p, m) : load_rows<u64>(k, w, in, p, m);
+    }
+}
+
+// Check one access of the lanes in m, all in one space, and turn the addresses into pointers.
+template <bool CHECK>
+inline void resolve(Worker& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write, u8 cell_flags) {
+    u64 lo, hi, all;
+    range(ad, lo, hi, all);
+    const char* what = write ? "store" : "load";
+    if (in.kind == K_ATOM) what = "atomic";
+    aligned(ad, all, m, size, pc, what);
+    if (space == GLOBAL) {
+        global_bounds(k, ad, lo, hi, m, size, pc, what);
+        if (CHECK) {
+            count_global(k.counts[pc], ad, m, size);
+            if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
+        }
+        for (int i = 0; i < LANES; i++) p[i] = (u8*)ad[i];
+    } else if (space == SHARED) {
+        shared_bounds(k, ad, lo, hi, m, size, pc, what);
+        if (CHECK) {
+            count_shared(k.counts[pc], ad, m, size);
+            Shadow shadow{k, w, pc};
+            for (int i = 0; i < LANES; i++) {
+                if (!(m >> i & 1)) continue;
+                if (in.kind == K_ATOM) shadow.read((u32)ad[i], size, i, true);
+                if (write) shadow.write((u32)ad[i], size, i, cell_flags);
+                else shadow.read((u32)ad[i], size, i, (in.flags & STRONG) != 0);
+            }
+        }
+        for (int i = 0; i < LANES; i++) p[i] = k.smem + ad[i];
+    } else if (space == LOCAL) {
+        u32 each = k.prog->local_bytes;
+        if (hi + size > each || hi + size < size) {
+            u32 bad = lanes_where(ad, m, [](u64 a, u64 s) { return a > s; }, each - size);
+            fault("out of bounds", pc, bad, format("local %s of %u bytes at local address 0x%llx of %u", what, size, (unsigned long long)hi, each));
+        }
+        for (int i = 0; i < LANES; i++) p[i] = k.local + (u64)(w.index * LANES + i) * each + ad[i];
+    } else {  // PARAM
+        if (write || hi + size > k.launch->param_bytes || hi + size < size)
+            fault("out of bounds", pc, m, format("param %s of %u bytes at offset %llu of %llu", what, size, (unsigned long long)hi,
+                (unsigned long long)k.launch->param_bytes));
+        for (int i = 0; i < LANES; i++) p[i] = (u8*)k.launch->params + ad[i];
+    }
+}
+
+inline u8 space_of(u64 a) {
+    u64 window = a & WINDOW_MASK;
+    return window == SHARED_WINDOW ? SHARED : window == LOCAL_WINDOW ? LOCAL : window == PARAM_WINDOW ? PARAM : GLOBAL;
+}
+
+// Run `use(space, addresses, mask)` once per space that occurs; nearly always once.
+template <class F>
+inline void by_space(u8 space, u64* ad, u32 m, F use) {
+    if (space != GENERIC) return use(space, ad, m);
+    while (m) {
+        u8 s = space_of(ad[__builtin_ctz(m)]);
+        u32 part = 0;
+        u64 first = 0, sub[LANES];
+        for (int i = 0; i < LANES; i++)
+            if ((m >> i & 1) && space_of(ad[i]) == s) {
+                if (!part) first = ad[i];
+                part |= 1u << i;
+            }
+        for (int i = 0; i < LANES; i++) sub[i] = ((part >> i & 1) ? ad[i] : first) & ~(s == GLOBAL ? 0 : WINDOW_MASK);
+        use(s, sub, part);
+        m &= ~part;
+    }
+}
+
+template <bool CHECK>
+inline void load_store(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    u64 ad[LANES];
+    u8* p[LANES];
+    addresses(k, w, in.o[8], in.imm, in.flags & ADDR64, m, ad);
+    bool write = in.kind == K_ST;
+    by_space(in.space, ad, m, [&](u8 space, u64* a, u32 part) {
+        resolve<CHECK>(k, w, space, a, part, in.size * in.vec, pc, in, p, write, (in.flags & STRONG) ? VALID | ATOMIC : VALID);
+        move_rows(k, w, in, p, part);
+    });
+}
+
+// ---- atomics
+
+enum AtomOp : u16 { A_ADD, A_MIN, A_MAX, A_AND, A_OR, A_XOR, A_EXCH, A_CAS, A_INC, A_DEC };
+enum AtomType : u16 { T_U32, T_S32, T_U64, T_S64, T_F32, T_F64, T_F16, T_F16X2, T_BF16, T_BF16X2 };
+
+inline u64 atom_result(u16 op, u16 type, u64 old, u64 b, u64 c) {
+    switch (op) {
+        case A_AND: return old & b;
+        case A_OR: return old | b;
+        case A_XOR: return old ^ b;
+        case A_EXCH: return b;
+        case A_CAS: return old == b ? c : old;
+        case A_INC: return (u32)old >= (u32)b ? 0 : old + 1;
+        case A_DEC: return ((u32)old == 0 || (u32)old > (u32)b) ? b : old - 1;
+        case A_MIN: case A_MAX: {
+            bool less = type == T_S32 ? (s32)old < (s32)b : type == T_S64 ? (s64)old < (s64)b : old < b;
+            return less == (op == A_MIN) ? old : b;
+        }
+        default: break;
+    }
+    switch (type) {  // add
+        case T_F32: return bits<u32>(bits<f32>((u32)old) + bits<f32>((u32)b));
+        case T_F64: return bits<u64>(bits<f64>(old) + bits<f64>(b));
+        case T_F16: return f2h(h2f((u32)old) + h2f((u32)b));
+        case T_F16X2: return f2h(h2f((u32)old & 0xffff) + h2f((u32)b & 0xffff)) | f2h(h2f((u32)old >> 16) + h2f((u32)b >> 16)) << 16;
+        case T_BF16: return f2bf(bf2f((u32)old) + bf2f((u32)b));
+        case T_BF16X2: return f2bf(bf2f((u32)old) + bf2f((u32)b)) | f2bf(bf2f((u32)old >> 16) + bf2f((u32)b >> 16)) << 16;
+        default: return old + b;
+    }
+}
+
+template <class T>
+inline u64 atom_at(u8* p, u16 op, u16 type, u64 b, u64 c) {
+    T* at = (T*)p;
+    T old = __atomic_load_n(at, __ATOMIC_SEQ_CST);
+    while (!__atomic_compare_exchange_n(at, &old, (T)atom_result(op, type, old, b, c), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    return old;
+}
+
+template <bool CHECK>
+inline void atomic(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    u64 ad[LANES];
+    u8* p[LANES];
+    addresses(k, w, in.o[1], in.imm, in.flags & ADDR64, m, ad);
+    by_space(in.space, ad, m, [&](u8 space, u64* a, u32 part) {
+        resolve<CHECK>(k, w, space, a, part, in.size, pc, in, p, true, VALID | ATOMIC);
+        const u8 *b = operand(k, w, in.o[2]), *c = operand(k, w, in.o[3]);
+        u16 op = in.sub & 255, type = in.sub >> 8;
+        u64 result[LANES];
+        for (int i = 0; i < LANES; i++) {
+            if (!(part >> i & 1)) continue;
+            u64 x = in.size == 8 ? ((const u64*)b)[i] : ((const u32*)b)[i], y = in.size == 8 ? ((const u64*)c)[i] : ((const u32*)c)[i];
+            if (in.size == 2) x &= 0xffff, y &= 0xffff;
+            result[i] = in.size == 8 ? atom_at<u64>(p[i], op, type, x, y) : in.size == 4 ? atom_at<u32>(p[i], op, type, x, y)
+                                                                                     : atom_at<u16>(p[i], op, type, x, y);
+        }
+        if (in.o[0] < 0) return;
+        u8* d = operand(k, w, in.o[0]);
+        for (int i = 0; i < LANES; i++)
+            if (part >> i & 1) (in.size == 8 ? ((u64*)d)[i] = result[i] : ((u32*)d)[i] = (u32)result[i]);
+    });
+}
+
+// ---- cp.async
+
+inline void copy_now(Worker& k, u32 dst, u64 src, u32 bytes, u32 take) {
+    if (take) memcpy(k.smem + dst, (const void*)src, take);
+    if (take < bytes) memset(k.smem + dst + take, 0, bytes - take);
+}
+
+template <bool CHECK>
+inline void cp_async(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    u64 dst[LANES], src[LANES], lo, hi, all;
+    u32 bytes = in.size, take[LANES];
+    addresses(k, w, in.o[0], in.imm, in.flags & ADDR64, m, dst);
+    addresses(k, w, in.o[1], in.imm2, true, m, src);
+    for (int i = 0; i < LANES; i++) take[i] = bytes;
+    if (in.o[2] >= 0) memcpy(take, operand(k, w, in.o[2]), sizeof take);
+    if (in.o[3] >= 0) {
+        u32 ignore = *pred(w, in.o[3]);
+        for (int i = 0; i < LANES; i++) take[i] = (ignore >> i & 1) ? 0 : take[i];
+    }
+    range(dst, lo, hi, all);
+    aligned(dst, all, m, bytes, pc, "cp.async write");
+    shared_bounds(k, dst, lo, hi, m, bytes, pc, "cp.async write");
+    u32 reading = 0;
+    for (int i = 0; i < LANES; i++) {
+        if (!(m >> i & 1)) continue;
+        if (take[i] > bytes) fault("cp.async", pc, 1u << i, format("src-size %u is larger than cp-size %u", take[i], bytes));
+        if (take[i]) reading |= 1u << i;
+    }
+    if (reading) {
+        if (reading != FULL) {
+            u64 first = src[__builtin_ctz(reading)];
+            for (int i = 0; i < LANES; i++) src[i] = (reading >> i & 1) ? src[i] : first;
+        }
+        range(src, lo, hi, all);
+        aligned(src, all, reading, bytes, pc, "cp.async read");
+        if (!inside(k, lo, hi + bytes))
+            for (int i = 0; i < LANES; i++)
+                if (reading >> i & 1) global_bounds(k, src, src[i], src[i], 1u << i, take[i], pc, "cp.async read");
+    }
+    k.async_bytes += (u64)__builtin_popcount(m) * bytes;
+    if (CHECK) {
+        Count& c = k.counts[pc];
+        count_shared(c, dst, m, bytes);
+        u64 written = c.bytes;
+        if (reading) count_global(c, src, reading, bytes);
+        c.bytes = written;
+        Shadow shadow{k, w, pc};
+        for (int i = 0; i < LANES; i++)
+            if (m >> i & 1) shadow.write((u32)dst[i], bytes, i, PENDING);
+    }
+    bool late = k.launch->late;
+    for (int i = 0; i < LANES; i++) {
+        if (!(m >> i & 1)) continue;
+        if (late) memset(k.smem + dst[i], 0xff, bytes);
+        else copy_now(k, (u32)dst[i], src[i], bytes, take[i]);
+    }
+    if (!CHECK && !late) return;
+    w.async.emplace_back();
+    AsyncCopy& a = w.async.back();
+    a.pc = pc, a.mask = m, a.bytes = bytes;
+    for (int i = 0; i < LANES; i++) a.dst[i] = (u32)dst[i], a.src[i] = src[i], a.take[i] = take[i], a.group[i] = w.committed[i];
+}
+
+// Complete what the lanes in m have waited for: all but the last `keep` groups, or everything.
+template <bool CHECK>
+inline void cp_wait(Worker& k, Warp& w, u32 m, s64 keep, bool everything, u32 pc) {
+    Shadow shadow{k, w, pc};
+    size_t left = 0;
+    for (size_t j = 0; j < w.async.size(); j++) {
+        AsyncCopy& a = w.async[j];
+        for (u32 r = a.mask & m; r; r &= r - 1) {
+            u32 i = __builtin_ctz(r);
+            if (!everything && (s64)a.group[i] >= (s64)w.committed[i] - keep) continue;
+            if (k.launch->late) copy_now(k, a.dst[i], a.src[i], a.bytes, a.take[i]);
+            if (CHECK) shadow.complete(a.dst[i], a.bytes);
+            a.mask &= ~(1u << i);
+        }
+        if (a.mask) {
+            if (left != j) w.async[left] = a;
+            left++;
+        }
+    }
+    w.async.resize(left);
+}
+
+// ---- ldmatrix
+
+template <bool CHECK>
+inline void ldmatrix(Worker& k, Warp& w, const Ins& in, u32 pc) {
+    u64 ad[LANES], lo, hi, all;
+    addresses(k, w, in.o[8], in.imm, in.flags & ADDR64, FULL, ad);
+    u32 lanes = 8 * in.vec, m = lanes == 32 ? FULL : (1u << lanes) - 1;
+    for (int i = 0; i < LANES; i++) ad[i] = ad[i & (lanes - 1)];
+    if (in.space == GENERIC)
+        for (int i = 0; i < LANES; i++) {
+            if (space_of(ad[i]) != SHARED) fault("out of bounds", pc, 1u << i, "ldmatrix address is not in shared memory");
+            ad[i] &= ~WINDOW_MASK;
+        }
+    range(ad, lo, hi, all);
+    aligned(ad, all, m, 16, pc, "ldmatrix row");
+    shared_bounds(k, ad, lo, hi, m, 16, pc, "ldmatrix row");
+    if (CHECK) {
+        count_shared(k.counts[pc], ad, m, 16);
+        Shadow shadow{k, w, pc};
+        for (u32 i = 0; i < lanes; i++) shadow.read((u32)ad[i], 16, i, false);
+    }
+    for (u32 j = 0; j < in.vec; j++) {
+        u8* d = operand(k, w, in.o[j]);
+        if (!in.sub)
+            for (int r = 0; r < 8; r++) memcpy(d + 16 * r, k.smem + ad[8 * j + r], 16);
+        else
+            for (int r = 0; r < 8; r++)
+                for (int c = 0; c < 8; c++) memcpy(d + 16 * c + 2 * r, k.smem + ad[8 * j + r] + 2 * c, 2);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,320 @@
+"""PTX text -> functions made of instructions, with scopes resolved and every instruction's PTX and source line kept.
+
+Only structure is understood here; what an opcode means is decode.py's affair. The traps: inline asm opens `{ }` scopes with
+registers (whose names need no %) and labels of its own, repeated per expansion; several statements share a line; `.loc`
+and a few other directives end with the line, everything else with a semicolon.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+
+class ParseError(Exception):
+    """PTX this parser does not understand; the message names the line."""
+
+
+class Scope:
+    """One `{ }`: its registers (name -> type) and labels (name -> unique label key), and where to look next."""
+
+    __slots__ = ("parent", "regs", "banks", "labels", "vars")
+
+    def __init__(self, parent: Scope | None):
+        self.parent = parent
+        self.regs: dict[str, str] = {}
+        self.banks: list[tuple[str, int, str]] = []  # %r<619> declares a bank: (prefix, count, type)
+        self.labels: dict[str, object] = {}
+        self.vars: dict[str, Var] = {}
+
+    def find_reg(self, name: str):
+        """(scope, type) of the innermost register of this name, or None."""
+        scope = self
+        while scope is not None:
+            kind = scope.regs.get(name)
+            if kind is None:
+                for prefix, count, bank_kind in scope.banks:
+                    tail = name[len(prefix) :]
+                    if name.startswith(prefix) and tail.isdigit() and int(tail) < count:
+                        kind = scope.regs[name] = bank_kind
+                        break
+            if kind is not None:
+                return scope, kind
+            scope = scope.parent
+        return None
+
+    def find(self, table: str, name: str):
+        scope = self
+        while scope is not None:
+            found = getattr(scope, table).get(name)
+            if found is not None:
+                return found
+            scope = scope.parent
+        return None
+
+
+@dataclass
+class Var:
+    """A variable in memory: `space` is shared, local, global, const or param."""
+
+    name: str
+    space: str
+    size: int
+    align: int
+    init: bytes | None = None
+    extern: bool = False
+
+
+@dataclass
+class Instr:
+    opcode: str
+    operands: list[str]
+    guard: str  # "", "p" or "!p"
+    line: int  # in the PTX text
+    loc: tuple[int, int]  # (file number, line) in the CUDA source
+    scope: Scope
+
+
+@dataclass
+class Label:
+    name: str
+    scope: Scope
+
+
+@dataclass
+class Function:
+    name: str
+    entry: bool
+    params: list[Var]
+    returns: list[Var]
+    line: int
+    body: list = field(default_factory=list)  # Instr and Label, in order
+    scope: Scope | None = None
+    maxntid: tuple[int, ...] | None = None
+    tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets lists
+
+
+@dataclass
+class Module:
+    functions: dict[str, Function]
+    scope: Scope  # module-level variables
+    files: dict[int, str]
+    target: str
+
+
+SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+LINE_DIRECTIVES = (".loc", ".file", ".version", ".target", ".address_size")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)")
+_VAR = re.compile(r"\.([a-z]+\d+)\s+([\w$%]+)\s*((?:\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$", re.S)
+
+
+def split_operands(text: str) -> list[str]:
+    """Split at top-level commas; braces, brackets and parentheses nest."""
+    if not any(c in text for c in "{[("):
+        return [p.strip() for p in text.split(",")] if text.strip() else []
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "{[(":
+            depth += 1
+        elif c in "}])":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def parse_var(text: str, line: int) -> Var:
+    """`.shared .align 4 .b8 name[132]`, also with an initialiser, and the parameters of functions."""
+    words = text.split()
+    space = next((w[1:] for w in words if w in (".shared", ".local", ".global", ".const", ".param")), "param")
+    align_match = re.search(r"\.align\s+(\d+)", text)
+    match = _VAR.search(re.sub(r"\.ptr(\s+\.(global|shared|const|local))?(\s+\.align\s+\d+)?", "", text))
+    if not match:
+        raise ParseError(f"PTX line {line}: cannot read the declaration '{text}'")
+    kind, name, dims, init = match.groups()
+    element = SIZES.get(re.sub(r"\D", "", kind))
+    if element is None:
+        raise ParseError(f"PTX line {line}: cannot read the declaration '{text}'")
+    count, open_ended = 1, False
+    for dim in re.findall(r"\[\s*(\d*)\s*\]", dims):
+        open_ended |= dim == ""
+        count *= int(dim or 0)
+    data = None
+    if init is not None:
+        values = re.findall(r"[^\s{},]+", init)
+        try:
+            ints = [_int_literal(v, element) for v in values]
+        except ValueError:
+            raise ParseError(f"PTX line {line}: initialiser of '{name}' is not made of numbers: {init[:60]}") from None
+        data = b"".join((v & ((1 << 8 * element) - 1)).to_bytes(element, "little") for v in ints)
+        data = data.ljust(count * element, b"\0")
+    align = int(align_match[1]) if align_match else element
+    return Var(name, space, count * element, align, data, ".extern" in words or open_ended)
+
+
+def _int_literal(text: str, size: int) -> int:
+    if text[:2] in ("0f", "0F", "0d", "0D"):
+        return int(text[2:], 16)
+    return int(text.rstrip("U"), 0)
+
+
+def parse(ptx: str) -> Module:
+    """Parse a whole module."""
+    return _Parser(ptx).run()
+
+
+class _Parser:
+    def __init__(self, ptx: str):
+        self.lines = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), ptx).split("\n")
+        self.module = Module({}, Scope(None), {}, "")
+        self.scope = self.module.scope
+        self.function: Function | None = None
+        self.depth = 0
+        self.loc = (0, 0)
+        self.skip_section = 0
+
+    def run(self) -> Module:
+        pending, start = "", 0  # a statement that has begun and not ended
+        header = ""
+        for number, line in enumerate(self.lines, 1):
+            rest = line.strip()
+            while rest:
+                if self.skip_section:  # debug data: nothing in it is ours
+                    self.skip_section += rest.count("{") - rest.count("}")
+                    if self.skip_section == 1 and "}" in rest:
+                        self.skip_section = 0
+                    break
+                if not pending and not header:
+                    start = number
+                    if rest[0] == "{":
+                        self.scope, self.depth = Scope(self.scope), self.depth + 1
+                        rest = rest[1:].lstrip()
+                        continue
+                    if rest[0] == "}":
+                        self.close(number)
+                        rest = rest[1:].lstrip()
+                        continue
+                    if rest[0] == ";":
+                        rest = rest[1:].lstrip()
+                        continue
+                    if rest.startswith(".section"):
+                        self.skip_section = 1 + rest.count("{")
+                        break
+                    if rest.startswith(LINE_DIRECTIVES):
+                        self.directive(rest, number)
+                        break
+                    label = _LABEL.match(rest)
+                    if label and self.function:
+                        self.label(label[1])
+                        rest = rest[label.end() :].lstrip()
+                        continue
+                    if self.function is None and re.match(r"(\.\w+\s+)*\.(entry|func)\b", rest):
+                        header = " "
+                if header:
+                    stop = re.search(r"[{;]", rest)
+                    if not stop:
+                        header += rest + " "
+                        break
+                    header += rest[: stop.start()]
+                    if stop[0] == "{":
+                        self.open_function(header, start)
+                    header, rest = "", rest[stop.end() :].lstrip()
+                    continue
+                end = rest.find(";")
+                if end < 0:
+                    pending += rest + " "
+                    break
+                self.statement(pending + rest[:end], start)
+                pending, rest = "", rest[end + 1 :].lstrip()
+        if pending or header or self.function:
+            raise ParseError(f"PTX line {start}: statement or function never ends")
+        return self.module
+
+    def directive(self, text: str, number: int) -> None:
+        words = text.split()
+        if words[0] == ".loc":
+            line = int(words[2])
+            if line:  # line 0 marks compiler-made code: the line before says more
+                self.loc = (int(words[1]), line)
+        elif words[0] == ".file":
+            match = re.match(r'\.file\s+(\d+)\s+"([^"]*)"', text)
+            if match:
+                self.module.files[int(match[1])] = match[2]
+        elif words[0] == ".target":
+            self.module.target = words[1].rstrip(",")
+
+    def label(self, name: str) -> None:
+        self.scope.labels[name] = key = Label(name, self.scope)
+        self.function.body.append(key)
+
+    def open_function(self, header: str, line: int) -> None:
+        match = re.match(
+            r"[\s\S]*?\.(entry|func)\s*(?:\(([^)]*)\))?\s*([\w$%]+)\s*(?:\(([\s\S]*?)\))?\s*(\.[\s\S]*)?$", header.strip()
+        )
+        if not match:
+            raise ParseError(f"PTX line {line}: cannot read the function header '{header.strip()[:80]}'")
+        kind, returns, name, params, tail = match.groups()
+
+        def variables(text):
+            return [parse_var(p, line) for p in split_operands(text or "")]
+
+        limit = re.search(r"\.(?:maxntid|reqntid)\s+([\d,\s]+)", tail or "")
+        self.scope, self.depth = Scope(self.scope), 1
+        self.function = Function(name, kind == "entry", variables(params), variables(returns), line, scope=self.scope)
+        if limit:
+            self.function.maxntid = tuple(int(v) for v in limit[1].split(",") if v.strip())
+        self.loc = (0, 0)
+
+    def close(self, number: int) -> None:
+        if self.depth == 0:
+            raise ParseError(f"PTX line {number}: unmatched closing brace")
+        self.scope, self.depth = self.scope.parent, self.depth - 1
+        if self.depth == 0:
+            self.module.functions[self.function.name] = self.function
+            self.function = None
+
+    def statement(self, text: str, line: int) -> None:
+        text = text.strip()
+        if not text:
+            return
+        if text[0] == ".":
+            if text.startswith(".reg"):
+                return self.registers(text, line)
+            if text.startswith(".pragma") or text.startswith(".alias"):
+                return None
+            if text.startswith(".branchtargets"):
+                last = self.function.body.pop()  # the label in front names the table
+                self.function.tables[last.name] = split_operands(text[len(".branchtargets") :])
+                del last.scope.labels[last.name]
+                return None
+            if re.search(r"\.(shared|local|global|const|param)\b", text):
+                var = parse_var(text, line)
+                self.scope.vars[var.name] = var
+                return None
+            raise ParseError(f"PTX line {line}: unknown directive '{text[:80]}'")
+        if self.function is None:
+            raise ParseError(f"PTX line {line}: '{text[:80]}' stands outside a function")
+        guard = ""
+        if text[0] == "@":
+            match = re.match(r"@\s*(!?)\s*([\w$%]+)\s*", text)
+            guard, text = match[1] + match[2], text[match.end() :]
+        opcode, _, rest = text.replace("\t", " ").partition(" ")
+        if "{" in opcode or "[" in opcode:  # no space before the operands
+            cut = min(i for i in (opcode.find("{"), opcode.find("[")) if i >= 0)
+            rest, opcode = opcode[cut:] + " " + rest, opcode[:cut]
+        self.function.body.append(Instr(opcode, split_operands(rest), guard, line, self.loc, self.scope))
+        return None
+
+    def registers(self, text: str, line: int) -> None:
+        match = re.match(r"\.reg\s*\.([a-z]+\d*)\s+([\s\S]+)$", text)
+        if not match:
+            raise ParseError(f"PTX line {line}: cannot read '{text}'")
+        for name in split_operands(match[2]):
+            bank = re.match(r"([\w$%]+)<(\d+)>$", name)
+            if bank:
+                self.scope.banks.append((bank[1], int(bank[2]), match[1]))
+            else:
+                self.scope.regs[name] = match[1]

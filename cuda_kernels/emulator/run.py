@@ -1,0 +1,356 @@
+"""Load PTX, hold global memory, launch a grid on the CPU's cores, and explain what a check found."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import hashlib
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cuda_kernels.emulator.build import library
+from cuda_kernels.emulator.decode import INS, Decoded, DecodeError, decode
+from cuda_kernels.emulator.parse import ParseError, parse
+
+RED_ZONE = 4096
+POISON = 0xCB
+NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
+
+
+class EmulatorError(Exception):
+    """A check failed, or the PTX holds something the emulator does not know. `check` names which."""
+
+    def __init__(self, message: str, check: str = ""):
+        super().__init__(message)
+        self.check = check
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a launch runs. `seed` orders warps and blocks (0: natural order); `async_mode` "late" completes a cp.async only at
+    its wait, with the destination poisoned and the source read then; `track_writes` lists allocations whose bytes are counted."""
+
+    checks: bool = True
+    async_mode: str = "eager"
+    seed: int = 0
+    threads: int = 0
+    smem_limit: int = 227 * 1024
+    track_writes: tuple[int, ...] = ()
+
+
+COUNT = np.dtype([(n, "<u8") for n in ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")])
+
+
+@dataclass(frozen=True)
+class LineStats:
+    """Memory behaviour of one source line (only lines that access shared or global memory)."""
+
+    file: str
+    line: int
+    opcode: str
+    requests: int
+    sectors: int
+    ideal_sectors: int
+    wavefronts: int
+    excess_wavefronts: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of one launch. Instructions, MMAs and cp.async bytes always; the rest with checks on. Requests are per warp."""
+
+    instructions: int = 0
+    mma: int = 0
+    mma_sp: int = 0
+    mma_kinds: dict[str, int] = field(default_factory=dict)
+    async_bytes: int = 0
+    global_loads: int = 0
+    global_stores: int = 0
+    global_bytes: int = 0
+    sectors: int = 0
+    ideal_sectors: int = 0
+    shared_bytes: int = 0
+    wavefronts: int = 0
+    min_wavefronts: int = 0
+    excess: dict[str, int] = field(default_factory=dict)  # bank conflicts by "load", "store", "ldmatrix", "cp.async", "atomic"
+    lines: tuple[LineStats, ...] = ()
+    writes: dict[int, np.ndarray] = field(default_factory=dict)  # tracked address -> times each byte was written
+
+    @property
+    def excess_wavefronts(self) -> int:
+        return self.wavefronts - self.min_wavefronts
+
+    def writes_not_once(self, address: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of the tracked allocation's bytes that were never written, and written more than once."""
+        counts = self.writes[address]
+        return np.flatnonzero(counts == 0), np.flatnonzero(counts > 1)
+
+
+class Memory:
+    """Global memory: real host memory, each allocation alone between red zones and filled with a poison."""
+
+    def __init__(self):
+        self._buffers: dict[int, tuple[np.ndarray, int, str]] = {}
+        self._starts: list[int] = []
+
+    def alloc(self, nbytes: int, fill: int = POISON, name: str = "") -> int:
+        """A 256-byte aligned address. `name` appears in messages."""
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        room = np.empty(nbytes + 2 * RED_ZONE + 256, np.uint8)
+        address = -(-(room.ctypes.data + RED_ZONE) // 256) * 256
+        start = address - room.ctypes.data
+        room[:start] = POISON
+        room[start : start + nbytes] = fill
+        room[start + nbytes :] = POISON
+        self._buffers[address] = (room, nbytes, name)
+        bisect.insort(self._starts, address)
+        return address
+
+    def free(self, address: int) -> None:
+        self._check(address, 0)
+        del self._buffers[address]
+        self._starts.remove(address)
+
+    def size(self, address: int) -> int:
+        self._check(address, 0)
+        return self._buffers[address][1]
+
+    def view(self, address: int, nbytes: int | None = None) -> np.ndarray:
+        """The bytes from `address` on as an array on the same memory; an address inside an allocation will do."""
+        base = self._base(address)
+        room, size, _ = self._buffers[base]
+        nbytes = base + size - address if nbytes is None else nbytes
+        self._check(address, nbytes)
+        start = address - room.ctypes.data
+        return room[start : start + nbytes]
+
+    def write(self, address: int, data) -> None:
+        raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes | bytearray | memoryview) else np.ascontiguousarray(data)
+        raw = raw.reshape(-1).view(np.uint8)
+        self.view(address, raw.size)[:] = raw
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        return self.view(address, nbytes).copy()
+
+    def upload(self, array: np.ndarray, name: str = "") -> int:
+        array = np.ascontiguousarray(array)
+        address = self.alloc(array.nbytes, name=name)
+        self.write(address, array)
+        return address
+
+    def table(self) -> np.ndarray:
+        return np.array([(a, self._buffers[a][1]) for a in self._starts], np.uint64).reshape(-1, 2)
+
+    def nearest(self, address: int) -> str:
+        """Words for a message: where this address lies relative to the nearest allocation."""
+        best = None
+        i = bisect.bisect_right(self._starts, address)
+        for start in self._starts[max(0, i - 1) : i + 1]:
+            size, name = self._buffers[start][1:]
+            label = f"'{name}' ({size} bytes at 0x{start:x})" if name else f"of {size} bytes at 0x{start:x}"
+            if start <= address < start + size:
+                return f"at byte {address - start} of the allocation {label}"
+            gap, side = (start - address, "before") if address < start else (address - start - size, "past the end of")
+            if best is None or gap < best[0]:
+                best = gap, f"{gap} bytes {side} the allocation {label}"
+        return best[1] if best else "no memory is allocated"
+
+    def check_red_zones(self) -> None:
+        """Raise if host code or a kernel without checks wrote outside an allocation."""
+        for address, (room, size, name) in self._buffers.items():
+            start = address - room.ctypes.data
+            bad = np.flatnonzero(np.concatenate([room[:start], room[start + size :]]) != POISON)
+            if bad.size:
+                raise EmulatorError(f"red zone of allocation '{name or hex(address)}' of {size} bytes was overwritten", "red zone")
+
+    def _base(self, address: int) -> int:
+        i = bisect.bisect_right(self._starts, address)
+        if i == 0:
+            raise ValueError(f"address 0x{address:x} is not allocated")
+        return self._starts[i - 1]
+
+    def _check(self, address: int, nbytes: int) -> None:
+        base = self._base(address)
+        if address + nbytes > base + self._buffers[base][1] or nbytes < 0 or (nbytes == 0 and address not in self._buffers):
+            raise ValueError(f"{nbytes} bytes at 0x{address:x}: {self.nearest(address)}")
+
+
+class Program:
+    """A decoded kernel, ready to launch any number of times."""
+
+    def __init__(self, decoded: Decoded):
+        self.decoded = d = decoded
+        lib = library()
+        consts = np.frombuffer(d.consts, np.uint8)
+        self.handle = lib.emu_program(
+            d.code.ctypes.data, len(d.code), consts.ctypes.data, len(consts), d.tables.ctypes.data, len(d.tables),
+            d.specials.ctypes.data, len(d.specials), d.sizes.ctypes.data,
+        )  # fmt: skip
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            library().emu_program_free(self.handle)
+
+    @property
+    def name(self) -> str:
+        return self.decoded.name
+
+    def place(self, pc: int) -> str:
+        """Source and PTX line of an instruction."""
+        line, (file, source), opcode = self.decoded.lines[min(pc, len(self.decoded.lines) - 1)]
+        return f"{self.decoded.files.get(file, '?')}:{source}, PTX line {line}: {opcode}"
+
+
+_programs: OrderedDict[str, Program] = OrderedDict()
+
+
+def load(ptx: str, kernel: str | None = None) -> Program:
+    """Parse and decode; remembered by content. EmulatorError names what is not understood, with file and line."""
+    key = hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
+    program = _programs.get(key)
+    if program is None:
+        try:
+            program = Program(decode(parse(ptx), kernel))
+        except (ParseError, DecodeError) as e:
+            raise EmulatorError(str(e), "unknown instruction") from None
+        _programs[key] = program
+        while len(_programs) > 256:
+            _programs.popitem(last=False)
+    _programs.move_to_end(key)
+    return program
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("smem_base", ctypes.c_uint32), ("smem_end", ctypes.c_uint32),
+        ("static_end", ctypes.c_uint32), ("dynamic_smem", ctypes.c_uint32), ("params", ctypes.c_void_p),
+        ("param_bytes", ctypes.c_uint64), ("allocations", ctypes.c_void_p), ("n_allocations", ctypes.c_uint64),
+        ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
+        ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("pad", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+def launch(
+    program: Program,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    dynamic_smem: int,
+    params: bytes,
+    memory: Memory,
+    *,
+    options: Options = Options(),  # noqa: B008  (frozen)
+) -> Stats:
+    """Run the grid to its end. Raises EmulatorError for the first failed check; Ctrl-C stops it cleanly."""
+    d = program.decoded
+    grid, block = _triple(grid, "grid"), _triple(block, "block")
+    threads = block[0] * block[1] * block[2]
+    if threads > 1024:
+        raise ValueError(f"{program.name}: a block of {threads} threads, at most 1024")
+    if d.maxntid and threads > int(np.prod(d.maxntid)):
+        raise ValueError(f"{program.name}: a block of {threads} threads, but the kernel declares at most {int(np.prod(d.maxntid))}")
+    used = d.static_end - 16 + dynamic_smem
+    if used > options.smem_limit:
+        raise ValueError(f"{program.name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
+    if len(params) != d.param_bytes:
+        raise ValueError(f"{program.name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
+    if options.async_mode not in ("eager", "late"):
+        raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
+    table = memory.table()
+    if d.globals:
+        extra = np.array([(a.ctypes.data, a.nbytes) for _, a in d.globals], np.uint64)
+        table = np.concatenate([table, extra])
+        table = np.ascontiguousarray(table[np.argsort(table[:, 0])])
+    tracked = np.array(options.track_writes, np.uint64)
+    shadows = {int(a): np.zeros(memory.size(int(a)), np.uint8) for a in tracked}
+    pointers = (ctypes.c_void_p * max(1, len(tracked)))(*[s.ctypes.data for s in shadows.values()])
+    blob = (ctypes.c_char * max(1, len(params))).from_buffer_copy(params or b"\0")
+    # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
+    end = d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end
+    record = _Launch(
+        grid, block, 16, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params), table.ctypes.data, len(table),
+        tracked.ctypes.data, len(tracked), options.seed, options.checks, options.async_mode == "late", options.threads, 0,
+    )  # fmt: skip
+    totals, counts = np.zeros(4, np.uint64), np.zeros(len(d.code), COUNT)
+    numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
+    lib = library()
+    run = lib.emu_launch(program.handle, ctypes.addressof(record))
+    try:
+        while not lib.emu_poll(run, 100):  # between two polls Python handles signals
+            pass
+    except BaseException:
+        lib.emu_stop(run)
+        raise
+    finally:
+        failed = lib.emu_finish(
+            run, totals.ctypes.data, counts.ctypes.data, ctypes.addressof(pointers), numbers.ctypes.data,
+            ctypes.addressof(text), len(text),
+        )  # fmt: skip
+    if failed:
+        raise _explain(program, memory, text.value.decode(), [int(v) for v in numbers], block)
+    return _stats(program, totals, counts, {a: s & 127 for a, s in shadows.items()})
+
+
+def _triple(values, what: str) -> tuple[int, int, int]:
+    values = tuple(int(v) for v in values)
+    if len(values) != 3 or min(values) < 1:
+        raise ValueError(f"{what} {values}: expected three positive numbers")
+    return values
+
+
+def _explain(program: Program, memory: Memory, text: str, numbers: list[int], block) -> EmulatorError:
+    check, _, detail = text.partition("\n")
+    pc, lanes, bx, by, bz, warp = numbers[:6]
+    detail = re.sub(r"@(\d+)@", lambda m: ": " + memory.nearest(int(m[1])), detail)
+    detail = re.sub(r"@pc(\d+)@", lambda m: program.place(int(m[1])), detail).rstrip(";")
+    lane = (lanes & -lanes).bit_length() - 1 if lanes else 0
+    t = warp * 32 + lane
+    thread = (t % block[0], t // block[0] % block[1], t // (block[0] * block[1]))
+    return EmulatorError(
+        f"{check}: {detail}\n  kernel {program.name}, {program.place(pc)}\n  block ({bx},{by},{bz}), warp {warp}, "
+        f"lanes 0x{lanes:08x}, first: lane {lane}, thread {thread}",
+        check,
+    )
+
+
+def _stats(program: Program, totals, counts, writes) -> Stats:
+    d = program.decoded
+    code = d.code
+    kinds = [opcode.split(".") for _, _, opcode in d.lines]
+    total: dict[str, int] = {}
+    excess: dict[str, int] = {}
+    mma: dict[str, int] = {}
+    lines: dict[tuple, list[int]] = {}
+    for pc in np.flatnonzero(counts["executed"]).tolist():
+        c = {n: int(counts[n][pc]) for n in COUNT.names}
+        stem = kinds[pc][0]
+        if stem == "mma":
+            mma[d.lines[pc][2]] = mma.get(d.lines[pc][2], 0) + c["executed"]
+        if not (c["wavefronts"] or c["sectors"]):
+            continue
+        name = {"ld": "load", "ldu": "load", "st": "store", "cp": "cp.async", "atom": "atomic", "red": "atomic"}.get(stem, stem)
+        if c["wavefronts"]:
+            excess[name] = excess.get(name, 0) + c["wavefronts"] - c["min_wavefronts"]
+            total["shared_bytes"] = total.get("shared_bytes", 0) + c["bytes"]
+        if c["sectors"]:
+            total["global_bytes"] = total.get("global_bytes", 0) + c["bytes"]
+            key = "global_stores" if name in ("store", "atomic") else "global_loads"
+            total[key] = total.get(key, 0) + c["executed"]
+        for n in ("sectors", "ideal_sectors", "wavefronts", "min_wavefronts"):
+            total[n] = total.get(n, 0) + c[n]
+        _, (file, line), opcode = d.lines[pc]
+        entry = lines.setdefault((file, line, opcode), [0, 0, 0, 0, 0])
+        for i, v in enumerate((c["executed"], c["sectors"], c["ideal_sectors"], c["wavefronts"], c["wavefronts"] - c["min_wavefronts"])):
+            entry[i] += v
+    listed = tuple(LineStats(d.files.get(f, "?"), n, o, *v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0]))
+    del code
+    return Stats(
+        instructions=int(totals[0]), mma=int(totals[1]), mma_sp=int(totals[2]), async_bytes=int(totals[3]), mma_kinds=mma,
+        excess=excess, lines=listed, writes=writes, **total,
+    )  # fmt: skip
+
+
+__all__ = ["INS", "EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load"]
