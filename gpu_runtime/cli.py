@@ -56,7 +56,7 @@ def _flag_options(command):
 @click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
 @click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
-              help="enable: consider 2:4 kernels for weights with the pattern; force: prune the weights to it first.")  # fmt: skip
+              help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.")  # fmt: skip
 @click.option("--fp16", is_flag=True, help="Accepted: FP16 with FP32 accumulation is what all kernels compute.")
 @click.option("--shapes", default="", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--device", default=None, help="Plan for a named GPU with predicted times: a100, rtx4090, h200. "
@@ -69,12 +69,13 @@ def _flag_options(command):
               default="detailed", help="Detail of the exported layer information.")  # fmt: skip
 @click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
 @click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
-@click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information (TensorRT's JSON).")
+@click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @click.option("--iterations", default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
-def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timing_cache, save_pruned, embed_cubins, verbose,
-                  verbosity, dump_layers, dump_profile, export_layers, export_profile, iterations, **accepted) -> None:  # fmt: skip
+def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timing_cache, save_pruned, embed_cubins,
+                  verbose, verbosity, dump_layers, dump_profile, export_layers, export_profile, iterations,
+                  **accepted) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     if bool(model) == bool(onnx):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
@@ -135,7 +136,8 @@ def _layer_times(engine, iterations: int):
     import numpy as np
 
     rng = np.random.default_rng(0)
-    inputs = {i["name"]: rng.standard_normal(i["shape"]).astype({"fp32": "f4", "fp16": "f2"}[i["dtype"]]) for i in engine.inputs}
+    types = {"fp32": np.float32, "fp16": np.float16}
+    inputs = {i["name"]: rng.standard_normal(i["shape"]).astype(types[i["dtype"]]) for i in engine.inputs}
     with engine.context() as ctx:
         return ctx.profile(inputs, iterations)
 

@@ -7,7 +7,16 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ORDER = ["cuda_kernels.device", "cuda_kernels.sparse24", "cuda_kernels.compile", "cuda_kernels.emulator.*", "cuda_kernels.launch", "tactics.format", "tactics.problem", "tactics.tactic", "tactics.launches", "tactics.candidates", "tactics.predict", "tactics.timing_worker", "tactics.timing", "tactics.eliminate", "tactics.plan", "gpu_runtime.errors", "gpu_runtime.onnx_import", "gpu_runtime.onnx_sparsity", "gpu_runtime.fuse", "gpu_runtime.lower", "gpu_runtime.planning", "gpu_runtime.reasons", "gpu_runtime.memory", "gpu_runtime.report", "gpu_runtime.engine", "gpu_runtime.assemble", "gpu_runtime.context", "gpu_runtime.build", "gpu_runtime.cli", "gpu_runtime.__main__"]
+ORDER = """
+cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
+cuda_kernels.emulator.*
+cuda_kernels.launch
+tactics.format  tactics.problem  tactics.tactic  tactics.launches  tactics.candidates  tactics.predict
+tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.plan
+gpu_runtime.errors  gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.fuse  gpu_runtime.lower
+gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory  gpu_runtime.report  gpu_runtime.engine
+gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.build  gpu_runtime.cli  gpu_runtime.__main__
+""".split()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.
 LAZY = {("gpu_runtime.engine", "gpu_runtime.context")}
 

@@ -1,0 +1,37 @@
+# make demo       install, build an engine from a trained network, run it, show why each layer is sparse or dense
+# make test       install, run all tests (GPU tests skip with the reason where there is no GPU)
+# make check      the quick half of the tests
+# make test-long  the exhaustive runs as well
+# make bench      CPU-side benchmarks: emulator speed, planner against its rivals
+# make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check test-long bench gpu clean
+
+demo: $(STAMP)
+	$(BIN)/python -m benchmarks.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not long" --durations=15
+
+check: $(STAMP)
+	$(BIN)/python -m pytest -m "not long and not slow"
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest --durations=30
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_emulator
+
+gpu:
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build out *.egg-info
