@@ -17,7 +17,16 @@ from cuda_kernels.compile import cache_dir
 SOURCES = Path(__file__).parent
 UNITS = ("alu.cpp", "interp.cpp", "api.cpp")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-pthread",
+)
 
 
 class BuildError(Exception):
@@ -70,7 +79,9 @@ def _compile(cxx: list[str], target: Path) -> None:
             subprocess.Popen([*cxx, *FLAGS, "-c", str(SOURCES / unit), "-o", out], stderr=subprocess.PIPE, text=True)
             for unit, out in zip(UNITS, objects, strict=True)
         ]
-        failures = [f"{unit}: {err}" for unit, job in zip(UNITS, jobs, strict=True) if (err := job.communicate()[1]) and job.returncode]
+        failures = [
+            f"{unit}: {err}" for unit, job in zip(UNITS, jobs, strict=True) if (err := job.communicate()[1]) and job.returncode
+        ]
         if failures:
             raise BuildError(f"{' '.join(cxx)} does not compile the emulator:\n" + "\n".join(failures))
         built = Path(folder, "emulator.so")

@@ -501,7 +501,11 @@ class Opcodes:
         if space in ("param", "generic") and known:
             space = known
         bits = 0
-        c = "d" if any(self.is_wide(n, t) for n in names if n != "_" and self.register(n) is not None) or (store and size == 8) else "r"
+        c = (
+            "d"
+            if any(self.is_wide(n, t) for n in names if n != "_" and self.register(n) is not None) or (store and size == 8)
+            else "r"
+        )
         if c == "d":
             bits |= WIDE
         if t[0] == "s" and not store:
@@ -522,7 +526,9 @@ class Opcodes:
         kind = {"generic": 0, "global": 1, "const": 1, "shared": 2, "local": 3, "param": 4}[space]
         o = rows + [-1] * (8 - len(rows)) + [a]
         uses = (*rows, a) if store else (a,)
-        self.emit("ST" if store else "LD", o, () if store else rows, uses, imm=imm, space=kind, size=size, vec=vec, flags=bits | wide)
+        self.emit(
+            "ST" if store else "LD", o, () if store else rows, uses, imm=imm, space=kind, size=size, vec=vec, flags=bits | wide
+        )
 
     def const_value(self, operand: int) -> int:
         at = -2 - operand
@@ -600,7 +606,9 @@ class Opcodes:
                     ignore = self.pred_value(extra)
                 else:
                     take = self.src(extra, "r")
-            self.emit("CP_ASYNC", [dst, src, take, ignore], (), (dst, src, take, ignore), imm=imm, imm2=imm2, size=size, flags=wide)
+            self.emit(
+                "CP_ASYNC", [dst, src, take, ignore], (), (dst, src, take, ignore), imm=imm, imm2=imm2, size=size, flags=wide
+            )
         else:
             self.fail(f"unknown opcode 'cp.{'.'.join(mods)}'")
 
@@ -637,7 +645,8 @@ class Opcodes:
     def op_mma(self, mods, ops):
         text = ".".join(mods)
         match = re.fullmatch(
-            r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\.col\.(f32|f16)\.(f16|bf16)\.(f16|bf16)\.(f32|f16)", text
+            r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\.col\.(f32|f16)\.(f16|bf16)\.(f16|bf16)\.(f32|f16)",
+            text,
         )
         if not match:
             self.fail(f"unknown opcode 'mma.{text}'")
@@ -650,7 +659,11 @@ class Opcodes:
         if [len(g) for g in groups] != counts:
             self.fail("register counts of mma")
         rows = [self.dst(r, "r") for r in groups[0]]
-        sources = [self.src(r, "r", t) for g, t in zip(groups[1:], ("b32", "b32", "b32" if c == "f16" else "f32"), strict=True) for r in g]
+        sources = [
+            self.src(r, "r", t)
+            for g, t in zip(groups[1:], ("b32", "b32", "b32" if c == "f16" else "f32"), strict=True)
+            for r in g
+        ]
         sub = (1 if a == "bf16" else 0) | (2 if d == "f16" else 0)
         if not sparse:
             self.emit("MMA", rows + sources, rows, sources, size=k, sub=sub)

@@ -103,7 +103,7 @@ class Module:
 
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
-LINE_DIRECTIVES = (".loc", ".file", ".version", ".target", ".address_size")
+LINE_DIRECTIVES = (".loc ", ".loc\t", ".file", ".version", ".target", ".address_size")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _VAR = re.compile(r"\.([a-z]+\d+)\s+([\w$%]+)\s*((?:\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$", re.S)

@@ -165,7 +165,9 @@ class Memory:
             start = address - room.ctypes.data
             bad = np.flatnonzero(np.concatenate([room[:start], room[start + size :]]) != POISON)
             if bad.size:
-                raise EmulatorError(f"red zone of allocation '{name or hex(address)}' of {size} bytes was overwritten", "red zone")
+                raise EmulatorError(
+                    f"red zone of allocation '{name or hex(address)}' of {size} bytes was overwritten", "red zone"
+                )
 
     def _base(self, address: int) -> int:
         i = bisect.bisect_right(self._starts, address)
@@ -251,7 +253,9 @@ def launch(
     if threads > 1024:
         raise ValueError(f"{program.name}: a block of {threads} threads, at most 1024")
     if d.maxntid and threads > int(np.prod(d.maxntid)):
-        raise ValueError(f"{program.name}: a block of {threads} threads, but the kernel declares at most {int(np.prod(d.maxntid))}")
+        raise ValueError(
+            f"{program.name}: a block of {threads} threads, but the kernel declares at most {int(np.prod(d.maxntid))}"
+        )
     used = d.static_end - 16 + dynamic_smem
     if used > options.smem_limit:
         raise ValueError(f"{program.name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
@@ -343,7 +347,9 @@ def _stats(program: Program, totals, counts, writes) -> Stats:
             total[n] = total.get(n, 0) + c[n]
         _, (file, line), opcode = d.lines[pc]
         entry = lines.setdefault((file, line, opcode), [0, 0, 0, 0, 0])
-        for i, v in enumerate((c["executed"], c["sectors"], c["ideal_sectors"], c["wavefronts"], c["wavefronts"] - c["min_wavefronts"])):
+        for i, v in enumerate(
+            (c["executed"], c["sectors"], c["ideal_sectors"], c["wavefronts"], c["wavefronts"] - c["min_wavefronts"])
+        ):
             entry[i] += v
     listed = tuple(LineStats(d.files.get(f, "?"), n, o, *v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0]))
     del code
