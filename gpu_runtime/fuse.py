@@ -174,8 +174,9 @@ def scale_and_shift(node: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray]
         if any(a.shape != (shape_of(x)[1],) for a in stats):
             return None
         gamma, beta, mean, var = (a.astype(np.float64) for a in stats)
-        scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
-        return scale, beta - mean * scale
+        with np.errstate(all="ignore"):  # lower refuses what is not finite
+            scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
+            return scale, beta - mean * scale
     if node.op_type not in ("Add", "Sub", "Mul", "Div") or shape_of(node.outputs[0]) != shape_of(x):
         return None
     a, b = node.inputs

@@ -209,6 +209,8 @@ def _op(layer: Layer, views: _Views) -> Op:
             raise _Refused(f"tensor {v.name!r} has {len(shape_of(v))} dimensions, expected at most 4")
     shapes = [views.shape4(v) for v in inputs]
     weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
+    if not all(np.isfinite(a).all() for a in weights.values()):
+        raise _Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, views.shape4(layer.output), weights)
     if problem.out_shape != views.shape4(layer.output) or problem.in_shapes != tuple(shapes):
         raise _Refused(
@@ -236,7 +238,7 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
         kernel = kernel.reshape(-1, c, h, w)
         size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
     largest = np.abs(kernel).max()
-    if not largest <= FP16_MAX:
+    if largest > FP16_MAX:
         raise _Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
     weights["w"] = kernel.astype(np.float16).astype(np.float32)
     return ConvProblem(

@@ -25,6 +25,8 @@ from gpu_runtime.errors import ModelError
 
 OPSET = 21  # every model is converted to this one
 OLDEST_OPSET = 7
+LARGEST_TENSOR = 2**31 - 1  # elements
+NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 FLOATS = {
     TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
 }  # fmt: skip
@@ -84,9 +86,12 @@ def read(
         _fix_inputs(proto.graph, shapes or {})
         _name_nodes(proto.graph)
         _check_schema(proto)
+        _check_sizes(proto)
         model = _clean(_convert(proto))
     except ModelError as e:
         raise ModelError(f"{path}: {e}") from e.__cause__
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: {NOT_UTF8}") from None
     if as_stored is not None:
         for name, t in _tensors(as_stored.graph):
             if name in weights:
@@ -182,6 +187,11 @@ def _check_header(proto: onnx.ModelProto) -> None:
 
 def _check_graph(graph: onnx.GraphProto) -> None:
     """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
+    names = [v.name for v in (*graph.input, *graph.output, *graph.initializer)]
+    for node in graph.node:
+        names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+    if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
+        raise ModelError(NOT_UTF8)
     stored = {t.name for t in graph.initializer}
     if graph.sparse_initializer:
         raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
@@ -275,6 +285,42 @@ def _check_schema(proto: onnx.ModelProto) -> None:
         checker.check_model(proto)
     except Exception as e:
         raise ModelError(f"it breaks the ONNX specification: {_first_line(e)}") from e
+
+
+def _check_sizes(proto: onnx.ModelProto) -> None:
+    """Infer sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
+    opset = _opset(proto)
+    types = {v.name: v.type for v in proto.graph.input}
+    data = {}
+    for name, t in _tensors(proto.graph):
+        types[name] = onnx.helper.make_tensor_type_proto(t.data_type, t.dims)
+        if math.prod(t.dims) <= 64:
+            data[name] = t
+    for node in proto.graph.node:
+        if any(n and n not in types for n in node.input):
+            continue  # a size that only constant folding will find
+        try:
+            found = shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, opset, ""),
+                node,
+                {n: types[n] for n in node.input if n},
+                {n: data[n] for n in node.input if n in data},
+                opset_imports=[onnx.helper.make_opsetid("", opset)],
+                ir_version=proto.ir_version,
+            )
+        except Exception as e:
+            raise ModelError(f"{_title(node)}: {_first_line(e)}") from e
+        for name, kind in found.items():
+            dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
+            if len(dims) < len(kind.tensor_type.shape.dim):
+                continue
+            if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+                sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
+                raise ModelError(
+                    f"{_title(node)}: its output {name!r} would have the size {dims} (inputs {sizes}); expected sizes "
+                    f"of at least 1 and {LARGEST_TENSOR} elements at most: give another input size with --shapes"
+                )
+            types[name] = kind
 
 
 def _array(name: str, t: TensorProto) -> np.ndarray:
@@ -396,8 +442,11 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
             len(given) != len(dims) or any(isinstance(d, int) and d != g for d, g in zip(dims, given, strict=True))
         ):
             raise ModelError(f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}")
-        if not given or min(given) < 1:
-            raise ModelError(f"input {v.name!r}: expected sizes of at least 1, got {'x'.join(map(str, given)) or 'none'}")
+        if not given or min(given) < 1 or math.prod(given) > LARGEST_TENSOR:
+            raise ModelError(
+                f"input {v.name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
+                f"got {'x'.join(map(str, given)) or 'none'}"
+            )
         t.ClearField("shape")
         for g in given:
             t.shape.dim.add().dim_value = int(g)
