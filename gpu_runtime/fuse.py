@@ -232,11 +232,11 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if w is None or (bias is None and len(node.inputs) > 2 and node.inputs[2] is not None):
         return None
-    w = w.astype(np.float64)
     if node.op_type != "Conv":
         if w.ndim != 2 or len(node.inputs[0].shape) != 2 or attribute(node, "transA", 0):
             return None
-        w = w * attribute(node, "alpha", 1.0)
+        alpha = attribute(node, "alpha", 1.0)
+        w = w if alpha == 1 else w.astype(np.float64) * alpha
         w = w if attribute(node, "transB", 0) else w.T
         if bias is not None:
             bias = per_channel(bias * attribute(node, "beta", 1.0), shape_of(node.outputs[0]))
@@ -251,7 +251,8 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
         if affine is None:
             break
         scale, shift = affine
-        w = w * scale.reshape(-1, *(1,) * (w.ndim - 1))
+        if np.any(scale != 1):
+            w = w * scale.reshape(-1, *(1,) * (w.ndim - 1))  # FP64, as scale is
         b = b * scale + shift
         has_bias |= bool(np.any(shift))
         used.append(reader)

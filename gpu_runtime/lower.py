@@ -82,10 +82,13 @@ def lower(fused: Fused) -> Network:
     """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
     graph = fused.imported.model.graph
     views = _Views(fused)
-    ops, refused = [], dict(views.refused)
+    ops, refused, kernels = [], dict(views.refused), {}
     for layer in fused.layers:
         try:
-            ops.append(_op(layer, views))
+            op = _op(layer, views)
+            if op.layer:  # the alternatives of one layer share one array
+                op = replace(op, weights={**op.weights, "w": kernels.setdefault(op.layer, op.weights["w"])})
+            ops.append(op)
         except _Refused as e:
             refused.setdefault(layer.node.name, f"{layer.node.op_type} {layer.node.name}: {e}")
     if refused:

@@ -76,7 +76,9 @@ def read(
         _check_header(proto)
         if proto.functions:
             proto = inliner.inline_local_functions(proto)
-        as_stored = onnx.ModelProto.FromString(proto.SerializeToString()) if save_pruned is not None else None
+        _load_external(proto, path.parent)
+        as_stored = onnx.ModelProto()
+        as_stored.CopyFrom(proto)
         _check_graph(proto.graph)
         _check_ops(proto)
         _check_values(proto.graph)
@@ -84,7 +86,7 @@ def read(
         dtypes = _dtypes(proto.graph)
         weights = {name: t for name, t in _tensors(proto.graph) if name in pruned}
         _fix_inputs(proto.graph, shapes or {})
-        _name_nodes(proto.graph)
+        _name_nodes(proto.graph.node)
         _check_schema(proto)
         _check_sizes(proto)
         model = _clean(_convert(proto))
@@ -92,7 +94,7 @@ def read(
         raise ModelError(f"{path}: {e}") from e.__cause__
     except UnicodeDecodeError:
         raise ModelError(f"{path}: {NOT_UTF8}") from None
-    if as_stored is not None:
+    if save_pruned is not None:
         for name, t in _tensors(as_stored.graph):
             if name in weights:
                 t.CopyFrom(weights[name])
@@ -123,7 +125,6 @@ def _load(path: Path) -> onnx.ModelProto:
             f"expected an ONNX model with a graph and an opset, got {len(data)} bytes without {lacks}; "
             "the file is truncated or of another kind: export or download it again"
         )
-    _load_external(proto, path.parent)
     return proto
 
 
@@ -134,7 +135,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
     for node in graph.node:
         for a in node.attribute:
             if a.type == onnx.AttributeProto.TENSOR:
-                yield node.output[0] if node.op_type == "Constant" and node.output else a.t.name, a.t
+                yield node.output[0] if node.op_type == "Constant" and node.output else f"value of {_title(node)}", a.t
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
@@ -251,7 +252,8 @@ def _check_ops(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
         known = not domain and onnx.defs.has(node.op_type, max_inclusive_version=versions[""], domain="")
-        if known and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
+        nested = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
+        if known and not nested and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
             constant.update(node.output)
         elif not known or node.op_type not in OPS:
             bad.append(f"  {_title(node)} ({domain or 'ai.onnx'} {versions.get(domain, '?')})")
@@ -457,13 +459,15 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
     del graph.value_info[:]
 
 
-def _name_nodes(graph: onnx.GraphProto) -> None:
+def _name_nodes(nodes) -> None:
     """Unnamed nodes get Type_index; a name used twice gets an index too."""
     taken: set[str] = set()
-    for i, node in enumerate(graph.node):
+    for i, node in enumerate(nodes):
         name = node.name or f"{node.op_type}_{i}"
-        node.name = name if name not in taken else f"{name}_{i}"
-        taken.add(node.name)
+        while name in taken:
+            name = f"{name}_{i}"
+        node.name = name
+        taken.add(name)
 
 
 def _convert(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -531,11 +535,11 @@ def _clean(proto: onnx.ModelProto) -> ir.Model:
     ]
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
-    for i, node in enumerate(model.graph):
+    _name_nodes(model.graph)
+    for node in model.graph:
         if node.op_type == "Reshape" and math.prod(node.inputs[0].shape) != math.prod(node.outputs[0].shape):
             before, after = ([int(d) for d in v.shape] for v in (node.inputs[0], node.outputs[0]))
             raise ModelError(f"Reshape {node.name}: {before} cannot become {after}; the model is fixed to other input sizes")
-        node.name = node.name or f"{node.op_type}_{i}"
     return model
 
 

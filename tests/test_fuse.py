@@ -32,6 +32,7 @@ def test_residual_add_goes_into_either_producer():
         ("s + y", ("a", "b"), "y", (("s", "apart"),)),
     ]
     assert [op.layer for op in net.ops] == ["a", "b", "a", "b", ""]
+    assert net.ops[0].weights["w"] is net.ops[2].weights["w"]
     assert [op.problem.residual for op in net.ops if isinstance(op.problem, ConvProblem)] == [False, False, True, True]
     assert [op.name for op in net.ops if exists(op, {"s": "into b"})] == ["a", "b + s + y"]
 

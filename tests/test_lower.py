@@ -40,11 +40,15 @@ def test_published_networks(name, shapes, convs):
     assert len({op.layer for op in net.ops if op.layer}) == convs
     names = [op.name for op in net.ops]
     assert len(set(names)) == len(names)
-    half = run(net, feeds_for(net, 0), fp16=True)
-    full = run(net, feeds_for(net, 0))
     for t in net.outputs:
-        assert relative_error(half[t.name], full[t.name]) < 2e-2
-        assert full[t.name].shape == t.shape and int(np.prod(t.shape)) == int(np.prod(t.shape4))
+        assert int(np.prod(t.shape)) == int(np.prod(t.shape4))
+
+
+def test_rounding_every_tensor_to_fp16_changes_little():
+    net = network(given_model("resnet20_cifar10"), shapes={"input": (1, 3, 32, 32)})
+    feeds = feeds_for(net, 0)
+    half, full = run(net, feeds, fp16=True)["logits"], run(net, feeds)["logits"]
+    assert 0 < relative_error(half, full) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["digits_dense", "digits_sparse"])

@@ -281,7 +281,7 @@ def test_missing_file_folder_and_not_onnx(tmp_path):
 def test_truncated_anywhere(tmp_path):
     whole = small().SerializeToString()
     path = tmp_path / "torn.onnx"
-    for size in itertools.chain(range(0, len(whole), 7), range(len(whole) - 20, len(whole))):
+    for size in itertools.chain(range(0, len(whole), 41), range(len(whole) - 20, len(whole))):
         path.write_bytes(whole[:size])
         with pytest.raises(ModelError, match="truncated"):
             onnx_import.read(path)
@@ -293,7 +293,7 @@ def test_flipped_bytes_never_crash(tmp_path):
     path = tmp_path / "flipped.onnx"
     kinds = np.random.default_rng(0)
     refusals = 0
-    for i in kinds.choice(len(whole), 150, replace=False):
+    for i in kinds.choice(len(whole), 60, replace=False):
         damaged = bytearray(whole)
         damaged[i] ^= 1 << int(kinds.integers(8))
         path.write_bytes(damaged)
@@ -302,7 +302,7 @@ def test_flipped_bytes_never_crash(tmp_path):
         except ModelError as e:
             refusals += 1
             assert str(e).startswith((str(path), "flipped: "))
-    assert refusals > 10
+    assert refusals > 5
 
 
 def test_unsupported_operators_are_all_listed(tmp_path):
@@ -406,6 +406,28 @@ def test_external_data(tmp_path):
     refused(folder, proto, "initializer 'w': expected 1152 bytes at offset 16 of 'weights.bin', which has 100")
     (folder / "weights.bin").unlink()
     refused(folder, proto, "initializer 'w': external data 'weights.bin' cannot be read")
+
+
+def test_external_data_in_functions_and_subgraphs(tmp_path):
+    """Tensors anywhere in the file obey the same rule; control flow is refused before anything in it is read."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[1, 4, 3, 3] x) => (float[1, 4, 3, 3] y) { y = local.shift(x) }
+        <domain: "local", opset_import: ["" : 17]>
+        shift (a) => (b) {
+            k = Constant<value = float[1] {2}>()
+            b = Add(a, k)
+        }
+    """
+    proto = onnx.parser.parse_model(text)
+    assert network(proto).ops[0].weights["operand"] == 2
+    t = proto.functions[0].node[0].attribute[0].t
+    t.Clear()
+    t.CopyFrom(external(tmp_path, "../secret.bin")[0].graph.initializer[0])
+    refused(tmp_path, proto, "outside the model's folder")
+    branch = onnx.helper.make_graph([node("Relu", "x", "r")], "b", [], [onnx.helper.make_tensor_value_info("r", 1, None)])
+    choose = node("If", "always", "y", then_branch=branch, else_branch=branch)
+    refused(tmp_path, model([choose], {"x": (1, 4)}, "y", {"always": np.array(True)}), r"1 node .*\n  If y \(ai.onnx 17\)")
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "", "link.bin", "a/../../secret.bin"])
