@@ -241,8 +241,8 @@ class _Parser:
                 self.loc = (int(words[1]), line)
         elif words[0] == ".file":
             match = re.match(r'\.file\s+(\d+)\s+"([^"]*)"', text)
-            if match:
-                self.module.files[int(match[1])] = match[2]
+            if match:  # the folder in front is where the compiler ran, not where the file is
+                self.module.files[int(match[1])] = re.split(r"[/\\]", match[2])[-1]
         elif words[0] == ".target":
             self.module.target = words[1].rstrip(",")
 

@@ -1,0 +1,145 @@
+"""Each check is proven by a kernel with exactly that fault, which it must name, and by the corrected twin, which must pass."""
+
+import os
+import signal
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
+
+HERE = Path(__file__).parent / "faulty"
+N = 64
+
+
+def run(name: str, fixed: bool, options: Options):
+    path = str(HERE / f"{name}.cu")
+    program = load(compile_kernel(path, {"FIXED": 1} if fixed else {}, "sm_80").ptx)
+    memory = Memory()
+    x = memory.upload(np.random.default_rng(0).standard_normal(N).astype(np.float32), name="x")
+    y = memory.alloc(4 * N, name="y")
+    if options.track_writes:
+        options = Options(track_writes=(y,))
+    stats = launch(program, (1, 1, 1), (N, 1, 1), 4 * N, struct.pack("<QQi", x, y, N), memory, options=options)
+    return stats, y
+
+
+FAULTS = {  # kernel -> the check, and words its message must contain
+    "out_of_bounds_read": (
+        "out of bounds",
+        ["global load of 4 bytes", "0 bytes past the end of the allocation 'x'", "lane 31", "warp 1"],
+    ),
+    "out_of_bounds_write": (
+        "out of bounds",
+        ["global store of 4 bytes", "0 bytes past the end of the allocation 'y'", "thread (63, 0, 0)"],
+    ),
+    "misaligned": ("misaligned", ["load of 16 bytes", "lane 5"]),
+    "shared_out_of_bounds": ("out of bounds", ["shared store of 4 bytes", "lane 31", "warp 1"]),
+    "uninitialised": ("uninitialised", ["read of 4 bytes at shared address", "never written"]),
+    "cp_async_no_wait": ("cp.async", ["read of shared address", "has not waited for"]),
+    "cp_async_no_barrier": ("race", ["no barrier orders"]),
+    "missing_barrier": ("race", ["no barrier orders"]),
+    "missing_loop_barrier": ("race", ["no barrier orders"]),
+    "cp_async_overwrites_stage": ("race", ["shared address"]),
+    "write_write_race": ("race", ["write after write"]),
+    "divergent_barrier": ("deadlock", ["lanes of one warp wait at different places"]),
+    "barrier_deadlock": ("deadlock", ["no warp of the block can run", "at barrier 1", "32 of 64 threads"]),
+    "illegal_metadata": ("metadata", ["row 10, columns 16 to 19", "0x0", "lane 9"]),
+    "nc_of_written": ("non-coherent load", ["ld.global.nc", "the allocation 'y'"]),
+    "partial_collective": ("deadlock", ["lanes of one warp wait at different places"]),
+    "trap": ("trap", ["lane 8", "warp 1"]),
+}
+ASYNC = ("cp_async_no_wait", "cp_async_no_barrier", "cp_async_overwrites_stage")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name, seed):
+    check, words = FAULTS[name]
+    for mode in ("eager", "late") if name in ASYNC else ("eager",):
+        with pytest.raises(EmulatorError) as caught:
+            run(name, False, Options(async_mode=mode, seed=seed))
+        message = str(caught.value)
+        also = "cp.async" if name in ASYNC else check  # another order of warps may meet the copy while it is in flight
+        assert caught.value.check in (check, also), message
+        if seed == 0:
+            for word in [*words, "kernel kernel", f"{name}.cu:", "PTX line", "block (0,0,0)"]:
+                assert word in message, (word, message)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", [*FAULTS, "unknown_opcode", "written_twice"])
+def test_corrected_twin_passes(name, seed):
+    run(name, True, Options(seed=seed))
+    run(name, True, Options(seed=seed, async_mode="late"))
+
+
+def test_unknown_opcode_names_file_and_line():
+    with pytest.raises(EmulatorError) as caught:
+        run("unknown_opcode", False, Options())
+    message = str(caught.value)
+    assert "unknown opcode 'vadd.u32.u32.u32'" in message and "unknown_opcode.cu:8" in message and "PTX line" in message
+
+
+def test_unknown_modifier_is_an_error():
+    ptx = compile_kernel(str(HERE / "missing_barrier.cu"), {"FIXED": 1}, "sm_80").ptx
+    assert "ld.global.f32" in ptx
+    with pytest.raises(EmulatorError, match="unknown modifier '.sideways'"):
+        load(ptx.replace("ld.global.f32", "ld.global.sideways.f32"))
+
+
+def test_bytes_not_written_exactly_once_are_reported():
+    stats, y = run("written_twice", False, Options(track_writes=(1,)))
+    never, twice = stats.writes_not_once(y)
+    assert never.tolist() == [24, 25, 26, 27] and twice.tolist() == [20, 21, 22, 23]
+    stats, y = run("written_twice", True, Options(track_writes=(1,)))
+    assert all(a.size == 0 for a in stats.writes_not_once(y))
+
+
+def test_out_of_bounds_is_an_error_with_checks_off_too():
+    with pytest.raises(EmulatorError, match="out of bounds"):
+        run("out_of_bounds_write", False, Options(checks=False))
+
+
+def test_launch_arguments_are_checked():
+    program = load(compile_kernel(str(HERE / "trap.cu"), {}, "sm_80").ptx)
+    memory = Memory()
+    for grid, block, smem, params, words in [
+        ((0, 1, 1), (32, 1, 1), 0, b"\0" * 20, "grid"),
+        ((1, 1, 1), (2048, 1, 1), 0, b"\0" * 20, "2048 threads"),
+        ((1, 1, 1), (32, 1, 1), 1 << 20, b"\0" * 20, "shared memory"),
+        ((1, 1, 1), (32, 1, 1), 0, b"\0" * 8, "8 bytes of parameters, the kernel takes 20"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            launch(program, grid, block, smem, params, memory)
+
+
+def test_memory_keeps_its_bounds():
+    memory = Memory()
+    a = memory.alloc(100, fill=0x7E, name="a")
+    assert a % 256 == 0 and (memory.read(a, 100) == 0x7E).all()
+    memory.write(a + 4, np.arange(3, dtype=np.int32))
+    assert memory.read(a + 4, 12).view(np.int32).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="past the end|at byte"):
+        memory.read(a + 90, 11)
+    memory.free(a)
+    with pytest.raises(ValueError):
+        memory.read(a, 1)
+
+
+def test_interrupt_stops_a_kernel_that_never_ends(tmp_path):
+    source = tmp_path / "endless.cu"
+    source.write_text('extern "C" __global__ void kernel(volatile int* x) { while (x[0] == 0) {} }\n')
+    program = load(compile_kernel(str(source), {}, "sm_80").ptx)
+    memory = Memory()
+    x = memory.upload(np.zeros(1, np.int32))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(program, (4, 1, 1), (64, 1, 1), 0, struct.pack("<Q", x), memory)
+    assert time.monotonic() - start < 20
