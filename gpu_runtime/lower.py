@@ -211,7 +211,8 @@ def _op(layer: Layer, views: _Views) -> Op:
         if views.shape4(v) is None:
             raise _Refused(f"tensor {v.name!r} has {len(shape_of(v))} dimensions, expected at most 4")
     shapes = [views.shape4(v) for v in inputs]
-    weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
+    with np.errstate(over="ignore"):  # refused in the next lines
+        weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
     if not all(np.isfinite(a).all() for a in weights.values()):
         raise _Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, views.shape4(layer.output), weights)
