@@ -1,0 +1,178 @@
+"""Small problems that reach every kernel, tile, format pair and option; and how one tactic is run and checked anywhere.
+
+`python -m tests.problems` runs sanitize_cases on the GPU: what compute-sanitizer is pointed at.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import Device
+from tactics.candidates import candidates
+from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
+from tactics.launches import launches, linear, pack_weights
+from tactics.problem import (
+    ACTIVATIONS,
+    Activation,
+    ConcatProblem,
+    ConvProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+    ReformatProblem,
+    SoftmaxProblem,
+)
+from tactics.tactic import Tactic
+from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
+
+PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5)}
+ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)
+RELU, SIGMOID, PRELU = (a for a in ACTS if a.name in ("relu", "sigmoid", "prelu"))
+
+# All of their tactics are run: every tile x format pair, without and with a residual. Odd sizes: no tile fits.
+EVERY_TACTIC: dict[str, Problem] = {
+    "conv": ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_residual": ConvProblem(1, 24, 7, 10, 88, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
+}
+
+CONVS: dict[str, Problem] = {
+    "conv_1x1": ConvProblem(1, 64, 8, 8, 96, 1, 1, sparse24=True),
+    "conv_stem": ConvProblem(1, 3, 23, 21, 33, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
+    "conv_asymmetric": ConvProblem(
+        2, 12, 11, 13, 20, 3, 2, stride=(2, 1), pad=(0, 2, 1, 0), dilation=(2, 3), bias=True, sparse24=True
+    ),
+    "conv_one_output": ConvProblem(1, 16, 5, 5, 1, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
+    "conv_odd_channels": ConvProblem(3, 7, 6, 5, 13, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
+    "conv_c20": ConvProblem(1, 20, 6, 6, 24, 3, 3, pad=(1, 1, 1, 1), sparse24=True),
+    "conv_gemm": ConvProblem(5, 200, 1, 1, 10, 1, 1, bias=True, sparse24=True),
+    "conv_deep": ConvProblem(1, 256, 4, 4, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_wide": ConvProblem(1, 32, 40, 41, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_many_outputs": ConvProblem(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
+    "conv_residual_none": ConvProblem(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
+    "conv_residual_prelu": ConvProblem(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),
+    **{f"conv_{a.name}": ConvProblem(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
+}
+
+OTHERS: dict[str, Problem] = {
+    "pool_max": PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),
+    "pool_max_ceil": PoolProblem(1, 8, 12, 12, "max", 3, 3, (6, 6), stride=(2, 2)),
+    "pool_max_dilated": PoolProblem(1, 33, 9, 9, "max", 2, 3, (7, 5), dilation=(2, 2)),
+    "pool_avg": PoolProblem(2, 24, 8, 7, "avg", 3, 3, (8, 7), pad=(1, 1, 1, 1)),
+    "pool_avg_count_pad": PoolProblem(1, 40, 8, 7, "avg", 3, 3, (4, 4), stride=(2, 2), pad=(1, 1, 1, 1), count_pad=True),
+    "pool_global_avg": PoolProblem(3, 72, 7, 7, "avg", 7, 7, (1, 1)),
+    "pool_global_max": PoolProblem(1, 19, 5, 13, "max", 5, 13, (1, 1)),
+    **{f"pointwise_{op}": PointwiseProblem(2, 40, 5, 3, op, "tensor") for op in ("add", "sub", "mul", "div", "max", "min")},
+    "pointwise_relu": PointwiseProblem(2, 40, 5, 3, act=RELU),
+    "pointwise_sigmoid": PointwiseProblem(1, 3, 9, 9, act=SIGMOID),
+    "pointwise_prelu": PointwiseProblem(2, 20, 5, 3, act=PRELU),
+    "pointwise_channel": PointwiseProblem(2, 40, 5, 3, "mul", "channel", act=RELU),
+    "pointwise_scalar_swap": PointwiseProblem(1, 24, 7, 7, "sub", "scalar", swap=True),
+    "pointwise_div_swap": PointwiseProblem(1, 24, 7, 7, "div", "scalar", swap=True),
+    "pointwise_1x1": PointwiseProblem(3, 20, 1, 1, "add", "tensor", act=RELU),
+    "move_slice": MoveProblem(2, 40, 9, 8, "window", (16, 4, 7), start=(8, 1, 0), step=(1, 2, 1)),
+    "move_channel_step": MoveProblem(1, 21, 5, 4, "window", (7, 5, 4), start=(1, 0, 0), step=(3, 1, 1)),
+    "move_pad": MoveProblem(1, 12, 6, 5, "window", (20, 9, 10), start=(-4, -2, -3), fill=1.5),
+    "move_reverse": MoveProblem(1, 10, 6, 5, "window", (10, 6, 5), start=(0, 5, 4), step=(1, -1, -1)),
+    "move_upsample": MoveProblem(2, 20, 4, 5, "upsample", (20, 8, 15), step=(1, 2, 3)),
+    "move_d2s_dcr": MoveProblem(1, 36, 4, 5, "d2s_dcr", (4, 12, 15), step=(1, 3, 3)),
+    "move_d2s_crd": MoveProblem(2, 48, 3, 5, "d2s_crd", (12, 6, 10), step=(1, 2, 2)),
+    "concat_aligned": ConcatProblem(2, (16, 32, 16), 5, 4),
+    "concat_odd": ConcatProblem(1, (3, 5, 40), 6, 7),
+    "softmax": SoftmaxProblem(2, 21, 5, 4),
+    "softmax_rows": SoftmaxProblem(3, 1000, 1, 1),
+    **{
+        f"reformat_{src}_{dst}".replace(":", ""): ReformatProblem(2, 40, 6, 5, src, dst)
+        for src, dst in (
+            ("fp32:chw", "fp16:chw"), ("fp32:chw", "fp16:hwc8"), ("fp32:chw", "fp16:chw32"), ("fp16:chw", "fp32:chw"),
+            ("fp16:hwc8", "fp32:chw"), ("fp16:chw32", "fp32:chw"), ("fp16:chw", "fp16:hwc8"), ("fp16:hwc8", "fp16:chw"),
+            ("fp16:hwc8", "fp16:hwc16"), ("fp16:hwc16", "fp16:hwc8"), ("fp16:chw", "fp16:chw32"),
+            ("fp16:chw32", "fp16:hwc8"), ("fp16:hwc8", "fp16:chw32"), ("fp16:chw", "fp16:chw2"),
+            ("fp16:chw16", "fp16:hwc"), ("fp16:hwc", "fp16:hwc16"),
+        )
+    },
+}  # fmt: skip
+
+PROBLEMS = EVERY_TACTIC | CONVS | OTHERS
+
+
+def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
+    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS, and of CONVS `per_conv` of each family, drawn once."""
+    result = []
+    for name, problem in PROBLEMS.items():
+        tactics = candidates(problem, device)
+        if name in CONVS:
+            families = [t for t in tactics if not t.sparse], [t for t in tactics if t.sparse]
+            tactics = [t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f)))]
+        result += [(name, problem, tactic) for tactic in tactics]
+    return result
+
+
+def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarray:
+    """Run one tactic on `gpu` (launch.Cuda or launch.Emulated), its output poisoned with NaN before: NCHW, padding kept."""
+    sections = pack_weights(problem, tactic, weights)
+    images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
+    nbytes = num_bytes(tactic.out, problem.out_shape)
+    ins = [gpu.allocate(image.nbytes) for image in images]
+    places = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
+    out = gpu.allocate(nbytes)
+    for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
+        gpu.write(address, array)
+    gpu.write(out, np.full(nbytes, 0xFF, np.uint8))
+    for step in launches(problem, tactic):
+        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places))
+    flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
+    for address in (*ins, *places.values(), out):
+        gpu.free(address)
+    return from_memory(flat, tactic.out, problem.out_shape, padding=True)
+
+
+def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np.ndarray) -> float:
+    """`got` as execute gives it; every element written, padding zero, error within TOLERANCE of the range: the error."""
+    c = problem.out_shape[1]
+    assert got.shape[1] == padded_channels(tactic.out.layout, c)
+    assert not np.isnan(got).any(), f"{np.isnan(got).sum()} of {got.size} elements are NaN or were never written"
+    assert not got[:, c:].any(), "padded channels are not zero"
+    error = relative_error(got[:, :c], np.asarray(expected, np.float32))
+    assert error < TOLERANCE, f"relative error {error:.2e} of the output's range"
+    return error
+
+
+def sanitize_cases(device: Device) -> list[tuple[str, Problem, Tactic]]:
+    """One small problem per kernel and tile, with linear tensors on both sides and with vectors on both sides."""
+    seen, result = set(), []
+    for name, problem, tactic in pairs(device, per_conv=1):
+        sides = {linear(f) for f in (*tactic.ins, tactic.out)}
+        key = tactic.kernel, tactic.tile, *sides
+        if (name == "conv" or name not in EVERY_TACTIC | CONVS) and len(sides) == 1 and key not in seen:
+            seen.add(key)
+            result.append((name, problem, tactic))
+    return result
+
+
+def main() -> int:
+    """Run sanitize_cases on the GPU, each buffer an allocation of its own."""
+    import cupy
+
+    from cuda_kernels.device import current
+    from cuda_kernels.launch import Cuda
+
+    cupy.cuda.set_allocator(None)  # no pool: the sanitizer sees every buffer's end
+    device = current()
+    gpu = Cuda(device)
+    cases = sanitize_cases(device)
+    for name, problem, tactic in cases:
+        inputs, weights = random_data(problem)
+        assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), reference(problem, inputs, weights))
+        print(f"{name}: {tactic.name}")
+    print(f"{len(cases)} tactics ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Every tactic on hardware: against the FP32 reference, against the emulator, against a naive kernel at real sizes.
+
+All of it is skipped, with the reason, where there is no GPU. compute-sanitizer's tests are skipped where the tool is not
+installed or refuses the device.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from glob import glob
+from pathlib import Path
+
+import numpy as np
+import pytest
+from problems import CONVS, PROBLEMS, RELU, assert_right, execute, pairs, sanitize_cases
+
+from cuda_kernels.compile import compile_many
+from cuda_kernels.device import current, why_no_gpu
+from cuda_kernels.launch import Cuda, Emulated
+from tactics.candidates import candidates
+from tactics.launches import launches
+from tactics.problem import ConvProblem
+from tactics.timing_worker import TOLERANCE, Bench, random_data, reference, reference_conv, relative_error
+
+WHY = why_no_gpu()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
+EMULATED_PER_CASE = 6
+LARGE = {
+    "stem": ConvProblem(8, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
+    "1x1": ConvProblem(32, 256, 56, 56, 64, 1, 1, bias=True, act=RELU, sparse24=True),
+    "3x3": ConvProblem(32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "3x3 strided": ConvProblem(32, 128, 56, 56, 128, 3, 3, stride=(2, 2), pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "expand, residual": ConvProblem(32, 512, 7, 7, 2048, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
+}
+
+
+@pytest.fixture(scope="module")
+def device():
+    return current()
+
+
+@pytest.fixture(scope="module")
+def gpu(device):
+    return Cuda(device)
+
+
+@pytest.fixture(scope="module")
+def cases(device):
+    """Case -> [(problem, tactic)], with everything they launch compiled in parallel."""
+    result = {}
+    for name, problem, tactic in pairs(device):
+        result.setdefault(name, []).append((problem, tactic))
+    steps = [s for rows in result.values() for problem, tactic in rows for s in launches(problem, tactic)]
+    compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for s in steps))
+    return result
+
+
+def on_gpu(gpu, problem, tactic, inputs, weights):
+    """execute(); a CUDA error ends the whole run, because nothing in this process can be tested after it."""
+    try:
+        return execute(gpu, problem, tactic, inputs, weights)
+    except Exception as e:
+        if "CUDA" in type(e).__name__:
+            pytest.exit(f"{problem}: {tactic.name}: {e}: the CUDA context is lost", returncode=3)
+        raise
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_hardware_agrees_with_the_reference(name, gpu, cases):
+    problem = PROBLEMS[name]
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
+    wrong = []
+    for _, tactic in cases[name]:
+        try:
+            assert_right(problem, tactic, on_gpu(gpu, problem, tactic, inputs, weights), expected)
+        except AssertionError as e:
+            wrong.append(f"{tactic.name}: {e}")
+    assert not wrong, f"{len(wrong)} of {len(cases[name])} tactics:\n" + "\n".join(wrong[:20])
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_hardware_agrees_with_the_emulator(name, device, gpu, cases):
+    """Not bit for bit: tensor cores sum in another order and truncate."""
+    problem = PROBLEMS[name]
+    inputs, weights = random_data(problem)
+    sample = random.Random(name).sample(cases[name], min(EMULATED_PER_CASE, len(cases[name])))
+    for _, tactic in sample:
+        emulated = execute(Emulated(device), problem, tactic, inputs, weights).astype(np.float32)
+        got = on_gpu(gpu, problem, tactic, inputs, weights)
+        assert relative_error(got, emulated) < TOLERANCE, tactic.name
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_naive_kernel_agrees_with_the_reference(name, gpu):
+    problem = CONVS[name]
+    inputs, weights = random_data(problem)
+    got = reference_conv(gpu, problem, [gpu.cupy.asarray(x) for x in inputs], weights)
+    assert relative_error(gpu.cupy.asnumpy(got), reference(problem, inputs, weights)) < 1e-4
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_shapes_agree_with_the_naive_kernel(name, device):
+    """Bench.time raises where an output is wrong. All channels-last tactics, and some of each other pair of formats."""
+    problem = LARGE[name]
+    tactics = list(candidates(problem, device))
+    picked = [t for t in tactics if t.ins[0].layout == t.out.layout == "hwc8"]
+    picked += random.Random(name).sample(tactics, 40)
+    compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for t in picked for s in launches(problem, t)))
+    bench = Bench(device)
+    bench.set_problem(problem)
+    wrong = []
+    for tactic in dict.fromkeys(picked):
+        try:
+            assert bench.time(tactic, 1)["us"][0] > 0
+        except RuntimeError as e:
+            wrong.append(f"{tactic.name}: {e}")
+    assert not wrong, f"{len(wrong)} of {len(picked)} tactics:\n" + "\n".join(wrong[:20])
+
+
+def test_measured_times_come_from_the_child_and_then_from_the_cache(device, tmp_path):
+    from tactics import timing
+
+    problem = CONVS["conv_deep"]
+    tactics = candidates(problem, device)[::7]
+    timer = timing.measured(device, timing.Cache(tmp_path / "times.jsonl"))
+    times = timer(problem, tactics)
+    timer.close()
+    assert not timer.failures and set(times) == set(tactics)
+    assert all(0.3 < t.low_us <= t.us <= t.high_us < 1000 for t in times.values()), times
+    again = timing.measured(device, timing.Cache(tmp_path / "times.jsonl"), command=("/nonexistent",))
+    assert again(problem, tactics) == times
+
+
+def test_a_recorded_graph_replays_the_same(device):
+    """What one launch writes, the replay of its graph writes too, with other data in the same buffers."""
+    gpu = Cuda(device)
+    a, b = gpu.allocate(1 << 16), gpu.allocate(1 << 16)
+    replay = gpu.record(lambda: gpu.copy(b, a, 1 << 16))
+    data = np.random.default_rng(0).integers(0, 256, 1 << 16).astype(np.uint8)
+    gpu.write(a, data)
+    replay()
+    assert (gpu.read(b, 1 << 16) == data).all()
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing(tool, device):
+    program = shutil.which("compute-sanitizer") or next(iter(sorted(glob("/usr/local/cuda*/bin/compute-sanitizer"))), None)
+    if program is None:
+        pytest.skip("compute-sanitizer is neither on PATH nor in /usr/local/cuda*/bin")
+    root = Path(__file__).resolve().parents[1]
+    steps = [s for _, problem, tactic in sanitize_cases(device) for s in launches(problem, tactic)]
+    compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for s in steps))
+    done = subprocess.run(
+        [program, "--tool", tool, "--error-exitcode", "86", sys.executable, "-m", "tests.problems"],
+        cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    if "not supported" in text or "Unable to" in text:
+        pytest.skip(f"compute-sanitizer refuses: {text.strip()[:300]}")
+    assert done.returncode == 0 and "tactics ran" in text, text[-4000:]
