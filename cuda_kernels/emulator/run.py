@@ -259,7 +259,7 @@ def launch(
     used = d.static_end - 16 + dynamic_smem
     if used > options.smem_limit:
         raise ValueError(f"{program.name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
-    if len(params) != d.param_bytes:
+    if not d.param_bytes <= len(params) < d.param_bytes + 8:  # a struct may be padded to its alignment
         raise ValueError(f"{program.name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
     if options.async_mode not in ("eager", "late"):
         raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
