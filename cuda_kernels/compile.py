@@ -112,6 +112,8 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed.
     """
     values = tuple(sorted(dict(values).items()))
+    if not source_path(kernel).exists():
+        raise CompileError(f"kernel {kernel}: no source {source_path(kernel).name}")
     path = _cache_path(kernel, values, sm)
     try:
         meta = json.loads(path.read_text())
@@ -168,10 +170,7 @@ def _nvrtc(kernel: str, values: tuple[tuple[str, int | str], ...], sm: str) -> t
     from cuda.bindings import nvrtc
 
     path = source_path(kernel)
-    try:
-        source = path.read_text()
-    except OSError as e:
-        raise CompileError(f"kernel source {path.name}: {e.strerror}") from None
+    source = path.read_text()
     options = [
         f"--gpu-architecture={sm}", *OPTIONS, f"-I{INCLUDE}", f"-I{cuda_include()}",
         *(f"-D{name}={value}" for name, value in values),

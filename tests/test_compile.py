@@ -1,0 +1,143 @@
+"""Every kernel variant compiles for every architecture without spills, and its machine code holds the MMAs its tile needs."""
+
+import collections
+import importlib.util
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cuda_kernels import compile as compiling
+from cuda_kernels.compile import CompileError, compile_kernel, cubin_path
+from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK
+from tactics.candidates import DENSE_TILES, SPARSE_TILES
+from tactics.format import Format
+from tactics.launches import conv_smem, launches
+from tactics.problem import Activation, ConvProblem
+from tactics.tactic import Tactic
+
+TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
+PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
+OTHERS = [
+    *(("pointwise", {"VEC": v, "OP": 1, "OPERAND": o, "SWAP": 0, "ACT": 3}) for v in (1, 8) for o in (1, 2)),
+    *(("move", {"KIND": k, "IN_VEC": i, "OUT_VEC": o, "IN_F32": 0, "OUT_F32": 0})
+      for k in range(4) for i in (0, 1) for o in (0, 1) if not (i and k > 1)),
+    ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_F32": 1, "OUT_F32": 0}),
+    ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_F32": 0, "OUT_F32": 1}),
+    *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
+    ("softmax", {}),
+]  # fmt: skip
+
+
+def disassemble(cubin: bytes, folder: Path) -> collections.Counter:
+    """Mnemonic -> how often it stands in the machine code."""
+    tool = Path(importlib.util.find_spec("nvidia.cu13").submodule_search_locations[0]) / "bin" / "nvdisasm"
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    return collections.Counter(re.findall(r"\b([A-Z][A-Z0-9]+(?:\.[A-Z0-9_]+)*)\b", text))
+
+
+def conv_launch(kernel, tile, x, y, residual, act):
+    """The launch of a problem in which nothing can be left out."""
+    problem = ConvProblem(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
+                          sparse24=True)  # fmt: skip
+    formats = (Format("fp16", x), Format("fp16", y))
+    tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], formats[1])
+    return tactic, launches(problem, tactic)[0]
+
+
+def check(kernel, tile, x, y, residual, act, sm, tmp_path):
+    tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
+    limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
+    if conv_smem(tactic) > limit:
+        from dataclasses import replace
+
+        from cuda_kernels.device import NAMED
+        from tactics.candidates import _tile_reason
+
+        small = replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)
+        assert "shared memory" in _tile_reason(tactic, small)
+        return
+    c = compile_kernel(kernel, dict(launch.values), sm)
+    assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+    assert c.regs * tile.threads <= 65536
+    ops = disassemble(c.cubin, tmp_path)
+    per_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
+    if tactic.sparse:
+        assert ops["HMMA.SP.16832.F32"] == per_warp * tile.k // 32
+        assert not any(op.startswith("HMMA.16816") for op in ops), "a sparse tactic that runs dense"
+    else:
+        assert ops["HMMA.16816.F32"] == per_warp * tile.k // 16
+        assert not any(op.startswith("HMMA.SP") for op in ops)
+    assert any(op.startswith("LDGSTS") and op.endswith("128") for op in ops)
+    assert any(op.startswith("LDSM") and op.endswith(".4") for op in ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
+def test_conv_tiles_compile_without_spills(kernel, tile, sm, tmp_path):
+    """The variant with most live registers: residual and per-channel slope, vector formats."""
+    check(kernel, tile, "hwc8", "hwc8", True, "prelu", sm, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
+@pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
+def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
+    from tactics.candidates import _tile_reason
+    from cuda_kernels.device import named
+
+    tactic, _ = conv_launch(kernel, tile, *pair, True, "relu")
+    if not _tile_reason(tactic, named("h200")):
+        check(kernel, tile, *pair, True, "relu", "sm_90a", tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
+def test_every_variant_compiles_without_spills(kernel, tile, pair, sm, tmp_path):
+    from tactics.candidates import _tile_reason
+    from cuda_kernels.device import named
+
+    for residual, act in itertools.product((False, True), ("none", "relu", "silu", "prelu")):
+        tactic, _ = conv_launch(kernel, tile, *pair, residual, act)
+        if not _tile_reason(tactic, named("h200")):
+            check(kernel, tile, *pair, residual, act, sm, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("kernel,values", OTHERS, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
+def test_other_kernels_compile_without_spills(kernel, values, sm):
+    c = compile_kernel(kernel, values, sm)
+    assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+
+
+def test_error_shows_log_and_numbered_source(tmp_path):
+    bad = tmp_path / "bad.cu"
+    bad.write_text('extern "C" __global__ void bad() {\n  int x = nonsense;\n}\n')
+    with pytest.raises(CompileError) as e:
+        compile_kernel(str(bad), {"A": 1}, "sm_80")
+    assert "bad.cu(2)" in str(e.value) and "   2   int x = nonsense;" in str(e.value) and "-DA=1" in str(e.value)
+    with pytest.raises(CompileError, match="no source absent.cu"):
+        compile_kernel(str(tmp_path / "absent.cu"), {}, "sm_80")
+
+
+def test_cache_is_used_and_survives_damage(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
+    first = compile_kernel("softmax", {}, "sm_80")
+    path = cubin_path(first)
+    assert path.read_bytes() == first.cubin
+    monkeypatch.setattr(compiling, "_nvrtc", lambda *a: pytest.fail("compiled again"))
+    assert compile_kernel("softmax", {}, "sm_80") == first
+    monkeypatch.undo()
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
+    path.write_bytes(first.cubin[:100])
+    assert compile_kernel("softmax", {}, "sm_80").cubin == first.cubin
+    path.unlink()
+    assert cubin_path(first).read_bytes() == first.cubin
