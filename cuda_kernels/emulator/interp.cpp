@@ -511,6 +511,7 @@ void run_block(Worker& k, u64 linear) {
         w.groups.clear(), w.async.clear();
         w.index = i, w.regs = k.regs + (size_t)i * k.prog->warp_bytes;
         w.alive = w.active = threads - i * 32 >= 32 ? FULL : (1u << (threads - i * 32)) - 1;
+        w.known[i] = ~0u;  // always ordered after itself
         if (n == 1) w.min_known = ~0u;
         memset(w.regs, 0, k.prog->pred_bytes);
         special_registers(k, w);

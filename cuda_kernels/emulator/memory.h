@@ -5,6 +5,10 @@
 // they are ordered after each other. A cell remembers who wrote it last and who has read it since, with the epoch;
 // an access is a race unless the accessing warp is ordered after those.
 #pragma once
+#ifdef __SSE__
+#include <immintrin.h>
+#endif
+
 #include "interp.h"
 
 namespace {
@@ -128,8 +132,16 @@ struct Shadow {
         return true;
     }
     void read(u32 at, u32 n, u32 lane, bool atomic) {
+        const u32 me = 1u << w.index, epoch = w.epoch;
         for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
             Cell& c = k.cells[i];
+            // Nearly always: written, complete, ordered before this warp; read by nobody who is not.
+            if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
+                (c.read_epoch == epoch || w.min_known >= c.read_epoch)) {
+                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me;
+                c.read_epoch = epoch;
+                continue;
+            }
             if (c.flags & PENDING) pending("read of", i, c, lane);
             if (!(c.flags & VALID))
                 fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x: byte 0x%x was never written by "
@@ -148,6 +160,10 @@ struct Shadow {
     void write(u32 at, u32 n, u32 lane, u8 flags) {
         for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
             Cell& c = k.cells[i];
+            if (!(c.flags & (PENDING | MORE_READERS)) && w.known[c.writer] >= c.write_epoch && w.min_known >= c.read_epoch) {
+                c = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
+                continue;
+            }
             if (c.flags & PENDING) pending("write to", i, c, lane);
             if (!(c.flags & flags & ATOMIC)) check_writer(c, i, "write after write", lane);
             if (c.readers && !(flags & c.flags & ATOMIC)) {
@@ -258,6 +274,19 @@ inline void mark_global(Worker& k, const u64* ad, u32 m, u32 size, bool write, u
 template <class T>
 inline void load_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
     bool wide = in.flags & WIDE, sign = in.flags & SIGNED;
+#ifdef __SSE__
+    if (sizeof(T) == 4 && in.vec == 4 && m == FULL && !wide && in.o[0] >= 0 && in.o[1] >= 0 && in.o[2] >= 0 && in.o[3] >= 0) {
+        float* d[4];
+        for (int j = 0; j < 4; j++) d[j] = (float*)operand(k, w, in.o[j]);
+        for (int i = 0; i < LANES; i += 4) {
+            __m128 x0 = _mm_loadu_ps((const float*)p[i]), x1 = _mm_loadu_ps((const float*)p[i + 1]);
+            __m128 x2 = _mm_loadu_ps((const float*)p[i + 2]), x3 = _mm_loadu_ps((const float*)p[i + 3]);
+            _MM_TRANSPOSE4_PS(x0, x1, x2, x3);
+            _mm_store_ps(d[0] + i, x0), _mm_store_ps(d[1] + i, x1), _mm_store_ps(d[2] + i, x2), _mm_store_ps(d[3] + i, x3);
+        }
+        return;
+    }
+#endif
     for (u32 j = 0; j < in.vec; j++) {
         if (in.o[j] < 0) continue;  // `_`
         u8* d = operand(k, w, in.o[j]);
@@ -440,6 +469,10 @@ inline void atomic(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
 // ---- cp.async
 
 inline void copy_now(Worker& k, u32 dst, u64 src, u32 bytes, u32 take) {
+    if (take == 16) {  // a copy the compiler knows the size of
+        memcpy(k.smem + dst, (const void*)src, 16);
+        return;
+    }
     if (take) memcpy(k.smem + dst, (const void*)src, take);
     if (take < bytes) memset(k.smem + dst + take, 0, bytes - take);
 }

@@ -91,14 +91,12 @@ inline v8 fma8(float a, v8 b, v8 c) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-// m16n8k16 with f32 accumulators, in C's own lane order: a vector holds four rows x four lanes of one accumulator register.
-// For each k, B's even (or odd) columns are one 128-bit group repeated for the four rows; A[row][k] fills its group.
-inline void mma_k16_f16(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d) {
-    alignas(64) float bt[16][8];  // [k][even columns, odd columns]
-    alignas(64) static const u16 pick[32] = {0,  16, 32, 48, 8, 24, 40, 56, 1,  17, 33, 49, 9,  25, 41, 57,
-                                             2,  18, 34, 50, 10, 26, 42, 58, 3,  19, 35, 51, 11, 27, 43, 59};
+// B as floats: one row of `bt` per k, its even columns first, then the odd ones (the order of the accumulator registers).
+inline void columns_b(float (*bt)[8], const u8* const* b, int blocks) {
+    alignas(64) static const u16 pick[32] = {0, 16, 32, 48, 8,  24, 40, 56, 1, 17, 33, 49, 9,  25, 41, 57,
+                                             2, 18, 34, 50, 10, 26, 42, 58, 3, 19, 35, 51, 11, 27, 43, 59};
     const __m512i first = _mm512_load_si512(pick), second = _mm512_add_epi16(first, _mm512_set1_epi16(4));
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < blocks; j++) {
         __m512i lo = _mm512_load_si512(b[j]), hi = _mm512_load_si512(b[j] + 64);
         for (int q = 0; q < 2; q++) {
             __m512i x = _mm512_permutex2var_epi16(lo, q ? second : first, hi);
@@ -106,6 +104,13 @@ inline void mma_k16_f16(const u8* const* a, const u8* const* b, const u8* const*
             _mm512_store_ps(bt[8 * j + 4 * q + 2], _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
         }
     }
+}
+
+// m16n8k16 with f32 accumulators, in C's own lane order: a vector holds four rows x four lanes of one accumulator register.
+// For each k, B's even (or odd) columns are one 128-bit group repeated for the four rows; A[row][k] fills its group.
+inline void mma_k16_f16(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d) {
+    alignas(64) float bt[16][8];
+    columns_b(bt, b, 2);
     __m512 all[2][2][2];  // kept until the end: d may lie on a, b or c
     for (int half = 0; half < 2; half++) {
         auto& acc = all[half];  // [rows 0-3, 4-7][even, odd]
@@ -156,18 +161,33 @@ inline void mma_dense(const u8* const* a, const u8* const* b, const u8* const* c
     scatter_d(t, d, flags);
 }
 
-// Where a sparse row's kept columns come from: for row r and 4-wide chunk c, the nibble of the metadata word that lane
-// 4*(r%8) + L holds. Returns -1, or the row of the first nibble that ::ordered_metadata does not allow (*chunk, *code).
+// A metadata byte describes two chunks: the columns (0 to 7) its four values belong to, one per byte; ~0 if not allowed.
+struct Codes {
+    u32 columns[256];
+    constexpr Codes() : columns() {
+        for (u32 byte = 0; byte < 256; byte++) {
+            u32 lo = byte & 15, hi = byte >> 4;
+            bool legal = (0x7310u >> lo & 1) && (0x7310u >> hi & 1);  // 4, 8, 9, 12, 13, 14: what ::ordered_metadata allows
+            columns[byte] = legal ? (lo & 3) | (lo >> 2) << 8 | (4 + (hi & 3)) << 16 | (4 + (hi >> 2)) << 24 : ~0u;
+        }
+    }
+};
+constexpr Codes CODES;
+
+// Which columns a sparse row keeps: for row r and 4-wide chunk c, nibble 4*(r/8) + c%4 of the word that lane 4*(r%8) + L holds.
+// Returns -1, or the row of the first nibble that is not allowed (*chunk, *code).
 inline int unpack_metadata(const u32* e, int k, int selector, u8 (*index)[16], int* chunk, u32* code) {
     for (int r = 0; r < 16; r++)
-        for (int c = 0; c < k / 4; c++) {
+        for (int c = 0; c < k / 4; c += 2) {
             int lane = 4 * (r % 8) + (k == 32 ? 2 * selector + c / 4 : selector);
-            u32 nibble = e[lane] >> 4 * (4 * (r / 8) + c % 4) & 15;
-            if (!(0x7310u >> nibble & 1)) {  // bits 4, 8, 9, 12, 13, 14
-                *chunk = c, *code = nibble;
+            u32 byte = e[lane] >> (16 * (r / 8) + 4 * (c % 4)) & 255, columns = CODES.columns[byte];
+            if (columns == ~0u) {
+                bool first = !(0x7310u >> (byte & 15) & 1);
+                *chunk = first ? c : c + 1, *code = first ? byte & 15 : byte >> 4;
                 return r;
             }
-            index[r][2 * c] = (u8)(4 * c + (nibble & 3)), index[r][2 * c + 1] = (u8)(4 * c + (nibble >> 2));
+            columns += 0x01010101u * (u32)(4 * c);
+            memcpy(&index[r][2 * c], &columns, 4);
         }
     return -1;
 }
@@ -175,6 +195,29 @@ inline int unpack_metadata(const u32* e, int k, int selector, u8 (*index)[16], i
 // Sparse A: k = 16 or 32 logical columns, half of them stored. Columns not kept are not multiplied: 0 x Inf cannot arise.
 inline void mma_sparse(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, u8 (*index)[16], int k, int flags) {
     Tile t;
+#ifdef HAVE_MMA_K16_F16
+    if (k == 32 && flags == MMA_F16) {
+        columns_b(t.b, b, 4), gather_a(t, a, 2, false);
+        for (int half = 0; half < 2; half++) {
+            __m256 acc[8];
+            for (int i = 0; i < 8; i++)
+                acc[i] = _mm256_set_m128(_mm_load_ps((const float*)(c[2 * half + 1] + 16 * i)), _mm_load_ps((const float*)(c[2 * half] + 16 * i)));
+            const float* av = t.a[8 * half];
+            const u8* at = index[8 * half];
+            for (int j = 0; j < 16; j++)
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; i++)
+                    acc[i] = _mm256_fmadd_ps(_mm256_set1_ps(av[32 * i + j]), _mm256_load_ps(t.b[at[16 * i + j]]), acc[i]);
+            for (int i = 0; i < 8; i++) _mm256_store_ps(&t.d[64 * half + 8 * i], acc[i]);
+        }
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 8; i++) {
+                memcpy(d[2 * half] + 16 * i, &t.d[64 * half + 8 * i], 16);
+                memcpy(d[2 * half + 1] + 16 * i, &t.d[64 * half + 8 * i + 4], 16);
+            }
+        return;
+    }
+#endif
     bool bf = flags & MMA_BF16;
     gather_a(t, a, k / 16, bf), gather_b(t, b, k / 8, bf), gather_c(t, c, flags);
     for (int m = 0; m < 16; m += 4) {
