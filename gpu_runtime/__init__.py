@@ -12,8 +12,8 @@ __all__ = ["CompileError", "EngineError", "ModelError", "build", "load"]
 
 
 def build(model, **options):
-    """Build an engine from an ONNX file; see gpu_runtime.build.build for the options."""
-    from gpu_runtime.build import build as run  # imports onnx: only where something is built
+    """Build an engine from an ONNX file; see gpu_runtime.pipeline.build for the options."""
+    from gpu_runtime.pipeline import build as run  # imports onnx: only where something is built
 
     return run(model, **options)
 

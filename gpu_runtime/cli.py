@@ -82,7 +82,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timi
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     from gpu_runtime import report
-    from gpu_runtime.build import build, pick_device
+    from gpu_runtime.pipeline import build, pick_device
 
     target = pick_device(device)
     if target.measured:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tactics.timing import Time
-
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.lower import Network, Op
@@ -15,6 +13,7 @@ from tactics.candidates import HALF_FORMATS, candidates, rejected
 from tactics.format import CONV_LAYOUTS, Format, canonical
 from tactics.problem import Problem, ReformatProblem
 from tactics.tactic import Tactic
+from tactics.timing import Time
 
 Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
 

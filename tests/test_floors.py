@@ -15,7 +15,7 @@ tactics.format  tactics.problem  tactics.tactic  tactics.launches  tactics.candi
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.fuse  gpu_runtime.lower
 gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory  gpu_runtime.report  gpu_runtime.engine
-gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.build  gpu_runtime.cli  gpu_runtime.__main__
+gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.cli  gpu_runtime.__main__
 """.split()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.
 LAZY = {("gpu_runtime.engine", "gpu_runtime.context")}
@@ -84,7 +84,7 @@ def test_running_an_engine_needs_no_builder():
         found = imports(names[name])
         assert not {i.split(".")[0] for i in found} & {"onnx", "onnx_ir", "onnxscript", "scipy"}, name
         todo += found & set(names)
-    planner = {"tactics.plan", "tactics.candidates", "gpu_runtime.build", "gpu_runtime.planning", "gpu_runtime.lower"}
+    planner = {"tactics.plan", "tactics.candidates", "gpu_runtime.pipeline", "gpu_runtime.planning", "gpu_runtime.lower"}
     assert not seen & planner, seen & planner
 
 
