@@ -58,7 +58,7 @@ def main() -> int:
         tactic = next(
             t
             for t in candidates(PROBLEM, named("h200"))
-            if t.sparse == sparse and t.tile.threads == 256 and "128x128" in t.name and all("hwc8" in str(f) for f in (*t.ins, t.out))
+            if t.sparse == sparse and (t.tile.threads, t.name.count("128x128"), t.name.count("hwc8")) == (256, 1, 2)
         )
         print(tactic.name)
         for checks in (False, True):

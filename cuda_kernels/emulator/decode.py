@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cuda_kernels.emulator.build import names
-from cuda_kernels.emulator.opcodes import Opcodes
+from cuda_kernels.emulator.opcodes import Arithmetic
+from cuda_kernels.emulator.opcodes_machine import Machine
 from cuda_kernels.emulator.parse import Function, Instr, Label, Module, Var
 from cuda_kernels.emulator.registers import allocate
 
@@ -23,7 +24,7 @@ INS = np.dtype([
 ])  # fmt: skip
 assert INS.itemsize == 128
 
-GUARD_NOT, WIDE, SIGNED, NC, ADDR64, STRONG, PRED_NOT, ASYNC_ALL = 1, 2, 4, 8, 16, 32, 64, 128
+GUARD_NOT, WIDE, ADDR64, PRED_NOT = 1, 2, 16, 64
 SPACES = {"generic": 0, "global": 1, "const": 1, "shared": 2, "local": 3, "param": 4}
 WINDOWS = {"shared": 1 << 60, "local": 2 << 60, "param": 3 << 60}
 SPECIALS = {
@@ -86,8 +87,8 @@ class Decoded:
     globals: list[tuple[str, np.ndarray]]
 
 
-class Decoder(Opcodes):
-    """Decodes one kernel of a module. The opcode methods live in opcodes.py; here are operands, addresses, calls, layout."""
+class Decoder(Arithmetic, Machine):
+    """Decodes one kernel of a module: operands, addresses, calls, layout. What opcodes mean is in the two opcodes files."""
 
     def __init__(self, module: Module, kernel: Function):
         self.module, self.kernel = module, kernel
@@ -126,7 +127,8 @@ class Decoder(Opcodes):
             raise DecodeError(f"kernel {self.kernel.name}: {why}")
         file = self.module.files.get(ins.loc[0], "?")
         raise DecodeError(
-            f"kernel {self.kernel.name}: {why}: '{ins.opcode} {', '.join(ins.operands)}' ({file}:{ins.loc[1]}, PTX line {ins.line})"
+            f"kernel {self.kernel.name}: {why}: '{ins.opcode} {', '.join(ins.operands)}' "
+            f"({file}:{ins.loc[1]}, PTX line {ins.line})"
         )
 
     # ---- memory layout

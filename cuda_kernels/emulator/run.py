@@ -30,8 +30,10 @@ class EmulatorError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """How a launch runs. `seed` orders warps and blocks (0: natural order); `async_mode` "late" completes a cp.async only at
-    its wait, with the destination poisoned and the source read then; `track_writes` lists allocations whose bytes are counted."""
+    """How a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
+    instructions. `async_mode` "late" completes a cp.async only at its wait, with the destination poisoned until then and the
+    source read then. `threads`: host threads, 0 for all cores. `track_writes` lists addresses of allocations whose writes are
+    counted per byte (with checks on). Bounds and alignment are checked even with `checks` off."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -186,7 +188,7 @@ class Program:
 
     def __init__(self, decoded: Decoded):
         self.decoded = d = decoded
-        lib = library()
+        self.lib = lib = library()
         consts = np.frombuffer(d.consts, np.uint8)
         self.handle = lib.emu_program(
             d.code.ctypes.data, len(d.code), consts.ctypes.data, len(consts), d.tables.ctypes.data, len(d.tables),
@@ -195,7 +197,7 @@ class Program:
 
     def __del__(self):
         if getattr(self, "handle", None):
-            library().emu_program_free(self.handle)
+            self.lib.emu_program_free(self.handle)
 
     @property
     def name(self) -> str:
@@ -228,8 +230,9 @@ def load(ptx: str, kernel: str | None = None) -> Program:
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("smem_base", ctypes.c_uint32), ("smem_end", ctypes.c_uint32),
-        ("static_end", ctypes.c_uint32), ("dynamic_smem", ctypes.c_uint32), ("params", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("smem_base", ctypes.c_uint32),
+        ("smem_end", ctypes.c_uint32), ("static_end", ctypes.c_uint32), ("dynamic_smem", ctypes.c_uint32),
+        ("params", ctypes.c_void_p),
         ("param_bytes", ctypes.c_uint64), ("allocations", ctypes.c_void_p), ("n_allocations", ctypes.c_uint64),
         ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
         ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("pad", ctypes.c_uint32),
@@ -322,7 +325,6 @@ def _explain(program: Program, memory: Memory, text: str, numbers: list[int], bl
 
 def _stats(program: Program, totals, counts, writes) -> Stats:
     d = program.decoded
-    code = d.code
     kinds = [opcode.split(".") for _, _, opcode in d.lines]
     total: dict[str, int] = {}
     excess: dict[str, int] = {}
@@ -352,7 +354,6 @@ def _stats(program: Program, totals, counts, writes) -> Stats:
         ):
             entry[i] += v
     listed = tuple(LineStats(d.files.get(f, "?"), n, o, *v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0]))
-    del code
     return Stats(
         instructions=int(totals[0]), mma=int(totals[1]), mma_sp=int(totals[2]), async_bytes=int(totals[3]), mma_kinds=mma,
         excess=excess, lines=listed, writes=writes, **total,
