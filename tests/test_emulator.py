@@ -52,7 +52,7 @@ def test_shuffles_and_votes():
     np.testing.assert_array_equal(out, np.array(want, np.uint32))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(8))
 def test_divergence(seed):
     x = np.arange(1, 65, dtype=np.int32)
     _, (_, out) = run(program("golden_warp.cu", "divergence"), 64, [x, np.zeros(64, np.int32)], options=Options(seed=seed))
@@ -118,8 +118,10 @@ def test_named_barriers_and_reductions(seed):
     assert (out == 48 * 4 + 2 + 1).all()
 
 
-def test_a_spin_lock_inside_a_warp_ends():
-    _, (lock, out) = run(program("golden_warp.cu", "spin_lock"), 32, [np.zeros(1, np.int32), np.zeros(1, np.int32)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_spin_lock_inside_a_warp_ends(seed):
+    args = [np.zeros(1, np.int32), np.zeros(1, np.int32)]
+    _, (lock, out) = run(program("golden_warp.cu", "spin_lock"), 32, args, options=Options(seed=seed))
     assert (lock[0], out[0]) == (0, 32)
 
 

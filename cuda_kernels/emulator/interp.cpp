@@ -26,6 +26,15 @@ namespace {
 
 // ---- groups of lanes
 
+// Run group i until it meets a group at a higher pc; when it is the lowest, that is any other group.
+inline void take(Warp& w, size_t i) {
+    w.pc = w.groups[i].pc, w.active = w.groups[i].mask;
+    w.groups.erase(w.groups.begin() + i);
+    w.watch = ~0u;
+    for (auto& g : w.groups)
+        if (g.pc > w.pc && g.pc < w.watch) w.watch = g.pc;
+}
+
 // Continue with the lowest group that may run. False when no lane is left.
 bool choose(Worker& k, Warp& w) {
     for (size_t i = 0; i < w.groups.size(); i++)  // groups at one pc are one group
@@ -55,10 +64,12 @@ bool choose(Worker& k, Warp& w) {
         for (auto& g : w.groups) text += format(" lanes 0x%08x at @pc%u@ (needs 0x%08x);", g.mask, g.pc, g.need & w.alive);
         fault("deadlock", w.groups[0].pc, w.groups[0].mask, text);
     }
-    w.pc = w.groups[best].pc, w.active = w.groups[best].mask;
-    w.groups.erase(w.groups.begin() + best);
-    w.watch = ~0u;
-    for (auto& g : w.groups) w.watch = g.pc < w.watch ? g.pc : w.watch;
+    bool delay = k.launch->seed && w.groups.size() > 1 && (k.random() & 7) == 0;
+    if (delay) {  // hardware need not reconverge where it could: now and then let another group go on first
+        size_t other = (best + 1 + k.random() % (w.groups.size() - 1)) % w.groups.size();
+        if (!(w.groups[other].need & w.alive & ~w.groups[other].mask)) best = other;
+    }
+    take(w, best);
     return true;
 }
 
@@ -203,6 +214,29 @@ inline void reduce(Worker& k, Warp& w, const Ins& in, u32 m) {
     for (u32 i = first + 1; i < LANES; i++)
         if (m >> i & 1) r = (u32)atom_result(in.sub & 255, in.sub >> 8, r, a[i], 0);
     broadcast(k, w, in.o[0], r, m);
+}
+
+// A collective with a member mask. Lanes that met here may name different masks (each is then a collective of its own).
+bool members(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    const u32* mask = (const u32*)operand(k, w, in.o[5]);
+    u32 named[LANES], all = 0;
+    for (int i = 0; i < LANES; i++) {
+        named[i] = mask[i];
+        if (m >> i & 1) all |= named[i];
+    }
+    if (!together(k, w, m, all)) return false;
+    for (u32 left = m; left;) {
+        u32 need = named[__builtin_ctz(left)], part = 0;
+        for (int i = 0; i < LANES; i++) part |= (u32)((left >> i & 1) && named[i] == need) << i;
+        left &= ~part;
+        if (part & ~need) fault("convergence", pc, part & ~need, format("a lane outside its member mask 0x%08x executes it", need));
+        if (need & w.alive & ~part) fault("convergence", pc, part, format("the lanes of member mask 0x%08x name different masks", need));
+        if (in.kind == K_SHFL) shuffle(k, w, in, part);
+        else if (in.kind == K_VOTE) vote(k, w, in, part);
+        else if (in.kind == K_MATCH) match(k, w, in, part);
+        else reduce(k, w, in, part);
+    }
+    return true;
 }
 
 inline void tensor(Worker& k, Warp& w, const Ins& in, u32 pc) {
@@ -390,16 +424,9 @@ void run_warp(Worker& k, Warp& w, u64 quantum) {
             case K_SHFL:
             case K_VOTE:
             case K_MATCH:
-            case K_REDUX: {
-                u32 need = ((u32*)at(in.o[5]))[__builtin_ctz(m)];
-                if (m & ~need) fault("convergence", pc, m & ~need, format("a lane outside the member mask 0x%08x executes it", need));
-                if (!together(k, w, m, need)) continue;
-                if (in.kind == K_SHFL) shuffle(k, w, in, m);
-                else if (in.kind == K_VOTE) vote(k, w, in, m);
-                else if (in.kind == K_MATCH) match(k, w, in, m);
-                else reduce(k, w, in, m);
+            case K_REDUX:
+                if (!members(k, w, in, m, pc)) continue;
                 break;
-            }
             case K_ACTIVEMASK: broadcast(k, w, in.o[0], m, m); break;
             case K_NOP: break;
             case K_TRAP: fault("trap", pc, m, "the kernel executed trap");
@@ -429,14 +456,10 @@ out:
     if (w.state == RUNNABLE && !w.groups.empty() && w.since_switch > (1u << 20)) {
         // Lanes spinning at a low pc must not starve the lanes they wait for: let another group run for a while.
         w.since_switch = 0;
-        Group mine{w.pc, w.active, 0};
         for (size_t i = 0; i < w.groups.size(); i++) {
-            Group g = w.groups[i];
-            if (g.need & w.alive & ~g.mask) continue;
-            w.groups[i] = mine, w.pc = g.pc, w.active = g.mask;
-            w.watch = ~0u;
-            for (auto& o : w.groups)
-                if (o.pc > w.pc && o.pc < w.watch) w.watch = o.pc;
+            if (w.groups[i].need & w.alive & ~w.groups[i].mask) continue;
+            w.groups.push_back({w.pc, w.active, 0});
+            take(w, i);
             break;
         }
     }

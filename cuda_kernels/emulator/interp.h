@@ -101,7 +101,7 @@ enum WarpState : u8 { RUNNABLE, AT_BARRIER, DONE };
 struct Warp {
     u8* regs = nullptr;
     u32 index = 0, pc = 0, active = 0, alive = 0;
-    u32 watch = ~0u;  // lowest pc of the other groups
+    u32 watch = ~0u;  // lowest pc above this one at which other lanes are: there groups merge
     std::vector<Group> groups;
     WarpState state = RUNNABLE;
     u32 barrier = 0, barrier_pc = 0;
