@@ -12,6 +12,7 @@ import pytest
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
+from cuda_kernels.emulator.build import BuildError, compiler
 
 HERE = Path(__file__).parent / "faulty"
 N = 64
@@ -104,6 +105,13 @@ def test_bytes_not_written_exactly_once_are_reported():
 def test_out_of_bounds_is_an_error_with_checks_off_too():
     with pytest.raises(EmulatorError, match="out of bounds"):
         run("out_of_bounds_write", False, Options(checks=False))
+
+
+def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="no C.. compiler found"):
+        compiler()
 
 
 def test_launch_arguments_are_checked():
