@@ -6,7 +6,7 @@ its CUDA context: the child is killed, the tactic recorded as failed, the rest g
 
 Measurements race: every tactic gets ROUNDS[0] samples, and those far behind the best of their cell (same formats, same
 sparseness: the planner needs the best of every cell) stop there; the others go on. A sample is the time per launch of a CUDA
-graph of up to 16 launches, activations warm in L2, each launch with its own copy of the weights, none of them in L2.
+graph of up to 10 launches, activations warm in L2, each launch with its own copy of the weights, none of them in L2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from tactics.tactic import Tactic
 
 POLICY = "graph, activations warm, weights cold, random data, v1"
 ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
-FAR, FAR_SHORT_US, FAR_SHORT = 1.5, 10.0, 2.0  # times the best median of the cell; the last for kernels under 10 us
+# Out of the race: a median this many times the best of the cell after the first round (the last where that is under 10 us),
+# the 20 % quantile after a later one.
+FAR, FAR_SHORT_US, FAR_SHORT, CLOSE = 1.5, 10.0, 2.0, 1.05
 WORKER = (sys.executable, "-m", "tactics.timing_worker")
 PROBLEMS = {c.__name__: c for c in get_args(Problem)}
 
@@ -212,6 +214,7 @@ class Measured:
         self._command, self._compile_first = tuple(command), compile_first
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._worker: _Worker | None = None
+        self._compiled: set[tuple] = set()
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         tactics = tuple(tactics)
@@ -252,6 +255,7 @@ class Measured:
     def _compile(self, work: list[tuple[Problem, Tactic]]) -> dict[tuple, str]:
         """Compile the distinct kernels of `work`; returns (kernel, values) -> the log of each that does not compile."""
         wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t)))
+        wanted = [item for item in wanted if item not in self._compiled]
 
         def log(item) -> str:
             try:
@@ -261,7 +265,9 @@ class Measured:
                 return str(e)
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return {item: text for item, text in zip(wanted, pool.map(log, wanted), strict=True) if text}
+            broken = {item: text for item, text in zip(wanted, pool.map(log, wanted), strict=True) if text}
+        self._compiled |= set(wanted) - set(broken)
+        return broken
 
     def _race(self, problem: Problem, todo: list[Tactic], known: list[Tactic]) -> None:
         """Measure `todo`; each result goes into the cache when it is final. `known`: the others of the same problem."""
@@ -305,7 +311,8 @@ class Measured:
                 return
             for tactic in list(alive):
                 first = best[_cell(tactic)]
-                if statistics.median(samples[tactic]) > first * (FAR_SHORT if first < FAR_SHORT_US else FAR):
+                far = (FAR_SHORT if first < FAR_SHORT_US else FAR) if goal == ROUNDS[0] else CLOSE
+                if quantiles(samples[tactic])[goal == ROUNDS[0]] > first * far:
                     self._finish(problem, tactic, samples[tactic], facts[tactic])
                     alive.remove(tactic)
 

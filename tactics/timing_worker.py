@@ -37,8 +37,9 @@ from tactics.tactic import Tactic
 from tactics.timing import device_key, problem_from_json
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
-MAX_LAUNCHES = 16  # per sample
-SAMPLE_US = 100.0  # what a sample aims to last
+MAX_LAUNCHES = 10  # per sample
+SAMPLE_US = 50.0  # what a sample aims to last
+FLUSH_US = 80.0  # how long the L2 is flushed before each sample, at least
 COPIES_BYTES = 1 << 30  # at most, for the copies of one tactic's weights
 SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
@@ -151,7 +152,7 @@ class Stopwatch:
         self._words = max(2 * gpu.device.l2_bytes, 32 << 20) // 16
         with gpu.stream:
             self._data = cupy.zeros(self._words * 16 + 16, np.uint8)
-        self._flush_us = 120.0
+        self._flush_us = FLUSH_US
         self.discarded = 0
         self.overhead_us = 0.0
         one, many = gpu.record(self._empty), gpu.record(lambda: [self._empty() for _ in range(17)])
@@ -161,15 +162,19 @@ class Stopwatch:
     def samples(self, warm: Callable[[], None], timed: Callable[[], None], count: int, launches: int = 1) -> list[float]:
         """`count` times of `timed` in microseconds, each divided by the `launches` in it."""
         found = []
-        for _ in range(4 * count + 8):
-            us = self._one(warm, timed)
-            if us is not None:
+        for _ in range(4 * count + 16):
+            us, queued_us = self._one(warm, timed)
+            if queued_us < 0.85 * self._flush_us:
                 found.append(us / launches)
+            else:  # the GPU may have waited for the host
+                self.discarded += 1
+                self._flush_us = min(1.25 * self._flush_us, 5000.0)
             if len(found) == count:
                 return found
         raise Overloaded("the host cannot queue work fast enough to time it: is the machine overloaded?")
 
-    def _one(self, warm, timed) -> float | None:
+    def _one(self, warm, timed) -> tuple[float, float]:
+        """(microseconds of `timed`, microseconds that the host took to queue everything)."""
         start, stop = self._events
         begun = time.perf_counter()
         self._launch(self._words, int(self._flush_us * self.gpu.device.clock_mhz))
@@ -179,12 +184,8 @@ class Stopwatch:
         stop.record(self.gpu.stream)
         queued_us = 1e6 * (time.perf_counter() - begun)
         stop.synchronize()
-        if queued_us > 0.85 * self._flush_us:  # the GPU may have waited for the host
-            self.discarded += 1
-            self._flush_us = min(2 * self._flush_us, 5000.0)
-            return None
         us = 1e3 * self.gpu.cupy.cuda.get_elapsed_time(start, stop)
-        return max(us - self.overhead_us, 0.05)
+        return max(us - self.overhead_us, 0.05), queued_us
 
     def _empty(self) -> None:
         self._launch(0, 0)
@@ -196,40 +197,44 @@ class Stopwatch:
 
 
 class Bench:
-    """One problem's data on the GPU, and its tactics verified and ready to be timed."""
+    """One problem's data on the GPU, and its tactics verified and ready to be timed.
+
+    `inputs`, `weights`: random_data's; `expected`: FP32 NCHW, a CuPy array.
+    """
 
     def __init__(self, device: Device):
         self.gpu = Cuda(device)
         self.cupy = self.gpu.cupy
         self.gpu.stream.use()
+        self._kernels = {}
         self.stopwatch = Stopwatch(self.gpu)
         self.clock = Clock(self.cupy.cuda.Device().pci_bus_id)
 
     def set_problem(self, problem: Problem) -> None:
         cupy = self.cupy
-        self._inputs, self._weights, self._ready = {}, {}, {}
-        self._nchw = self._out = self._expected = None
+        self._packed_inputs, self._packed_weights, self._ready = {}, {}, {}
+        self._nchw = self._out = self.expected = None
         cupy.get_default_memory_pool().free_all_blocks()
         self.problem = problem
-        self._host, self._host_weights = random_data(problem)
-        self._nchw = [cupy.asarray(x) for x in self._host]
+        self.inputs, self.weights = random_data(problem)
+        self._nchw = [cupy.asarray(x) for x in self.inputs]
         most = max(num_bytes(Format("fp32", layout), problem.out_shape) for layout in LAYOUTS)
         self._out = cupy.empty(most, np.uint8)
-        self._expected, self._images = self._reference()
+        self.expected, self._images = self._reference()
         self.gpu.synchronize()
 
     def time(self, tactic: Tactic, samples: int) -> dict:
         """Samples in microseconds per run of the tactic, and the relative error of its output. RuntimeError: it is wrong."""
         if tactic not in self._ready:
-            self._ready[tactic] = self._prepare(tactic)
+            self._ready[tactic] = self.prepare(tactic)
         warm, timed, count, error = self._ready[tactic]
         us = self.stopwatch.samples(warm, timed, samples, count)
         return {"us": [round(v, 4) for v in us], "clock_mhz": self.clock.mhz(), "rel_error": error}
 
-    def _prepare(self, tactic: Tactic):
+    def prepare(self, tactic: Tactic):
         """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
         steps = launches(self.problem, tactic)
-        kernels = [self.gpu.load(compile_kernel(s.kernel, dict(s.values), self.gpu.device.sm)) for s in steps]
+        kernels = [self._kernel(s.kernel, s.values) for s in steps]
         ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
         copies = self._copies(tactic)
         out = self._out.data.ptr
@@ -248,15 +253,20 @@ class Bench:
         timed = self.gpu.record(lambda: [run(i) for i in range(count)])
         return lambda: run(len(copies) - 1), timed, count, error
 
+    def _kernel(self, kernel: str, values: tuple):
+        if (kernel, values) not in self._kernels:
+            self._kernels[kernel, values] = self.gpu.load(compile_kernel(kernel, dict(values), self.gpu.device.sm))
+        return self._kernels[kernel, values]
+
     def _input(self, i: int, fmt: Format):
-        if (i, fmt) not in self._inputs:
-            self._inputs[i, fmt] = to_device_memory(self.cupy, self._nchw[i], fmt)
-        return self._inputs[i, fmt]
+        if (i, fmt) not in self._packed_inputs:
+            self._packed_inputs[i, fmt] = to_device_memory(self.cupy, self._nchw[i], fmt)
+        return self._packed_inputs[i, fmt]
 
     def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
         """Section name -> address, for each copy of the packed weights; tactics of one kernel share them."""
-        if tactic.kernel not in self._weights:
-            sections = pack_weights(self.problem, tactic, self._host_weights)
+        if tactic.kernel not in self._packed_weights:
+            sections = pack_weights(self.problem, tactic, self.weights)
             places, end = {}, 0
             for name, array in sections.items():
                 places[name] = end
@@ -266,8 +276,8 @@ class Bench:
                 host[places[name] : places[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             count = int(np.clip(COPIES_BYTES // len(host), 2, MAX_LAUNCHES + 1))
             on_gpu = self.cupy.tile(self.cupy.asarray(host), count)
-            self._weights[tactic.kernel] = on_gpu, len(host), places
-        on_gpu, nbytes, places = self._weights[tactic.kernel]
+            self._packed_weights[tactic.kernel] = on_gpu, len(host), places
+        on_gpu, nbytes, places = self._packed_weights[tactic.kernel]
         starts = range(on_gpu.data.ptr, on_gpu.data.ptr + on_gpu.nbytes, nbytes)
         return [{name: start + at for name, at in places.items()} for start in starts]
 
@@ -277,13 +287,13 @@ class Bench:
         every = np.arange(p.n)
         if isinstance(p, ConvProblem):
             if p.macs > SMALL_MACS:
-                return reference_conv(self.gpu, p, self._nchw, self._host_weights), every
-            return cupy.asarray(reference(p, self._host, self._host_weights)), every
+                return reference_conv(self.gpu, p, self._nchw, self.weights), every
+            return cupy.asarray(reference(p, self.inputs, self.weights)), every
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
         images = np.unique(np.linspace(0, p.n - 1, count).astype(int)) if count > 1 else every[-1:]
         part = replace(p, n=len(images))
-        return cupy.asarray(reference(part, [x[images] for x in self._host], self._host_weights)), images
+        return cupy.asarray(reference(part, [x[images] for x in self.inputs], self.weights)), images
 
     def _check(self, tactic: Tactic) -> float:
         """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""
@@ -298,7 +308,7 @@ class Bench:
         got = full[:, : shape[1]]
         if len(self._images) < shape[0]:
             got = got[cupy.asarray(self._images)]
-        error = relative_error(got, self._expected)
+        error = relative_error(got, self.expected)
         if not error < TOLERANCE:
             raise RuntimeError(f"wrong: relative error {error:.2e} of the output's range, at most {TOLERANCE:.0e} is allowed")
         return error

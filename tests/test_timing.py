@@ -197,8 +197,9 @@ def test_those_far_behind_their_cell_stop_early(fake):
     timer(PROBLEM, [*dense, *sparse, *linear])
     counts = {t.name: timer.cache.get(timer.key(PROBLEM, t))["n"] for t in [*dense, *sparse, *linear]}
     assert counts[dense[1].name] == counts[sparse[1].name] == ROUNDS[0]
-    # Near the best; the best of the sparse cell; alone in the cell of another output format.
-    assert counts[dense[0].name] == counts[dense[2].name] == counts[sparse[0].name] == counts[linear[0].name] == ROUNDS[-1]
+    # The best of the dense cell and of the sparse one; alone in the cell of another output format.
+    assert counts[dense[0].name] == counts[sparse[0].name] == counts[linear[0].name] == ROUNDS[-1]
+    assert counts[dense[2].name] == ROUNDS[1]  # near the best, but not in doubt
 
 
 def test_what_is_known_of_a_cell_counts_in_a_resumed_race(fake):
@@ -535,7 +536,7 @@ def test_the_stopwatch_throws_away_what_the_host_was_too_slow_for(monkeypatch):
     monkeypatch.setattr(timing_worker, "compile_kernel", lambda kernel, values, sm: kernel)
     watch = timing_worker.Stopwatch(PretendGpu(H200, lambda params: None))
     assert len(watch.samples(lambda: time.sleep(0.001), lambda: None, 2)) == 2
-    assert watch.discarded >= 2 and watch._flush_us > 1000
+    assert watch.discarded >= 4
     with pytest.raises(RuntimeError, match="overloaded"):
         watch.samples(lambda: time.sleep(0.02), lambda: None, 2)
 
