@@ -1,43 +1,104 @@
 """The command line: `build-engine model.onnx -o model.engine`, and `gpu-runtime build | run | inspect | inspect-sparsity`.
 
-Results go to stdout, errors to stderr. Exit codes: 0 done, 1 failed (nothing written or overwritten), 2 wrong usage,
-130 interrupted. Heavy imports happen inside the commands, so that --help is immediate.
+Results go to stdout, errors and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A
+command writes all its files or none: targets are checked before anything is built, every file is first written beside
+its target, and only then are they renamed, the engine last. Heavy imports happen inside the commands, so that --help is
+immediate.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import signal
 import sys
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
+
+from cuda_kernels.compile import CompileError, write_atomic
 
 # trtexec options that ask for what always happens here, or for what only its own inference loop knows.
 ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
 
 
+WRITTEN: list[str] = []  # files that this process has put in place
+
+
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
-    """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises ValueError."""
-    shapes = {}
-    for item in text.split(","):
+    """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in text.split(",") if text else ():
         name, _, dims = item.rpartition(":")
         name = name.strip("'\" ")
-        try:
-            shape = tuple(int(d) for d in dims.lower().split("x"))
-        except ValueError:
-            shape = ()
-        if not name or not shape or min(shape) < 1:
-            raise ValueError(f"--shapes: expected name:1x3x224x224 (several with commas), got {item!r}")
-        shapes[name] = shape
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,18}(x[1-9][0-9]{0,18})*", dims.strip().lower()):
+            raise click.UsageError(f"--shapes: expected name:1x3x224x224 (several with commas), got {item!r}")
+        shape = tuple(map(int, dims.lower().split("x")))
+        if shapes.setdefault(name, shape) != shape:
+            raise click.UsageError(f"--shapes: two sizes for input {name!r}: give one, since sizes are fixed in an engine")
     return shapes
 
 
-def write_text(path: str, text: str) -> None:
-    """Write a report file by rename; OSError tells the path and the reason."""
-    from cuda_kernels.compile import write_atomic
+def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> dict[str, Path]:
+    """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done."""
+    found: dict[str, Path] = {}
+    for option, name in targets.items():
+        if name is None:
+            continue
+        path = Path(os.path.realpath(name))
+        folder = path.parent
+        twin = next((o for o, other in found.items() if other == path), None)
+        if not name:
+            problem = "expected the name of a file, got none"
+        elif path.is_dir() or name.endswith("/"):
+            problem = "expected a file, got a folder: add a file name"
+        elif path.exists() and not path.is_file():
+            problem = "expected a regular file, got a device or a pipe"
+        elif not folder.is_dir():
+            problem = f"{folder} is {'not a folder' if folder.exists() else 'no existing folder: create it first'}"
+        elif not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            problem = "no permission to write it: choose another place, or change the permissions"
+        elif any(os.path.exists(s) and os.path.samefile(s, name) for s in sources if path.exists()):
+            problem = "is a file that this command reads: give another name"
+        elif twin:
+            problem = f"is also the file of {twin}: give two names"
+        else:
+            found[option] = path
+            continue
+        raise ValueError(f"{option} {name}: {problem}" if name else f"{option}: {problem}")
+    return found
 
-    write_atomic(Path(path), text.encode())
+
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write every file or none. Raises ValueError that says what went wrong and what was written."""
+    staged: dict[Path, Path] = {}
+    try:
+        for path, data in files.items():
+            temp = path.with_name(f".{path.name}.{os.getpid()}")
+            staged[temp] = path
+            write_atomic(temp, data)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # not between two renames
+        try:
+            for temp, path in staged.items():
+                os.replace(temp, path)
+                WRITTEN.append(str(path))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except OSError as e:
+        raise ValueError(
+            f"{path}: could not be written: {e.strerror or e}; {_written()}. Check that its folder is writable and has space"
+        ) from None
+    finally:
+        for temp in staged:
+            temp.unlink(missing_ok=True)
+
+
+def _written() -> str:
+    return f"already written: {', '.join(WRITTEN)}" if WRITTEN else "nothing was written or overwritten"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,14 +125,14 @@ def _flag_options(command):
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; loading it takes allow_cubins.")
-@click.option("--verbose", is_flag=True, help="Also name every layer while it is timed, and what was not pruned.")
+@click.option("--verbose", is_flag=True, help="Print the plan too, and progress to stderr.")
 @click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
               default="detailed", help="Detail of the exported layer information.")  # fmt: skip
 @click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
 @click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
 @click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
-@click.option("--iterations", default=20, show_default=True, help="Runs of the profile, on a GPU.")
+@click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
 def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timing_cache, save_pruned, embed_cubins,
                   verbose, verbosity, dump_layers, dump_profile, export_layers, export_profile, iterations,
@@ -81,52 +142,72 @@ def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timi
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
+    sizes = parse_shapes(shapes)
+    source = model or onnx
+    targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
+    paths = check_targets(targets | {"--saveEngine": engine_path}, [source])
     from gpu_runtime import report
+    from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build, pick_device
 
-    target = pick_device(device)
-    if target.measured:
-        click.echo(f"Planning for {target}, measured on it")
-    else:
-        why = "" if device else " (no CUDA GPU here; another with --device)"
-        click.echo(f"Planning for {target}{why}: times are predicted({target.name}), nothing is measured")
+    try:
+        target = pick_device(device)
+    except ValueError as e:
+        raise click.UsageError(f"--device: {e}") from None
+    click.echo(_planning_for(target, device))
+    if timing_cache and not target.measured:
+        click.echo("--timingCacheFile is neither read nor written: it holds measured times only")
 
     def progress(stage: str, detail: str) -> None:
         if verbose:
             click.echo(f"[{stage}] {detail}", err=True)
 
+    pruned = io.BytesIO()
     engine = build(
-        model or onnx, sparsity=sparsity, device=target, shapes=parse_shapes(shapes) if shapes else None,
-        timing_cache=timing_cache, save_pruned=save_pruned, embed_cubins=embed_cubins, progress=progress,
+        source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
+        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, progress=progress,
     )  # fmt: skip
     plan = engine.plan
-    if sparsity == "force":
-        pruned, kept = plan["sparsity"]["pruned"], plan["sparsity"]["not_pruned"]
-        click.echo(
-            f"--sparsity=force pruned {len(pruned)} weights to 2:4 by magnitude: outputs change"
-            + (f"; the pruned model is {save_pruned}" if save_pruned else " (--savePruned=FILE keeps that model)")
-        )
-        for name, reason in kept:
-            click.echo(f"  not pruned: {name}: {reason}")
-    if dump_layers or verbose:
-        click.echo(report.plan_text(plan), nl=False)
-    click.echo(report.sparsity_text(plan), nl=False)
-
     records = report.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
+    info = report.layer_info(plan)
+    if verbosity != "detailed":
+        names = [layer["Name"] for layer in info["Layers"]]
+        info = {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
+    contents = {
+        "--savePruned": pruned.getvalue,
+        "--exportProfile": lambda: _json(records),
+        "--exportLayerInfo": lambda: _json(info),
+        "--saveEngine": lambda: encode(engine),
+    }
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+
+    if dump_layers or verbose:
+        click.echo(report.plan_text(plan))
+    click.echo(report.sparsity_text(plan))
     if dump_profile:
-        click.echo(report.trt_profile_text(records), nl=False)
-    if export_profile:
-        write_text(export_profile, json.dumps(records, indent=1) + "\n")
-    if export_layers:
-        info = report.layer_info(plan)
-        if verbosity != "detailed":
-            names = [layer["Name"] for layer in info["Layers"]]
-            info = {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
-        write_text(export_layers, json.dumps(info, indent=1) + "\n")
+        click.echo(report.trt_profile_text(records))
+    for option, name in targets.items():
+        if name:
+            click.echo(f"Wrote {name} ({option})")
     if engine_path:
-        engine.save(engine_path)
-        total = f"{plan['plan']['total_us']:.1f} us {plan['timing']['label']}"
-        click.echo(f"Wrote {engine_path}: {os.path.getsize(engine_path)} bytes, {len(plan['steps'])} kernels, {total}")
+        mark = "" if target.measured else "~"
+        total = f"{mark}{plan['plan']['total_us']:.1f} us, {plan['timing']['label']}"
+        size = paths["--saveEngine"].stat().st_size
+        click.echo(f"Wrote {engine_path}: {size} bytes, {len(plan['steps'])} kernel launches, {total}")
+    else:
+        click.echo("No engine was written: -o FILE does that")
+
+
+def _planning_for(target, name: str | None) -> str:
+    """The first line of a build: which device, and where its times come from."""
+    if target.measured:
+        return f"Planning for {target.title} ({target.sm}), timing on it"
+    default = "" if name else ", the default where no GPU is found (another with --device)"
+    return f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
+
+
+def _json(data) -> bytes:
+    return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def _layer_times(engine, iterations: int):
@@ -150,31 +231,51 @@ def _layer_times(engine, iterations: int):
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file."""
-    import io
-
-    import numpy as np
-
-    from cuda_kernels.compile import write_atomic
-    from gpu_runtime import load
-
-    arrays = {}
+    files: dict[str, str] = {}
     for item in inputs:
         name, _, path = item.partition("=")
-        if not path:
+        if not name or not path:
             raise click.UsageError(f"--input: expected NAME=FILE.npy, got {item!r}")
-        try:
-            arrays[name] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as e:
-            raise ValueError(f"--input {name}: {path} is not a readable .npy file: {e}") from None
-    with load(engine, allow_cubins=allow_cubins).context(device="emulator" if emulate else None) as ctx:
+        if name in files:
+            raise click.UsageError(f"--input: {name!r} is given twice, as {files[name]} and as {path}")
+        files[name] = path
+    paths = check_targets({"--output": output}, [engine, *files.values()])
+    from gpu_runtime import load
+
+    loaded = load(engine, allow_cubins=allow_cubins)
+    arrays = {name: _read_array(name, path) for name, path in files.items()}
+    with loaded.context(device="emulator" if emulate else None) as ctx:
         results = ctx.run(arrays)
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
-    data = io.BytesIO()
-    np.savez(data, **results)
-    write_atomic(Path(output), data.getvalue())
-    click.echo(f"Ran on {where}; wrote {output}")
+    write_all({paths["--output"]: _npz(results)})
+    click.echo(f"Ran {engine} on {where}; wrote {output}")
     for name, a in results.items():
         click.echo(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
+
+
+def _read_array(name: str, path: str):
+    import numpy as np
+
+    try:
+        with open(path, "rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"--input {name}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None
+    except Exception as e:  # whatever a damaged header makes NumPy raise
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"--input {name}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+
+
+def _npz(arrays) -> bytes:
+    """The bytes of an .npz file; unlike numpy.savez this takes any name."""
+    import numpy as np
+
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, a in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(a), allow_pickle=False)
+    return data.getvalue()
 
 
 @program.command("inspect")
@@ -195,17 +296,19 @@ def inspect_command(engine, as_json) -> None:
 @click.argument("model", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect_sparsity_command(model, as_json) -> None:
-    """Per layer of an ONNX MODEL: zeros, share of 4-groups that fit 2:4, weight energy the nearest pattern would lose."""
+    """Show how sparse the weights of an ONNX MODEL are, and whether they are 2:4."""
     from gpu_runtime import onnx_sparsity
 
     rows = onnx_sparsity.inspect(model)
-    click.echo(json.dumps(rows, indent=1) if as_json else onnx_sparsity.text(rows).rstrip("\n"))
+    if as_json:
+        click.echo(json.dumps({"summary": onnx_sparsity.summary(rows), "layers": rows}, indent=1))
+    else:
+        click.echo(onnx_sparsity.text(rows), nl=False)
 
 
 def main(args: list[str] | None = None) -> None:
     """Run the program; every expected failure is one message on stderr and a non-zero exit."""
-    from cuda_kernels.compile import CompileError
-
+    WRITTEN.clear()
     try:
         program.main(args, prog_name="gpu-runtime", standalone_mode=False)
     except click.exceptions.Exit as e:
@@ -214,7 +317,7 @@ def main(args: list[str] | None = None) -> None:
         e.show()
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: nothing was written; what was measured so far stays in the timing cache", err=True)
+        click.echo(f"interrupted: {_written()} (times measured so far stay in the timing cache)", err=True)
         sys.exit(130)
     except (ValueError, CompileError, OSError) as e:
         click.echo(f"error: {e}", err=True)

@@ -11,8 +11,10 @@ import graphlib
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -60,23 +62,19 @@ def read(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     prune: bool = False,
-    save_pruned: str | os.PathLike | None = None,
+    save_pruned: str | os.PathLike | BinaryIO | None = None,
 ) -> Imported:
     """Read and clean the model at `path`; `shapes` gives each dynamic input its ONNX shape, {"x": (1, 3, 224, 224)}.
 
     With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first, and
-    `save_pruned` names an ONNX file for that very model (all else as it was). Raises ModelError; OSError if
-    `save_pruned` cannot be written.
+    `save_pruned` (a path, or a file opened for writing bytes) gets that very model as ONNX, all else as it was. Raises
+    ModelError; OSError if `save_pruned` cannot be written.
     """
     path = Path(path)
     if save_pruned is not None and not prune:
         raise ValueError("save_pruned is given without prune: there is no pruned model to save")
-    try:
-        proto = _load(path)
-        _check_header(proto)
-        if proto.functions:
-            proto = inliner.inline_local_functions(proto)
-        _load_external(proto, path.parent)
+    with _named(path):
+        proto = _load_whole(path)
         as_stored = onnx.ModelProto()
         as_stored.CopyFrom(proto)
         _check_graph(proto.graph)
@@ -90,19 +88,44 @@ def read(
         _check_schema(proto)
         _check_sizes(proto)
         model = _clean(_convert(proto))
-    except ModelError as e:
-        raise ModelError(f"{path}: {e}") from e.__cause__
-    except UnicodeDecodeError:
-        raise ModelError(f"{path}: {NOT_UTF8}") from None
     if save_pruned is not None:
         for name, t in _tensors(as_stored.graph):
             if name in weights:
                 t.CopyFrom(weights[name])
-        write_atomic(Path(save_pruned), as_stored.SerializeToString())
+        save(save_pruned, as_stored.SerializeToString())
     return Imported(model, path.stem, dtypes, pruned, not_pruned)
 
 
+def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
+    """Write `data` to a binary file object, or to a path by rename."""
+    if hasattr(target, "write"):
+        target.write(data)
+    else:
+        write_atomic(Path(target), data)
+
+
 # ---- load and check, in Python
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Put the model's path before the message of a ModelError."""
+    try:
+        yield
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from e.__cause__
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: {NOT_UTF8}") from None
+
+
+def _load_whole(path: Path) -> onnx.ModelProto:
+    """The model with its functions inlined and its external data read."""
+    proto = _load(path)
+    _check_header(proto)
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+    _load_external(proto, path.parent)
+    return proto
 
 
 def _load(path: Path) -> onnx.ModelProto:
@@ -334,11 +357,50 @@ def _array(name: str, t: TensorProto) -> np.ndarray:
         raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None
 
 
-# ---- 2:4 pruning of the weights as stored
+# ---- the weights as stored, and their 2:4 pruning
+
+
+def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.ndarray | None, int, str]]:
+    """(layer, op type, weight, values, axis, reason) of each constant that a Conv, Gemm or MatMul reads as its weights.
+
+    `values` are as stored (bfloat16 as FP32), None where the graph computes them; `axis` is that of the input channels;
+    `reason` tells why 2:4 cannot apply, or is empty. Sizes of inputs and unsupported operators do not matter.
+    Raises ModelError.
+    """
+    path = Path(path)
+    with _named(path):
+        proto = _load_whole(path)
+        _check_graph(proto.graph)
+        _check_values(proto.graph)
+        _name_nodes(proto.graph.node)
+        rows = list(_weights(proto.graph))
+    for node, name, t, axis, reason in rows:
+        values = None if t is None else _array(name, t)
+        if t is not None and t.data_type == TensorProto.BFLOAT16:
+            values = values.astype(np.float32)
+        yield node.name, node.op_type, name, values, axis, reason
 
 
 def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Prune Conv, Gemm and MatMul weights in place along their input channels -> (pruned, (name, reason) of the others)."""
+    pruned, kept = {}, {}  # a shared weight once
+    for _, name, t, axis, reason in _weights(graph):
+        if reason:
+            kept[name] = reason
+        elif name not in pruned:
+            data = sparse24.prune(_array(name, t), axis).tobytes()
+            for field in ("float_data", "int32_data", "double_data"):
+                t.ClearField(field)
+            t.raw_data = data
+            pruned[name] = True
+    return tuple(pruned), tuple(kept.items())
+
+
+def _weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorProto | None, int, str]]:
+    """(node, weight, tensor, axis of the input channels, reason against 2:4 or "") of every weight that a layer reads.
+
+    The reason is the weight's: the same in every layer that shares it. A weight that the graph computes has no tensor.
+    """
     tensors = dict(_tensors(graph))
     producer = {out: node for node in graph.node for out in node.output}
     constant = set(tensors)
@@ -352,7 +414,7 @@ def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, st
             name = producer[name].input[0]
         return name
 
-    uses: dict[str, list[tuple[int, str]]] = {}  # weight -> (axis of the input channels, reason against) of every use
+    uses: dict[str, list[tuple[onnx.NodeProto, int, str]]] = {}  # weight -> (node, axis, reason against) of every use
     others: dict[str, list[str]] = {}  # tensor -> nodes that read it as anything else
     for node in graph.node:
         if node.op_type in ("Identity", "Cast"):
@@ -364,14 +426,14 @@ def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, st
                 if axis is None:
                     others.setdefault(name, []).append(_title(node))
                 else:
-                    uses.setdefault(name, []).append((axis, reason))
-    pruned, kept = [], []
+                    uses.setdefault(name, []).append((node, axis, reason))
+    found = []
     for name, ways in uses.items():
-        axis, t = ways[0][0], tensors.get(name)
-        reason = next((r for _, r in ways if r), "")
+        axis, t = ways[0][1], tensors.get(name)
+        reason = next((r for *_, r in ways if r), "")
         if t is None:
             reason = f"computed by {_title(producer[name])}, not stored"
-        elif not reason and any(a != axis for a, _ in ways):
+        elif not reason and any(a != axis for _, a, _ in ways):
             reason = "shared by layers that read it along different axes"
         elif not reason and name in others:
             reason = f"also read by {others[name][0]}"
@@ -379,15 +441,8 @@ def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, st
             reason = f"of type {TensorProto.DataType.Name(t.data_type)}, not floating point"
         elif not reason and (axis >= len(t.dims) or t.dims[axis] % 4):
             reason = f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
-        if reason:
-            kept.append((name, reason))
-            continue
-        data = sparse24.prune(_array(name, t), axis).tobytes()
-        for field in ("float_data", "int32_data", "double_data"):
-            t.ClearField(field)
-        t.raw_data = data
-        pruned.append(name)
-    return tuple(pruned), tuple(kept)
+        found += [(node, name, t, axis, reason) for node, axis, _ in ways]
+    return found
 
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -9,35 +10,67 @@ import numpy as np
 from cuda_kernels import sparse24
 from gpu_runtime import onnx_import
 
+SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
+
 
 def inspect(path: str | os.PathLike) -> list[dict]:
-    """One row per Conv, Gemm and MatMul weight: {layer, op, weight, shape, groups, zeros, fit, lost_energy, verdict}.
+    """One row per Conv, Gemm and MatMul weight: {layer, op, weight, shape, zeros, groups, fit, lost_energy, verdict}.
 
-    `zeros`: share of weights that are zero; `fit`: share of 4-groups of input channels with at most 2 non-zeros;
-    `lost_energy`: share of the squared weights that the nearest 2:4 pattern would zero. Raises ModelError.
+    `zeros`: share of weights that are zero; `groups`: number of 4-groups of input channels; `fit`: share of them with at
+    most 2 non-zeros; `lost_energy`: share of the squared weights that the nearest 2:4 pattern would set to zero. The
+    last three are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
     """
     rows = []
     for layer, op, name, w, axis, reason in onnx_import.stored_weights(path):
-        row = {"layer": layer, "op": op, "weight": name, "shape": list(w.shape), "zeros": float(np.mean(w == 0)),
-               "fit": None, "lost_energy": None}  # fmt: skip
+        row = {"layer": layer, "op": op, "weight": name, "shape": None if w is None else list(w.shape)}
+        row |= {"zeros": None, "groups": None, "fit": None, "lost_energy": None, "verdict": reason}
+        if w is not None and w.size:
+            row["zeros"] = float(np.mean(w == 0))
         if not reason:
             ok = sparse24.fits(w, axis)
-            row |= {"fit": float(ok.mean()), "lost_energy": sparse24.lost_energy(w, axis)}
-            reason = "2:4" if ok.all() else "not 2:4"
-        rows.append(row | {"verdict": reason})
+            row |= {"groups": ok.size, "fit": float(ok.mean()), "lost_energy": sparse24.lost_energy(w, axis)}
+            row["verdict"] = "2:4" if ok.all() else "sparse, not 2:4" if row["zeros"] >= SPARSE else "dense"
+        rows.append(row)
     return rows
 
 
+def summary(rows: list[dict]) -> str:
+    """The network's verdict in one line."""
+    able = [r for r in rows if r["fit"] is not None]
+    if not able:
+        return f"no weights that can be 2:4, of {len(rows)} that Conv, Gemm and MatMul read"
+    fit = sum(r["verdict"] == "2:4" for r in able)
+    if fit == len(able):
+        return f"2:4: all {fit} weights that can be are; build with --sparsity=enable to consider sparse kernels"
+    total = sum(r["groups"] for r in able)
+    zeros, share = (sum(r[key] * r["groups"] for r in able) / total for key in ("zeros", "fit"))
+    kind = f"{'sparse' if zeros >= SPARSE else 'dense'} ({100 * zeros:.1f} % zeros)"
+    if fit:
+        return f"partly 2:4: {fit} of the {len(able)} weights that can be are; altogether {kind}, {_percent(share)} of groups fit"
+    but = f"{kind} but not 2:4" if zeros >= SPARSE else f"{kind}, not 2:4"
+    return f"{but}: {_percent(share)} of groups fit, and a layer runs sparse only if all of its groups do"
+
+
 def text(rows: list[dict]) -> str:
-    """The rows as a table, with the network's verdict below."""
-    header = ("layer", "weight shape", "zeros", "4-groups that fit", "energy lost by 2:4", "verdict")
-    lines = [header]
+    """The rows as a table, with what its columns mean and the network's verdict below."""
+    lines = [("layer", "weights", "zeros", "groups fit", "energy lost", "verdict")]
     for r in rows:
-        fit = "-" if r["fit"] is None else f"{100 * r['fit']:.2f} %"
-        lost = "-" if r["lost_energy"] is None else f"{100 * r['lost_energy']:.2f} %"
-        lines.append((r["layer"], "x".join(map(str, r["shape"])), f"{100 * r['zeros']:.1f} %", fit, lost, r["verdict"]))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    out = "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
-    fit = sum(r["verdict"] == "2:4" for r in rows)
-    able = sum(r["fit"] is not None for r in rows)
-    return f"{out}\n{fit} of {len(rows)} weights are 2:4 along their input channels; {able - fit} more could be pruned to it\n"
+        shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))
+        shares = (_percent(r[key]) for key in ("zeros", "fit", "lost_energy"))
+        lines.append((r["layer"], shape, *shares, r["verdict"].removeprefix(f"shape {r['shape']}: ")))
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    out = []
+    for line in lines:
+        cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=False))]
+        out.append("  ".join([*cells, line[5]]))
+    out.insert(1, "  ".join("-" * w for w in (*widths, len("verdict"))))
+    legend = (
+        "groups fit: share of the groups of 4 consecutive input channels that have at most 2 non-zeros\n"
+        "energy lost: share of the squared weights that pruning to the nearest 2:4 pattern would set to zero\n"
+    )
+    return "\n".join(out) + f"\n\n{legend}\n{summary(rows)}\n"
+
+
+def _percent(share: float | None) -> str:
+    """Rounded down, so that 100 means all."""
+    return "-" if share is None else f"{math.floor(share * 10_000) / 100:.2f} %"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import BinaryIO
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
@@ -30,30 +32,32 @@ def build(
     device: str | Device | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     timing_cache: str | os.PathLike | None = None,
-    save_pruned: str | os.PathLike | None = None,
+    save_pruned: str | os.PathLike | BinaryIO | None = None,
     embed_cubins: bool = False,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
     """Build an engine from an ONNX file.
 
     `sparsity`: "disable"; "enable" considers 2:4 kernels for weights that have the pattern; "force" first prunes the
-    initializers to it (outputs change; `save_pruned` writes that model). `device`: None takes the GPU at hand and
-    measures, or, without one, plans for an H200 with predicted times; a name ("a100") always predicts. `shapes`: sizes
-    of dynamic inputs. `timing_cache`: file of measurements to use and extend. `progress(stage, detail)` is told what
-    is being done. Raises ModelError for the model, ValueError for a bad argument.
+    initializers to it (outputs change; `save_pruned`, a path or a file opened for writing bytes, gets that model once
+    the build has succeeded). `device`: None takes the GPU at hand and measures, or, without one, plans for an H200 with
+    predicted times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
+    measurements to use and extend. `progress(stage, detail)` is told what is being done. Raises ModelError for the
+    model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     target = pick_device(device)
 
     progress("import", str(model))
-    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=save_pruned)
+    pruned = None if save_pruned is None else io.BytesIO()
+    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
     network = lower.lower(fuse.fuse(imported))
 
-    io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
+    ends = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     timer = make_timer(target, timing_cache)
     table = planning.tabulate(
-        network, target, timer, sparse=sparsity != "disable", io=io, progress=lambda name: progress("time", name)
+        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name)
     )
     progress("plan", network.name)
     chosen = plan.solve(table.graph)
@@ -81,7 +85,10 @@ def build(
         keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"])
         compiled = compile_many((*k, target.sm) for k in keys)
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
-    return Engine(seal(data, arena), arena, cubins)
+    engine = Engine(seal(data, arena), arena, cubins)
+    if pruned is not None:
+        onnx_import.save(save_pruned, pruned.getvalue())
+    return engine
 
 
 def pick_device(device: str | Device | None) -> Device:
