@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
     const int c = p.start_c + c0;
     const bool ok = inside && c >= 0 && c < ((p.c + 7) & ~7);
     if (ok)
-      unpack(*reinterpret_cast<const uint4*>(static_cast<const __half*>(p.x) + p.in.at(image, c, h * p.w + w)), v);
+      load_vec(static_cast<const __half*>(p.x) + p.in.at(image, c, h * p.w + w), v);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       if (!ok || c + j >= p.c) v[j] = p.fill;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
     if (c0 + j >= p.filled) v[j] = 0.f;
 
   if (OUT_VEC) {
-    *reinterpret_cast<uint4*>(static_cast<__half*>(p.y) + p.out.at(image, p.first_c + c0, pixel)) = pack(v);
+    store_vec(static_cast<__half*>(p.y) + p.out.at(image, p.first_c + c0, pixel), v);
     return;
   }
 #pragma unroll

@@ -10,7 +10,7 @@ struct PoolParams {
   const __half* x;
   __half* y;
   View in, out;
-  int n, groups, h, w, p, q;  // groups: channels of the padded output / VEC
+  int n, groups, in_groups, h, w, p, q;  // (in_)groups: channels of the padded output (input) / VEC
   int r, s, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
   int h_end, w_end;  // average: a window counts positions below these (the image, or the padded image)
   int count_pad;
@@ -25,7 +25,11 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ P
   const int image = static_cast<int>(id / pixels / p.groups);
   const int h0 = pixel / p.q * p.stride_h - p.pad_t, w0 = pixel % p.q * p.stride_w - p.pad_l;
 
-  float v[VEC];
+  float v[VEC] = {};
+  if (c >= p.in_groups * VEC) {  // the output's format pads further than the input's
+    store_vec(p.y + p.out.at(image, c, pixel), v);
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < VEC; ++j) v[j] = AVG ? 0.f : MINUS_INFINITY;
   int count = 0;

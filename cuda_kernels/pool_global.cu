@@ -10,7 +10,7 @@ struct PoolGlobalParams {
   const __half* x;
   __half* y;
   View in, out;
-  int n, groups, pixels;  // groups: channels of the padded output / VEC
+  int n, groups, in_groups, pixels;  // (in_)groups: channels of the padded output (input) / VEC
   float scale;            // average: 1 / pixels
 };
 
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
     float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = start;
-    if (group < p.groups)
+    if (group < p.in_groups)
       for (int pixel = lane; pixel < p.pixels; pixel += 32) {
         float x[8];
         load_vec(p.x + p.in.at(image, group * 8, pixel), x);
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
 #pragma unroll
         for (int j = 0; j < 8; ++j) v[j] = merge(v[j], part[i][vec][j]);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = AVG ? v[j] * p.scale : v[j];
+      for (int j = 0; j < 8; ++j) v[j] = group >= p.in_groups ? 0.f : AVG ? v[j] * p.scale : v[j];  // format padding
       store_vec(p.y + p.out.at(image, group * 8, 0), v);
     }
   } else {

@@ -147,16 +147,16 @@ def _grid(threads: int) -> tuple[int, int, int]:
 def _pool(p: PoolProblem, tactic: Tactic) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
-    groups = padded_channels(y_fmt.layout, p.c) // vec
+    groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = (("AVG", int(p.kind == "avg")), ("VEC", vec))
     views = (*_view(x_fmt, p.in_shapes[0]), *_view(y_fmt, p.out_shape))
     if tactic.kernel == "pool_global":
-        args = (("in", 0), ("out", 0), *views, *_ints(p.n, groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
+        args = (("in", 0), ("out", 0), *views, *_ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
         blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
         return (Launch("pool_global", values, (blocks, 1, 1), (256, 1, 1), 0, args),)
     ends = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
     args = (
-        ("in", 0), ("out", 0), *views, *_ints(p.n, groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
+        ("in", 0), ("out", 0), *views, *_ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
         *_ints(*p.dilation, *ends, p.count_pad),
     )  # fmt: skip
     return (Launch("pool", values, _grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)

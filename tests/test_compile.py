@@ -5,14 +5,15 @@ import importlib.util
 import itertools
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import CompileError, compile_kernel, cubin_path
-from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK
-from tactics.candidates import DENSE_TILES, SPARSE_TILES
+from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK, named
+from tactics.candidates import DENSE_TILES, SPARSE_TILES, _tile_reason
 from tactics.format import Format
 from tactics.launches import conv_smem, launches
 from tactics.problem import Activation, ConvProblem
@@ -53,11 +54,6 @@ def check(kernel, tile, x, y, residual, act, sm, tmp_path):
     tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
     if conv_smem(tactic) > limit:
-        from dataclasses import replace
-
-        from cuda_kernels.device import NAMED
-        from tactics.candidates import _tile_reason
-
         small = replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)
         assert "shared memory" in _tile_reason(tactic, small)
         return
@@ -88,9 +84,6 @@ def test_conv_tiles_compile_without_spills(kernel, tile, sm, tmp_path):
 @pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
-    from tactics.candidates import _tile_reason
-    from cuda_kernels.device import named
-
     tactic, _ = conv_launch(kernel, tile, *pair, True, "relu")
     if not _tile_reason(tactic, named("h200")):
         check(kernel, tile, *pair, True, "relu", "sm_90a", tmp_path)
@@ -101,9 +94,6 @@ def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_every_variant_compiles_without_spills(kernel, tile, pair, sm, tmp_path):
-    from tactics.candidates import _tile_reason
-    from cuda_kernels.device import named
-
     for residual, act in itertools.product((False, True), ("none", "relu", "silu", "prelu")):
         tactic, _ = conv_launch(kernel, tile, *pair, residual, act)
         if not _tile_reason(tactic, named("h200")):

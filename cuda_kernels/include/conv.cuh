@@ -186,11 +186,11 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, c = m0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && c < p.y_c;
-    uint4* at = reinterpret_cast<uint4*>(tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1)));
+    __half* at = tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
     if (TO_SHARED)
-      sts_128(staged(staging, m, n), ok ? *at : make_uint4(0, 0, 0, 0));
+      sts_128(staged(staging, m, n), ok ? ldg_128(at) : make_uint4(0, 0, 0, 0));
     else if (ok)
-      *at = lds_128(staged(staging, m, n));
+      stg_128(at, lds_128(staged(staging, m, n)));
   }
 }
 

@@ -55,6 +55,17 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// 9.7.9.8, 9.7.9.12 ld/st.global of 16 bytes: left to itself the compiler may split them into their members. Not volatile:
+// a load may move, but never past a store (its "memory" clobber).
+__device__ __forceinline__ uint4 ldg_128(const void* address) {
+  uint4 r;
+  asm("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(address) : "memory");
+  return r;
+}
+__device__ __forceinline__ void stg_128(void* address, const uint4& v) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // 9.7.9 ld/st.shared with explicit widths, so that bank behaviour is what the source says.
 __device__ __forceinline__ uint4 lds_128(u32 address) {
   uint4 r;

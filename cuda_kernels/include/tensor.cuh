@@ -30,7 +30,7 @@ __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
 }
 
 // VEC channels in one access: 8 in 16 bytes, or 1.
-__device__ __forceinline__ void load_vec(const __half* at, float (&v)[8]) { unpack(*reinterpret_cast<const uint4*>(at), v); }
+__device__ __forceinline__ void load_vec(const __half* at, float (&v)[8]) { unpack(ldg_128(at), v); }
 __device__ __forceinline__ void load_vec(const __half* at, float (&v)[1]) { v[0] = __half2float(*at); }
-__device__ __forceinline__ void store_vec(__half* at, const float (&v)[8]) { *reinterpret_cast<uint4*>(at) = pack(v); }
+__device__ __forceinline__ void store_vec(__half* at, const float (&v)[8]) { stg_128(at, pack(v)); }
 __device__ __forceinline__ void store_vec(__half* at, const float (&v)[1]) { *at = __float2half_rn(v[0]); }

@@ -1,0 +1,150 @@
+"""Every kernel, tile and format pair, executed from its PTX by the emulator with all checks on, against the FP32 reference.
+
+Both cp.async modes and several orders of warps and blocks must agree bit for bit; the counters must show the MMAs that the
+tile needs, no bank conflicts, and whole sectors on every vector-format access of a convolution.
+"""
+
+import random
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from cuda_kernels.compile import compile_many
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from tactics.candidates import candidates
+from tactics.launches import launches, linear, padded_k
+from tactics.problem import ConvProblem
+from tactics.tactic import Tile
+from tactics.timing_worker import random_data, reference
+from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, assert_right, execute
+
+DEVICE = named("h200")
+TILE = Tile(64, 64, 64, 2, 2, 4)
+
+
+@lru_cache
+def data(name):
+    """(problem, inputs, weights, expected) of a case, drawn and computed once."""
+    problem = PROBLEMS[name]
+    inputs, weights = random_data(problem)
+    return problem, inputs, weights, reference(problem, inputs, weights)
+
+
+def run(name, tactic, **options):
+    """(output with padding, records of the launches) of a tactic in the emulator, after comparing with the reference."""
+    problem, inputs, weights, expected = data(name)
+    gpu = Emulated(DEVICE, **options)
+    got = execute(gpu, problem, tactic, inputs, weights)
+    assert_right(problem, tactic, got, expected)
+    return got, gpu.stats
+
+
+def variants(problem):
+    """One tactic of each kernel x linear or vector input x output, layouts drawn by the problem's own seed; convolutions
+    with one tile, so that many problems share a binary, and with every activation on one side only."""
+    found = {}
+    tactics = sorted(candidates(problem, DEVICE))
+    for t in random.Random(str(problem)).sample(tactics, len(tactics)):
+        if t.tile in (None, TILE):
+            found.setdefault((t.kernel, linear(t.ins[0]), linear(t.out)), t)
+    one_side = isinstance(problem, ConvProblem) and problem.act.name not in ("none", "relu")
+    return [t for (_, x, y), t in sorted(found.items()) if not one_side or (x, y) == (False, False)]
+
+
+def by_tile(problem):
+    """Per tile all combinations of linear and vector sides, the layouts drawn."""
+    found = {}
+    tactics = sorted(candidates(problem, DEVICE))
+    for t in random.Random(str(problem)).sample(tactics, len(tactics)):
+        found.setdefault((t.kernel, t.tile, linear(t.ins[0]), linear(t.out)), t)
+    return [found[k] for k in sorted(found)]
+
+
+TILES = by_tile(EVERY_TACTIC["conv_residual"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compile what this module needs on all cores at once."""
+    wanted = {}
+    for problem in PROBLEMS.values():
+        for t in variants(problem):
+            for step in launches(problem, t):
+                wanted[step.kernel, step.values] = None
+    compile_many((kernel, dict(values), DEVICE.sm) for kernel, values in wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tactic", TILES, ids=str)
+def test_every_tile_and_side(tactic):
+    problem = data("conv_residual")[0]
+    _, stats = run("conv_residual", tactic)
+    check_counters(problem, tactic, stats[-1])
+
+
+@pytest.mark.parametrize("name", [*CONVS, "conv"])
+def test_convolution(name):
+    for tactic in variants(PROBLEMS[name]):
+        _, stats = run(name, tactic)
+        check_counters(PROBLEMS[name], tactic, stats[-1])
+
+
+def check_counters(problem: ConvProblem, tactic, stats):
+    t = tactic.tile
+    blocks = launches(problem, tactic)[0].grid[0]
+    mmas = blocks * padded_k(problem) * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
+    assert (stats.mma_sp, stats.mma) == ((mmas, 0) if tactic.sparse else (0, mmas))
+    assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+    if problem.c % 16 == 0 and problem.k % 16 == 0 and not linear(tactic.ins[0]) and not linear(tactic.out):
+        assert stats.sectors == stats.ideal_sectors
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_kernels(name):
+    for tactic in variants(PROBLEMS[name]):
+        run(name, tactic)
+
+
+MODES = [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("name", ["conv_residual_prelu", "conv_asymmetric", "conv_stem", "pool_global_avg"])
+def test_modes_and_orders_agree_bit_for_bit(name, options):
+    for tactic in variants(PROBLEMS[name]):
+        assert np.array_equal(run(name, tactic)[0], run(name, tactic, **options)[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["conv_residual", "conv_one_output", "pool_max", "concat_odd", "move_d2s_crd", "softmax"])
+def test_each_output_byte_is_written_once(name):
+    problem, inputs, weights, _ = data(name)
+    for tactic in variants(problem):
+        gpu = Emulated(DEVICE)
+        allocated = []
+        allocate = gpu.allocate
+        gpu.allocate = lambda n, allocate=allocate, allocated=allocated: allocated.append(allocate(n)) or allocated[-1]
+
+        def launch(*args, gpu=gpu, allocated=allocated):
+            options = type(gpu._options)(smem_limit=DEVICE.smem_per_block, track_writes=(allocated[-1],))
+            gpu.stats.append(gpu._emulator.launch(*args, gpu._memory, options=options))
+
+        gpu.launch = launch
+        execute(gpu, problem, tactic, inputs, weights)
+        counts = sum(s.writes[allocated[-1]].astype(int) for s in gpu.stats)
+        assert (counts == 1).all(), f"{tactic.name}: {(counts == 0).sum()} bytes never, {(counts > 1).sum()} more than once"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EVERY_TACTIC)
+def test_every_tactic_of_every_format_pair(name):
+    for tactic in candidates(PROBLEMS[name], DEVICE):
+        run(name, tactic)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONVS)
+def test_every_tile_on_every_problem(name):
+    for tactic in by_tile(PROBLEMS[name]):
+        run(name, tactic)
