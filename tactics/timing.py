@@ -23,18 +23,19 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from tactics.launches import launches
 from tactics.predict import SIGMA, predict_us
-from tactics.problem import Activation, Problem
+from tactics.problem import Problem
 from tactics.tactic import Tactic
+from tactics.timing_worker import device_key, problem_to_json
 
 POLICY = "graph, activations warm, weights cold, random data, v1"
 ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
@@ -42,7 +43,6 @@ ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is sti
 # the 20 % quantile after a later one.
 FAR, FAR_SHORT_US, FAR_SHORT, CLOSE = 1.5, 10.0, 2.0, 1.05
 WORKER = (sys.executable, "-m", "tactics.timing_worker")
-PROBLEMS = {c.__name__: c for c in get_args(Problem)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +152,10 @@ def environment() -> dict[str, str]:
     return {"driver": driver_version(), "policy": POLICY}
 
 
-def device_key(device: Device, driver: str) -> str:
-    return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}|{driver}"
-
-
 @lru_cache(maxsize=64)
 def source_key(kernel: str) -> str:
     """Names the kernel's binary up to its compile-time values: source, headers, options, compiler."""
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
-
-
-def problem_to_json(problem: Problem) -> dict:
-    return {"type": type(problem).__name__, **asdict(problem)}
-
-
-def problem_from_json(data: dict) -> Problem:
-    """The inverse of problem_to_json; lists become tuples again."""
-    kind = PROBLEMS[data["type"]]
-    values = {f.name: data[f.name] for f in fields(kind)}
-    for name, value in values.items():
-        if isinstance(value, list):
-            values[name] = tuple(value)
-        elif isinstance(value, dict):
-            values[name] = Activation(value["name"], tuple(value["params"]))
-    return kind(**values)
 
 
 class Predicted:
@@ -210,7 +190,7 @@ class Measured:
                  timeout_s: float = 30.0, setup_timeout_s: float = 180.0, compile_first: bool = True):  # fmt: skip
         self.device, self.cache = device, cache
         self.failures: dict[tuple[str, str], str] = {}
-        self._key = device_key(device, driver_version() if driver is None else driver)
+        self._key = f"{device_key(device)}|{driver_version() if driver is None else driver}"
         self._command, self._compile_first = tuple(command), compile_first
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._worker: _Worker | None = None
@@ -357,7 +337,7 @@ class Measured:
         except _Lost as e:
             self.close()
             raise ValueError(f"nothing can be measured: {e}") from None
-        mine = self._key.rpartition("|")[0]
+        mine = device_key(self.device)
         if hello.get("device") != mine:
             self.close()
             raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")

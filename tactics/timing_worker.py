@@ -22,7 +22,8 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from typing import get_args
 
 import numpy as np
 
@@ -32,9 +33,8 @@ from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import Arg, launches, pack_weights
-from tactics.problem import ACTIVATIONS, ConvProblem, PointwiseProblem, Problem
+from tactics.problem import ACTIVATIONS, Activation, ConvProblem, PointwiseProblem, Problem
 from tactics.tactic import Tactic
-from tactics.timing import device_key, problem_from_json
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
 MAX_LAUNCHES = 10  # per sample
@@ -43,6 +43,28 @@ FLUSH_US = 80.0  # how long the L2 is flushed before each sample, at least
 COPIES_BYTES = 1 << 30  # at most, for the copies of one tactic's weights
 SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
+PROBLEMS = {c.__name__: c for c in get_args(Problem)}
+
+
+def device_key(device: Device) -> str:
+    """What a GPU is known by in the timing cache, but for its driver."""
+    return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}"
+
+
+def problem_to_json(problem: Problem) -> dict:
+    return {"type": type(problem).__name__, **asdict(problem)}
+
+
+def problem_from_json(data: dict) -> Problem:
+    """The inverse of problem_to_json; lists become tuples again."""
+    kind = PROBLEMS[data["type"]]
+    values = {f.name: data[f.name] for f in fields(kind)}
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+        elif isinstance(value, dict):
+            values[name] = Activation(value["name"], tuple(value["params"]))
+    return kind(**values)
 
 
 def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -372,7 +394,7 @@ def main() -> None:
     except Exception as e:  # whatever the reason, the parent is to read it
         answers.write(json.dumps({"error": f"{type(e).__name__}: {e}"}) + "\n")
         return
-    hello = {"device": device_key(device, "").rstrip("|"), "overhead_us": bench.stopwatch.overhead_us}
+    hello = {"device": device_key(device), "overhead_us": bench.stopwatch.overhead_us}
     answers.write(json.dumps(hello) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

@@ -347,7 +347,7 @@ def test_an_interrupted_build_resumes_where_it_stopped(tmp_path, fake, sign):
     current = None
     for request in asked:
         if request["op"] == "problem":
-            current = timing.problem_from_json(request["problem"])
+            current = timing_worker.problem_from_json(request["problem"])
         else:
             assert kept.get(timer.key(current, Tactic.parse(request["tactic"]))) is None, "measured twice"
 
@@ -383,8 +383,8 @@ def test_predictions_have_a_band_and_are_never_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_problems_survive_the_pipe(name):
-    text = json.dumps(timing.problem_to_json(PROBLEMS[name]))
-    assert timing.problem_from_json(json.loads(text)) == PROBLEMS[name]
+    text = json.dumps(timing_worker.problem_to_json(PROBLEMS[name]))
+    assert timing_worker.problem_from_json(json.loads(text)) == PROBLEMS[name]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
