@@ -1,0 +1,112 @@
+"""How far from the FP32 answer a correct FP16 engine may be: onnxruntime with FP16 storage between ops sets the scale.
+
+The reference runs the model's weights in FP32. The yardstick runs the same model with a Cast to FP16 and back after every
+op. An engine's error may be 3 times the yardstick's, plus a root mean square of 1e-4 of the output's range.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+FACTOR, RANGE_SHARE = 3, 1e-4
+TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Of one output: the FP32 `reference`, the relative L2 error of FP16 storage alone, and the error allowed."""
+
+    reference: np.ndarray
+    fp16_error: float
+    allowed: float
+
+    def check(self, y: np.ndarray, what: str) -> float:
+        """The relative L2 error of `y`; an AssertionError with the numbers where it is above what is allowed."""
+        assert y.shape == self.reference.shape, f"{what}: {y.shape} is not {self.reference.shape}"
+        assert np.isfinite(y).all(), f"{what}: {np.count_nonzero(~np.isfinite(y))} values are not finite"
+        error = relative_l2(y, self.reference)
+        text = f"{what}: error {error:.3e}, FP16 storage alone makes {self.fp16_error:.3e}, allowed {self.allowed:.3e}"
+        assert error <= self.allowed, text
+        return error
+
+
+def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[str, Budget]:
+    """{output: Budget} of the model at `path` for these inputs."""
+    model = to_fp32(onnx.load(path))
+    feeds = {name: np.asarray(x, np.float32) for name, x in feeds.items()}
+    reference, rounded = run(model, feeds), run(with_casts(model), feeds)
+    found = {}
+    for name, y in reference.items():
+        fp16_error = relative_l2(rounded[name], y)
+        last_only = y.astype(np.float16).astype(np.float32)
+        assert (rounded[name] != last_only).any(), f"output {name!r}: the Casts inside changed nothing: were they removed?"
+        slack = RANGE_SHARE * float(np.ptp(y)) * np.sqrt(y.size) / max(np.linalg.norm(y), TINY)
+        found[name] = Budget(y, fp16_error, FACTOR * fp16_error + slack)
+    return found
+
+
+def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
+    reference = reference.astype(np.float64)
+    return float(np.linalg.norm(y - reference) / max(np.linalg.norm(reference), TINY))
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """onnxruntime on the CPU, every node as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def to_fp32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with every FP16 weight, constant, Cast, input and output in FP32."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    for t in graph.initializer:
+        _widen(t)
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.TENSOR:
+                _widen(a.t)
+            if node.op_type == "Cast" and a.name == "to" and a.i == TensorProto.FLOAT16:
+                a.i = TensorProto.FLOAT
+    for v in (*graph.input, *graph.output):
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            v.type.tensor_type.elem_type = TensorProto.FLOAT
+    del graph.value_info[:]
+    return wide
+
+
+def with_casts(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An FP32 model whose float tensors are rounded to FP16 by a Cast and back after each op; constants stay as they are."""
+    kinds = {v.name: v.type.tensor_type.elem_type for v in shape_inference.infer_shapes(model).graph.value_info}
+    kinds |= {v.name: v.type.tensor_type.elem_type for v in model.graph.output}
+    cast = onnx.ModelProto()
+    cast.CopyFrom(model)
+    nodes = list(cast.graph.node)
+    del cast.graph.node[:]
+    for node in nodes:
+        outputs = [] if node.op_type == "Constant" else [n for n in node.output if kinds.get(n) == TensorProto.FLOAT]
+        for i, name in enumerate(node.output):
+            if name in outputs:
+                node.output[i] = f"{name} exact"
+        cast.graph.node.append(node)
+        for name in outputs:
+            cast.graph.node.append(helper.make_node("Cast", [f"{name} exact"], [f"{name} fp16"], to=TensorProto.FLOAT16))
+            cast.graph.node.append(helper.make_node("Cast", [f"{name} fp16"], [name], to=TensorProto.FLOAT))
+    return cast
+
+
+def _widen(t: TensorProto) -> None:
+    if t.data_type == TensorProto.FLOAT16:
+        t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float32), t.name))

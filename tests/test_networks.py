@@ -1,0 +1,257 @@
+"""Published networks on photographs: built dense and pruned, run by the kernels in the emulator, held to the FP16 budget."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import DIGITS, MODELS, model_path
+from onnx import TensorProto, numpy_helper
+from ort_budget import budgets, run, to_fp32
+from PIL import Image
+
+import gpu_runtime as gr
+from cuda_kernels.emulator import Stats
+from gpu_runtime.engine import Engine
+from gpu_runtime.pipeline import DEFAULT_DEVICE
+
+pytestmark = pytest.mark.slow
+
+
+# ---- inputs, as each network's authors prepare them, and what is expected of the answer
+
+
+def photo(name: str) -> Image.Image:
+    path = MODELS / "images" / f"{name}.jpg"
+    if not path.exists():
+        pytest.skip(f"{path.name} not found in {path.parent}: set GPU_RUNTIME_MODELS to the folder of real networks")
+    return Image.open(path).convert("RGB")
+
+
+def middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    side = min(image.size)
+    return middle(image, side, side).resize((size, size), Image.Resampling.BILINEAR)
+
+
+def nchw(image: Image.Image) -> np.ndarray:
+    """[1,C,H,W] FP32 in [0, 1]."""
+    a = np.asarray(image, np.float32) / 255
+    return a[None, None] if a.ndim == 2 else a.transpose(2, 0, 1)[None]
+
+
+def psnr(y: np.ndarray, truth: np.ndarray) -> float:
+    return float(-10 * np.log10(np.mean((np.clip(y, 0, 1) - truth) ** 2)))
+
+
+def cat_for_imagenet() -> np.ndarray:
+    return (255 * nchw(square(photo("cat"), 224))[:, ::-1]).astype(np.float16)  # blue first
+
+
+def expect_tabby(x: np.ndarray, y: np.ndarray) -> None:
+    y = y.astype(np.float32).reshape(-1)
+    assert y.argmax() == 281 and abs(y[281] - 0.75) < 0.05 and abs(y.sum() - 1) < 0.01, (y.argmax(), y.max(), y.sum())
+
+
+def cat_and_airplanes_for_cifar() -> np.ndarray:
+    mean, std = (np.float32(v).reshape(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return (np.concatenate([nchw(square(photo(name), 32)) for name in ("cat", "blueangels")]) - mean) / std
+
+
+def expect_cat_and_airplane(x: np.ndarray, y: np.ndarray) -> None:
+    assert y.argmax(1).tolist() == [3, 0]
+
+
+def crop(name: str, mode: str, width: int, height: int) -> Image.Image:
+    return middle(photo(name), width, height).convert(mode)
+
+
+def shrunk(truth: Callable[[], Image.Image], scale: int, dtype: type) -> np.ndarray:
+    image = truth()
+    return nchw(image.resize((image.width // scale, image.height // scale), Image.Resampling.BICUBIC)).astype(dtype)
+
+
+def expect_closer_than_nearest(truth: Callable[[], Image.Image], x: np.ndarray, y: np.ndarray) -> None:
+    original = nchw(truth())
+    scale = original.shape[2] // x.shape[2]
+    nearest = x.astype(np.float32).repeat(scale, 2).repeat(scale, 3)
+    assert psnr(y.astype(np.float32), original) > psnr(nearest, original) + 0.5
+
+
+def darkened() -> np.ndarray:
+    return 0.2 * nchw(photo("blueangels").resize((320, 180), Image.Resampling.BICUBIC))
+
+
+def expect_brighter(x: np.ndarray, y: np.ndarray) -> None:
+    assert 2 * x.mean() < y.mean() < 1
+
+
+def digit() -> np.ndarray:
+    with np.load(DIGITS / "heldout.npz") as heldout:
+        assert heldout["y"][0] == 7
+        small = Image.fromarray((255 * heldout["x"][0, 0]).astype(np.uint8))
+    page = Image.new("L", (28, 28))
+    page.paste(small.resize((20, 20), Image.Resampling.BICUBIC), (4, 4))
+    return 255 * nchw(page)
+
+
+def expect_seven(x: np.ndarray, y: np.ndarray) -> None:
+    assert y.argmax() == 7
+
+
+@dataclass(frozen=True)
+class Network:
+    """`layers` with weights, of which `eligible` for sparsity once pruned; `expect(x, y)` asserts what the answer must be."""
+
+    input: str
+    layers: int
+    eligible: int
+    x: Callable[[], np.ndarray]
+    expect: Callable[[np.ndarray, np.ndarray], None]
+
+
+def upscaler(layers: int, eligible: int, scale: int, dtype: type, *original) -> Network:
+    truth = functools.partial(crop, *original)
+    x = functools.partial(shrunk, truth, scale, dtype)
+    return Network("input", layers, eligible, x, functools.partial(expect_closer_than_nearest, truth))
+
+
+NETWORKS = {
+    "squeezenet11_fp16": Network("data_0", 26, 25, cat_for_imagenet, expect_tabby),
+    "resnet20_cifar10": Network("input", 20, 19, cat_and_airplanes_for_cifar, expect_cat_and_airplane),
+    "super_resolution_10": upscaler(4, 3, 3, np.float32, "blueangels", "L", 672, 672),
+    "realesr_animevideov3": upscaler(18, 17, 4, np.float32, "grace_hopper", "RGB", 160, 128),
+    "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 96, 64),
+    "sci_180x320": Network("input", 3, 0, darkened, expect_brighter),
+    "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
+}
+SPARSE_PAYS = ("squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov3_fp16")
+
+each_network = pytest.mark.parametrize("name", NETWORKS)
+each_mode = pytest.mark.parametrize("sparsity", ("disable", "force"))
+
+
+# ---- building and running, once for all tests
+
+
+@dataclass(frozen=True)
+class Execution:
+    """`path`: the model that a reference must run; `stats`: one record per step of the plan."""
+
+    path: Path
+    engine: Engine
+    feeds: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+    stats: list[Stats]
+
+
+@pytest.fixture(scope="module")
+def execute(tmp_path_factory) -> Callable[[str, str], Execution]:
+    folder = tmp_path_factory.mktemp("pruned")
+
+    @functools.cache
+    def build_and_run(name: str, sparsity: str) -> Execution:
+        path, network = model_path(name), NETWORKS[name]
+        feeds = {network.input: network.x()}
+        shapes = {network.input: feeds[network.input].shape}
+        pruned = folder / f"{name}.onnx" if sparsity == "force" else None
+        engine = gr.build(path, sparsity=sparsity, device=DEFAULT_DEVICE, shapes=shapes, save_pruned=pruned)
+        with engine.context(device="emulator") as ctx:
+            outputs = ctx.run(feeds)
+            return Execution(pruned or path, engine, feeds, outputs, ctx.gpu.stats)
+
+    return build_and_run
+
+
+# ---- tests
+
+
+@each_mode
+@each_network
+def test_error_is_that_of_fp16(execute, name, sparsity):
+    done = execute(name, sparsity)
+    allowed = budgets(done.path, done.feeds)
+    assert list(done.outputs) == list(allowed)
+    for output, budget in allowed.items():
+        budget.check(done.outputs[output], f"{name} --sparsity={sparsity}, output {output}")
+
+
+@pytest.mark.parametrize("name", ["squeezenet11_fp16", "resnet20_cifar10", "mnist8"])
+def test_the_budget_has_no_room_for_weights_of_8_bits(name):
+    feeds = {NETWORKS[name].input: NETWORKS[name].x().astype(np.float32)}
+    coarse = to_fp32(onnx.load(model_path(name)))
+    for w in coarse.graph.initializer:
+        if w.data_type == TensorProto.FLOAT:
+            bits = numpy_helper.to_array(w).view(np.uint32)
+            w.CopyFrom(numpy_helper.from_array(((bits + 0x8000) & 0xFFFF0000).view(np.float32), w.name))  # bfloat16
+    y = run(coarse, feeds)
+    for output, budget in budgets(model_path(name), feeds).items():
+        with pytest.raises(AssertionError, match="FP16 storage alone makes"):
+            budget.check(y[output], name)
+
+
+@each_network
+def test_answer(execute, name):
+    done = execute(name, "disable")
+    (x,), (y,) = done.feeds.values(), done.outputs.values()
+    NETWORKS[name].expect(x, y)
+
+
+@each_mode
+@each_network
+def test_sparsity_record(execute, name, sparsity):
+    done, network = execute(name, sparsity), NETWORKS[name]
+    record = done.engine.sparsity
+    weighted = [n for n in onnx.load(done.path).graph.node if n.op_type in ("Conv", "Gemm", "MatMul")]
+    rows = {row["layer"]: row for row in record["rows"]}
+    assert len(weighted) == len(record["rows"]) == len(rows) == network.layers
+    assert {n.name for n in weighted if n.name} <= set(rows)
+    assert len(record["eligible"]) == (network.eligible if sparsity == "force" else 0)
+    assert set(record["picked"]) <= set(record["eligible"]) <= set(rows)
+    for layer, row in rows.items():
+        assert (row["verdict"] == "sparse") == (row["reason"] == "picked") == (layer in record["picked"]), row
+        assert row["pattern_share"] == 1 or layer not in record["eligible"], row
+    if sparsity == "force" and name in SPARSE_PAYS:
+        assert record["picked"]
+
+
+@each_mode
+@each_network
+def test_each_step_issues_the_plans_mma(execute, name, sparsity):
+    done = execute(name, sparsity)
+    plan, picked = done.engine.plan, done.engine.sparsity["picked"]
+    assert len(plan["steps"]) == len(done.stats)
+    sparse = set()
+    for step, stats in zip(plan["steps"], done.stats, strict=True):
+        layers = [plan["layers"][i] for i in step["covers"]]
+        for layer in layers:
+            assert (stats.mma + stats.mma_sp > 0) == (layer["type"] == "conv"), layer["name"]
+            assert (stats.mma_sp > 0) == layer["sparse"], layer["name"]
+        sparse |= {layer["layer"] for layer in layers if layer["sparse"]}
+    assert sparse == set(picked)
+    assert sparsity == "force" or not sparse
+
+
+@pytest.mark.parametrize("name, sparsity", [("squeezenet11_fp16", "force"), ("resnet20_cifar10", "disable")])
+def test_poison_late_copies_and_other_orders_change_nothing(execute, name, sparsity):
+    done = execute(name, sparsity)
+    with done.engine.context(device="emulator", poison=True, async_mode="late", seed=3) as ctx:
+        for output, y in ctx.run(done.feeds).items():
+            assert np.array_equal(y, done.outputs[output]), output
+
+
+def test_grouped_convolutions_are_refused_by_name():
+    path = model_path("carn_m_x2")
+    grouped = [n.name for n in onnx.load(path).graph.node if any(a.name == "group" and a.i > 1 for a in n.attribute)]
+    assert len(grouped) == 19
+    with pytest.raises(gr.ModelError, match="grouped convolution") as refused:
+        gr.build(path, device=DEFAULT_DEVICE, shapes={"input": (1, 3, 24, 32)})
+    for node in grouped:
+        assert node in str(refused.value)
