@@ -11,7 +11,7 @@ from gpu_runtime import planning
 from gpu_runtime.lower import Op
 from gpu_runtime.planning import Table
 from tactics import plan
-from tactics.candidates import rejected, sparse_family_reason
+from tactics.candidates import candidates, rejected, sparse_family_reason
 from tactics.predict import SIGMA_RATIO
 from tactics.tactic import Tactic
 from tactics.timing import Time
@@ -91,8 +91,10 @@ def _summary(best: tuple[Tactic, Time] | None) -> dict | None:
 
 
 def _rejections(table: Table, op: Op) -> str:
+    if any(t.sparse for t in candidates(op.problem, table.device)):
+        return "every sparse tactic failed when it was timed"
     reasons = [r for name, r in rejected(op.problem, table.device) if name.startswith("conv_sparse24")]
-    return "; ".join(dict.fromkeys(reasons)) or "every sparse tactic failed when it was timed"
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _p_faster(sparse_us: float, dense_us: float) -> float:

@@ -304,7 +304,9 @@ def sentence(row: Mapping, plan: Mapping) -> str:
     detail = f" ({row['detail']})" if row.get("detail") else ""
     text = {
         "picked": f"runs sparse: the best sparse tactic takes {us(sparse)}, the best dense one {us(dense)}",
-        "dense_faster": f"could run sparse, but dense is faster: {us(dense)} against {us(sparse)}",
+        "dense_faster": f"could run sparse, but would gain nothing: both take {us(dense)}"
+        if dense == sparse
+        else f"could run sparse, but dense is faster: {us(dense)} against {us(sparse)}",
         "reformat_outweighs": f"sparse alone is faster ({us(sparse)} against {us(dense)}), but the formats it needs "
         "cost the plan more than that",
         "within_noise": f"sparse ({us(sparse)}) and dense ({us(dense)}) are closer than their spread (Q20 to Q80), "
