@@ -16,6 +16,7 @@ import signal
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -54,6 +55,8 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
         twin = next((o for o, other in found.items() if other == path), None)
         if not name:
             problem = "expected the name of a file, got none"
+        elif name.startswith("="):  # -o=FILE
+            problem = "expected the name of a file: write it after a space, or as --option=FILE"
         elif path.is_dir() or name.endswith("/"):
             problem = "expected a file, got a folder: add a file name"
         elif path.exists() and not path.is_file():
@@ -94,16 +97,17 @@ def write_all(files: Mapping[Path, bytes]) -> None:
         ) from None
     finally:
         for temp in staged:
-            temp.unlink(missing_ok=True)
+            with suppress(OSError):
+                temp.unlink()
 
 
 def _written() -> str:
     return f"already written: {', '.join(WRITTEN)}" if WRITTEN else "nothing was written or overwritten"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def program() -> None:
-    """Build, run and inspect engines: fastest plan for a convolutional network, with the reason for every layer."""
+    """Build, run and inspect engines: the fastest plan for a convolutional network, and why each layer runs as it does."""
 
 
 def _flag_options(command):
@@ -112,19 +116,19 @@ def _flag_options(command):
     return command
 
 
-@program.command("build")
+@program.command("build", short_help="Build an engine from an ONNX model and explain it.")
 @click.argument("model", required=False, type=click.Path())
 @click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
 @click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
               help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.")  # fmt: skip
-@click.option("--fp16", is_flag=True, help="Accepted: FP16 with FP32 accumulation is what all kernels compute.")
-@click.option("--shapes", default="", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-@click.option("--device", default=None, help="Plan for a named GPU with predicted times: a100, rtx4090, h200. "
+@click.option("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
+@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, rtx4090 or h200. "
               "Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
-@click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; loading it takes allow_cubins.")
+@click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
 @click.option("--verbose", is_flag=True, help="Print the plan too, and progress to stderr.")
 @click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
               default="detailed", help="Detail of the exported layer information.")  # fmt: skip
@@ -223,7 +227,7 @@ def _layer_times(engine, iterations: int):
         return ctx.profile(inputs, iterations)
 
 
-@program.command("run")
+@program.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
 @click.option("--output", "output", type=click.Path(), required=True, help="Write all outputs to this .npz file.")
@@ -240,11 +244,18 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
             raise click.UsageError(f"--input: {name!r} is given twice, as {files[name]} and as {path}")
         files[name] = path
     paths = check_targets({"--output": output}, [engine, *files.values()])
-    from gpu_runtime import load
+    from gpu_runtime import EngineError, load
 
-    loaded = load(engine, allow_cubins=allow_cubins)
+    try:
+        loaded = load(engine, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
     arrays = {name: _read_array(name, path) for name, path in files.items()}
-    with loaded.context(device="emulator" if emulate else None) as ctx:
+    try:
+        context = loaded.context(device="emulator" if emulate else None)
+    except EngineError as e:
+        raise ValueError(f"{engine}: {e}") from None
+    with context as ctx:
         results = ctx.run(arrays)
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
     write_all({paths["--output"]: _npz(results)})
@@ -278,7 +289,7 @@ def _npz(arrays) -> bytes:
     return data.getvalue()
 
 
-@program.command("inspect")
+@program.command("inspect", short_help="Show the plan, layers and sparsity of an engine.")
 @click.argument("engine", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
 def inspect_command(engine, as_json) -> None:
@@ -292,7 +303,7 @@ def inspect_command(engine, as_json) -> None:
         click.echo(report.inspect_text(plan), nl=False)
 
 
-@program.command("inspect-sparsity")
+@program.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4.")
 @click.argument("model", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect_sparsity_command(model, as_json) -> None:

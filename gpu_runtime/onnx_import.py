@@ -10,6 +10,7 @@ from __future__ import annotations
 import graphlib
 import math
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -283,7 +284,10 @@ def _check_ops(proto: onnx.ModelProto) -> None:
     if bad:
         plural = "s" if len(bad) > 1 else ""
         raise ModelError(
-            f"{len(bad)} node{plural} of unsupported type, by operator, name, domain and opset:\n" + "\n".join(bad)
+            f"{len(bad)} node{plural} of unsupported type, by operator, name, domain and opset:\n"
+            + "\n".join(bad)
+            + "\nexport the model without them, or compute them outside it; supported are:\n"
+            + textwrap.fill(", ".join(sorted(OPS)), 110, initial_indent="  ", subsequent_indent="  ")
         )
 
 
@@ -498,7 +502,10 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         elif ranked and (
             len(given) != len(dims) or any(isinstance(d, int) and d != g for d, g in zip(dims, given, strict=True))
         ):
-            raise ModelError(f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}")
+            raise ModelError(
+                f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}; "
+                "only what is dynamic can be chosen"
+            )
         if not given or min(given) < 1 or math.prod(given) > LARGEST_TENSOR:
             raise ModelError(
                 f"input {v.name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "

@@ -38,17 +38,17 @@ def summary(rows: list[dict]) -> str:
     """The network's verdict in one line."""
     able = [r for r in rows if r["fit"] is not None]
     if not able:
-        return f"no weights that can be 2:4, of {len(rows)} that Conv, Gemm and MatMul read"
+        return f"none of {len(rows)} layers with weights can be 2:4"
     fit = sum(r["verdict"] == "2:4" for r in able)
     if fit == len(able):
-        return f"2:4: all {fit} weights that can be are; build with --sparsity=enable to consider sparse kernels"
+        return f"2:4: all {fit} layers that can be are; build with --sparsity=enable to consider sparse kernels"
     total = sum(r["groups"] for r in able)
     zeros, share = (sum(r[key] * r["groups"] for r in able) / total for key in ("zeros", "fit"))
-    kind = f"{'sparse' if zeros >= SPARSE else 'dense'} ({100 * zeros:.1f} % zeros)"
     if fit:
-        return f"partly 2:4: {fit} of the {len(able)} weights that can be are; altogether {kind}, {_percent(share)} of groups fit"
-    but = f"{kind} but not 2:4" if zeros >= SPARSE else f"{kind}, not 2:4"
-    return f"{but}: {_percent(share)} of groups fit, and a layer runs sparse only if all of its groups do"
+        counts = f"{fit} of the {len(able)} layers that can be are"
+        return f"partly 2:4: {counts}; in all {100 * zeros:.1f} % zeros, {_percent(share)} of groups fit"
+    kind = f"sparse ({100 * zeros:.1f} % zeros) but not" if zeros >= SPARSE else f"dense ({100 * zeros:.1f} % zeros), not"
+    return f"{kind} 2:4: {_percent(share)} of groups fit, and a layer runs sparse only if all of its groups do"
 
 
 def text(rows: list[dict]) -> str:
