@@ -9,8 +9,8 @@ from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.lower import Network, Op
 from tactics import plan
-from tactics.candidates import HALF_FORMATS, candidates, rejected
-from tactics.format import CONV_LAYOUTS, Format, canonical
+from tactics.candidates import candidates, rejected
+from tactics.format import CONV_LAYOUTS, HALF_FORMATS, Format, canonical
 from tactics.problem import Problem, ReformatProblem
 from tactics.tactic import Tactic
 from tactics.timing import Time

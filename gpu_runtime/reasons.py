@@ -11,7 +11,8 @@ from gpu_runtime import planning
 from gpu_runtime.lower import Op
 from gpu_runtime.planning import Table
 from tactics import plan
-from tactics.candidates import candidates, rejected, sparse_family_reason
+from tactics.candidates import candidates, rejected
+from tactics.conv_gemm import sparse_family_reason
 from tactics.predict import SIGMA_RATIO
 from tactics.tactic import Tactic
 from tactics.timing import Time

@@ -60,6 +60,9 @@ class Format:
         return Format(dtype, layout)
 
 
+HALF_FORMATS = tuple(Format("fp16", layout) for layout in CONV_LAYOUTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Strides:
     """The address rule's constants for one tensor, in elements: `n`, `block`, `pixel`, and log2 of the vector width."""

@@ -32,8 +32,9 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
-from tactics.launches import Arg, launches, pack_weights
+from tactics.launches import launches, pack_weights
 from tactics.problem import ACTIVATIONS, Activation, ConvProblem, PointwiseProblem, Problem
+from tactics.step import Arg
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order

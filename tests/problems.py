@@ -14,7 +14,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
-from tactics.launches import launches, linear, pack_weights
+from tactics.launches import launches, pack_weights
 from tactics.problem import (
     ACTIVATIONS,
     Activation,
@@ -27,6 +27,7 @@ from tactics.problem import (
     ReformatProblem,
     SoftmaxProblem,
 )
+from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
 

@@ -13,9 +13,9 @@ import pytest
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import CompileError, compile_kernel, cubin_path
 from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK, named
-from tactics.candidates import DENSE_TILES, SPARSE_TILES, _tile_reason
+from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, tile_reason
 from tactics.format import Format
-from tactics.launches import conv_smem, launches
+from tactics.launches import launches
 from tactics.problem import Activation, ConvProblem
 from tactics.tactic import Tactic
 
@@ -55,7 +55,7 @@ def check(kernel, tile, x, y, residual, act, sm, tmp_path):
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
     if conv_smem(tactic) > limit:
         small = replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)
-        assert "shared memory" in _tile_reason(tactic, small)
+        assert "shared memory" in tile_reason(tactic, small)
         return
     c = compile_kernel(kernel, dict(launch.values), sm)
     assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
@@ -85,7 +85,7 @@ def test_conv_tiles_compile_without_spills(kernel, tile, sm, tmp_path):
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
     tactic, _ = conv_launch(kernel, tile, *pair, True, "relu")
-    if not _tile_reason(tactic, named("h200")):
+    if not tile_reason(tactic, named("h200")):
         check(kernel, tile, *pair, True, "relu", "sm_90a", tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
 def test_every_variant_compiles_without_spills(kernel, tile, pair, sm, tmp_path):
     for residual, act in itertools.product((False, True), ("none", "relu", "silu", "prelu")):
         tactic, _ = conv_launch(kernel, tile, *pair, residual, act)
-        if not _tile_reason(tactic, named("h200")):
+        if not tile_reason(tactic, named("h200")):
             check(kernel, tile, *pair, residual, act, sm, tmp_path)
 
 

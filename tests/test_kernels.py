@@ -14,8 +14,10 @@ from cuda_kernels.compile import compile_many
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.launches import launches, linear, padded_k
+from tactics.conv_gemm import padded_k
+from tactics.launches import launches
 from tactics.problem import ConvProblem
+from tactics.step import linear
 from tactics.tactic import Tile
 from tactics.timing_worker import random_data, reference
 from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, assert_right, execute

@@ -5,7 +5,8 @@ import pytest
 
 from cuda_kernels.device import NAMED, named
 from tactics.candidates import candidates, rejected
-from tactics.launches import conv_smem, launches, pack_weights, padded_k
+from tactics.conv_gemm import conv_smem, padded_k
+from tactics.launches import launches, pack_weights
 from tactics.predict import predict, predict_us
 from tactics.problem import Activation, ConvProblem, PoolProblem, ReformatProblem
 from tactics.tactic import Tactic

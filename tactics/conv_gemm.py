@@ -1,0 +1,208 @@
+"""Convolution as an implicit GEMM on mma.sync (conv_dense.cu) and mma.sp (conv_sparse24.cu): tiles, launches, packing, time.
+
+Prediction: an SM works through its share of the blocks; per pipeline stage a block costs the largest of
+
+    tensor cores   m*n*k products at the device's rate (2:4: twice the products per clock)
+    shared memory  stage written once; A read by every column of warps, B by every row of warps; 128 bytes per clock
+    L2             the stage's bytes at the SM's share of L2 bandwidth
+    latency        of the loads that the pipeline's depth does not hide
+
+plus filling the pipeline and the epilogue, which other resident blocks hide in part. The shape follows DeLTA (arXiv
+1904.01691) and the shared-memory model that reproduces published wgmma latencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from cuda_kernels.device import Device
+from tactics.format import HALF_FORMATS, num_bytes, num_elements, padded_channels
+from tactics.problem import ConvProblem
+from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
+from tactics.tactic import Tactic, Tile
+
+K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
+MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
+SMEM_BYTES_PER_CLK = 128
+SM_L2_BYTES_PER_CLK = 64  # what one SM can draw from L2
+FILL_CLK = 900  # first loads of a block: address arithmetic, DRAM and L2 latency, barriers
+EPILOGUE_CLK = 600
+
+# Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
+# to each. 16 and 32 rows serve layers with few output channels.
+DENSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
+        (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
+        (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
+        (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
+SPARSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
+        (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
+        (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
+        (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
+
+
+def sparse_family_reason(p: ConvProblem) -> str:
+    """Why no sparse tactic may run these weights, or an empty string."""
+    if p.groups != 1:
+        return "grouped_conv: sparse tactics exist for groups = 1 only"
+    if p.c % 4:
+        return f"channels_not_multiple_of_4: C = {p.c}"
+    return "" if p.sparse24 else "pattern_violation: the weights are not 2:4 along the input channels"
+
+
+def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or "")."""
+    if p.groups != 1:
+        yield "conv_dense", f"grouped convolution (groups = {p.groups}) has no tactic yet"
+        return
+    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in p.in_shapes) >= 2**31:
+        yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+        return
+    sparse_reason = sparse_family_reason(p)
+    if sparse_reason:
+        yield "conv_sparse24", sparse_reason
+    for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
+        for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
+            tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
+            yield tactic, tile_reason(tactic, device)
+
+
+def tile_reason(tactic: Tactic, device: Device) -> str:
+    """Why this tile cannot run there, or an empty string."""
+    tile, smem = tactic.tile, conv_smem(tactic)
+    if smem > device.smem_per_block:
+        return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+    if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
+        return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
+    if linear(tactic.ins[0]) and tile.n * tile.k // 8 // tile.threads > 8:
+        return f"linear input: {tile.n * tile.k // 8 // tile.threads} chunks per thread in registers would spill"
+    return ""
+
+
+def conv_smem(tactic: Tactic) -> int:
+    """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
+    t: Tile = tactic.tile
+    return max(t.stages * stage_bytes(tactic), t.m * t.n * 2 + t.n * 4)
+
+
+def stage_bytes(tactic: Tactic) -> int:
+    """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
+    t: Tile = tactic.tile
+    a = t.m * t.k * 2
+    return (a // 2 + a // 16 if tactic.sparse else a) + t.n * t.k * 2
+
+
+def padded_k(problem: ConvProblem) -> int:
+    """Logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
+    return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE
+
+
+def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    t, x_fmt, y_fmt = tactic.tile, tactic.ins[0], tactic.out
+    pixels, y_c = p.n * p.p * p.q, padded_channels(y_fmt.layout, p.k)
+    values = {
+        "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
+    }  # fmt: skip
+    args = (
+        ("in", 0), ("weights", "w"), ("weights", "meta") if tactic.sparse else NULL, ("weights", "b"),
+        ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
+        *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s),
+        *ints(-(-p.c // 8), padded_k(p) // t.k, -(-p.k // 16)),
+        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
+        *view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape), *ints(y_c), *alpha_beta(p),
+    )  # fmt: skip
+    grid = -(-y_c // t.m) * -(-pixels // t.n)
+    return (Launch(tactic.kernel, tuple(sorted(values.items())), (grid, 1, 1), (t.threads, 1, 1), conv_smem(tactic), args),)
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C,R,S] as [K, (r, s, c padded to 8) padded to 64] in fragment order; bias and slope padded to 16 rows."""
+    m16 = -(-p.k // 16)
+    c8 = padded_channels("hwc8", p.c)
+    flat = np.zeros((m16 * 16, padded_k(p)), np.float16)
+    taps = np.zeros((p.k, p.r, p.s, c8), np.float16)
+    taps[..., : p.c] = np.asarray(weights["w"], np.float16).transpose(0, 2, 3, 1)
+    flat[: p.k, : p.r * p.s * c8] = taps.reshape(p.k, -1)
+    sections = {}
+    if tactic.sparse:
+        kept, codes = sparse24.compress(flat)
+        sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
+        sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
+    else:
+        sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
+    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+        if used:
+            row = np.zeros(m16 * 16, np.float32)
+            if weights.get(name) is not None:
+                row[: p.k] = weights[name]
+            sections[name] = row
+    return sections
+
+
+def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    t, clk_us = tactic.tile, 1 / device.clock_mhz
+    blocks = launches(p, tactic)[0].grid[0]
+    stages = padded_k(p) / t.k
+    resident = max(1, min(
+        device.smem_per_sm // (conv_smem(tactic) + 1024),
+        device.max_threads_per_sm // t.threads,
+        device.regs_per_sm // (t.threads * _registers(tactic)),
+        device.max_blocks_per_sm,
+    ))  # fmt: skip
+    rate = device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY * (2 if tactic.sparse else 1)
+    # Four tensor cores per SM: fewer than 8 warps at work leave them waiting on each other's latencies.
+    per_sm = math.ceil(blocks / device.num_sms)
+    warps = min(resident, per_sm) * t.warps_m * t.warps_n
+    mma = t.m * t.n * t.k / (rate * min(1.0, 0.4 + 0.075 * warps))
+    a_bytes = stage_bytes(tactic) - t.n * t.k * 2
+    b_bytes = t.n * t.k * 2
+    smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
+    # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
+    issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
+    # Idle SMs leave their share of L2 to the others, up to what one SM can take.
+    active = min(device.num_sms, blocks)
+    l2 = stage_bytes(tactic) / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active)
+    # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
+    in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
+    arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
+    clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
+    loop = stages * max(clk.values())
+    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    hidden = min(resident, per_sm)
+    # Partly filled last rounds cost a whole block's time.
+    sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) + (hidden - 1) * epilogue / 2
+    y = num_bytes(tactic.out, p.out_shape)
+    weights = weight_bytes(p, tactic)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    worst = max(clk, key=clk.get)
+    parts = result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    return parts
+
+
+def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Bytes of the packed weights a convolution tactic reads from DRAM."""
+    dense = -(-p.k // 16) * 16 * padded_k(p) * 2
+    return dense // 2 + dense // 16 if tactic.sparse else dense
+
+
+def _registers(tactic: Tactic) -> int:
+    """Registers per thread, roughly: accumulators, operands, addresses."""
+    t = tactic.tile
+    acc = t.m * t.n // t.threads
+    return min(255, acc + acc // 4 + 48)

@@ -1,0 +1,25 @@
+"""Which module knows a kernel, and which modules may have tactics for a problem. Two tables; a new family is a line in each.
+
+A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights) and
+predict(problem, tactic, device).
+"""
+
+from tactics import conv_gemm, movement
+from tactics.problem import (
+    ConcatProblem,
+    ConvProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    ReformatProblem,
+    SoftmaxProblem,
+)
+
+OF_KERNEL = {
+    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
+    "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
+}  # fmt: skip
+OF_PROBLEM = {
+    ConvProblem: (conv_gemm,), PoolProblem: (movement,), PointwiseProblem: (movement,), MoveProblem: (movement,),
+    ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
+}  # fmt: skip

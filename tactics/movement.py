@@ -1,0 +1,210 @@
+"""Kernels that move more than they compute: pool, pool_global, pointwise, move (slice, pad, concat, reformat, ...), softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, canonical, num_bytes, padded_channels
+from tactics.problem import (
+    POINTWISE_OPS,
+    ConcatProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+    ReformatProblem,
+    SoftmaxProblem,
+)
+from tactics.roofline import LATENCY_CLK, moved_us, result
+from tactics.step import NULL, Launch, act_code, alpha_beta, grid, ints, linear, view
+from tactics.tactic import Tactic
+
+BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
+
+
+def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or "")."""
+    return CANDIDATES[type(problem)](problem)
+
+
+def launches(problem: Problem, tactic: Tactic) -> tuple[Launch, ...]:
+    return LAUNCHERS[type(problem)](problem, tactic)
+
+
+def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Operands and slopes are read as FP32 arrays."""
+    return {name: np.ascontiguousarray(w, np.float32).reshape(-1) for name, w in weights.items()}
+
+
+def _same_width(p: Problem):
+    """Any pair of formats of one vector width: pooling moves whole vectors."""
+    kernel = "pool_global" if p.is_global else "pool"
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        reason = "" if linear(x) == linear(y) else "pooling reads and writes vectors of one width"
+        yield Tactic(kernel, None, (x,), y), reason
+
+
+def _same_format(p: PointwiseProblem):
+    for f in HALF_FORMATS:
+        yield Tactic("pointwise", None, (f,) * len(p.in_shapes), f), ""
+
+
+def _any_pair(p: Problem):
+    kernel = "softmax" if isinstance(p, SoftmaxProblem) else "move"
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        yield Tactic(kernel, None, (x,), y), ""
+
+
+def _concat_pairs(p: ConcatProblem):
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        yield Tactic("move", None, (x,) * len(p.channels), y), ""
+
+
+def _reformat_pair(p: ReformatProblem):
+    yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
+
+
+CANDIDATES = {
+    PoolProblem: _same_width, PointwiseProblem: _same_format, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
+    SoftmaxProblem: _any_pair, ReformatProblem: _reformat_pair,
+}  # fmt: skip
+
+
+def _pool(p: PoolProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    x_fmt, y_fmt = tactic.ins[0], tactic.out
+    vec = 1 if linear(x_fmt) else 8
+    groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
+    values = (("AVG", int(p.kind == "avg")), ("VEC", vec))
+    views = (*view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape))
+    if tactic.kernel == "pool_global":
+        args = (("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
+        blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
+        return (Launch("pool_global", values, (blocks, 1, 1), (256, 1, 1), 0, args),)
+    ends = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
+    args = (
+        ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
+        *ints(*p.dilation, *ends, p.count_pad),
+    )  # fmt: skip
+    return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
+
+
+def _pointwise(p: PointwiseProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    fmt = tactic.out
+    key = canonical(fmt, p.out_shape).partition(":")[2]
+    cp = padded_channels(fmt.layout, p.c)
+    total = p.n * cp * p.h * p.w
+    if key.startswith("last"):
+        vec = 8 if cp % 8 == 0 else 1
+        inner, pixels, blocks, v = cp // vec, p.n * p.h * p.w, 1, cp
+    else:
+        v = LAYOUTS[fmt.layout].vector
+        vec = 8 if v >= 8 else 1
+        inner, pixels, blocks = v // vec, p.h * p.w, cp // v
+    values = {
+        "VEC": vec, "OP": list(POINTWISE_OPS).index(p.op), "SWAP": int(p.swap), "ACT": act_code(p),
+        "OPERAND": ("none", "tensor", "channel", "scalar").index(p.operand),
+    }  # fmt: skip
+    args = (
+        ("in", 0), ("in", 1) if p.operand == "tensor" else NULL,
+        ("weights", "operand") if p.operand in ("channel", "scalar") else NULL,
+        ("weights", "slope") if p.act.name == "prelu" else NULL, ("out", 0), ("i64", total // vec),
+        *ints(inner, pixels, blocks, v, p.c), *alpha_beta(p),
+    )  # fmt: skip
+    return (Launch("pointwise", tuple(sorted(values.items())), grid(total // vec), (256, 1, 1), 0, args),)
+
+
+MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd")
+
+
+def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, *, kind="window", start=(0, 0, 0),
+                 step=(1, 1, 1), fill=0.0, first_c=0, last=True) -> Launch:  # fmt: skip
+    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
+    n, c, h, w = in_shape
+    _, part_c, out_h, out_w = part
+    covered = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c
+    half_in, half_out = x_fmt.dtype == "fp16", y_fmt.dtype == "fp16"
+    in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
+    out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
+    values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
+              "IN_F32": int(not half_in), "OUT_F32": int(not half_out)}  # fmt: skip
+    args = (
+        ("in", source), ("out", 0), *view(x_fmt, in_shape), *view(y_fmt, whole), *ints(n, c, h, w),
+        *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),
+    )  # fmt: skip
+    threads = n * -(-covered // 8) * out_h * out_w
+    return Launch("move", tuple(sorted(values.items())), grid(threads), (256, 1, 1), 0, args)
+
+
+def _move(p: MoveProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    how = {"kind": p.kind, "start": p.start, "step": p.step, "fill": p.fill}
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, **how),)
+
+
+def _reformat(p: ReformatProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape),)
+
+
+def _concat(p: ConcatProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    result, first = [], 0
+    for i, c in enumerate(p.channels):
+        x, last = p.in_shapes[i], i == len(p.channels) - 1
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, first_c=first, last=last))
+        first += c
+    return tuple(result)
+
+
+def _softmax(p: SoftmaxProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    args = (
+        ("in", 0), ("out", 0), *view(tactic.ins[0], p.in_shapes[0]), *view(tactic.out, p.out_shape),
+        *ints(p.n, p.c, p.h * p.w, padded_channels(tactic.out.layout, p.c)),
+    )  # fmt: skip
+    return (Launch("softmax", (), (-(-p.n * p.h * p.w // 8), 1, 1), (256, 1, 1), 0, args),)
+
+
+LAUNCHERS = {
+    PoolProblem: _pool, PointwiseProblem: _pointwise, MoveProblem: _move, ConcatProblem: _concat, SoftmaxProblem: _softmax,
+    ReformatProblem: _reformat,
+}  # fmt: skip
+
+
+def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Bytes over bandwidth, bounded by what the launched threads can keep in flight."""
+    clk_us = 1 / device.clock_mhz
+    steps = launches(problem, tactic)
+    mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
+    read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
+    written = _sectors(tactic.out, problem.out_shape, not mixed)
+    parts = moved_us(device, read, written)
+    blocks = sum(s.grid[0] for s in steps)
+    waves = math.ceil(blocks / (device.num_sms * 8))
+    active = min(device.num_sms, blocks)
+    flight = (read + written) / (active * BYTES_IN_FLIGHT_PER_SM / LATENCY_CLK) * clk_us
+    # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
+    elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
+                                                       strict=True))  # fmt: skip
+    work = elements * _per_element(problem) / (128 * active) * clk_us
+    parts |= {"latency": flight + waves * LATENCY_CLK * clk_us, "issue": work}
+    return result(device, parts, len(steps))
+
+
+def _instructions(fmt: Format, shape) -> float:
+    size = num_bytes(fmt, shape) / DTYPES[fmt.dtype].itemsize
+    return size / 4 if LAYOUTS[fmt.layout].vector >= 8 and fmt.dtype == "fp16" else size
+
+
+def _per_element(problem: Problem) -> float:
+    """Instructions per element beside the access itself: a pooling window reads every input r*s / stride times."""
+    kind = type(problem).__name__
+    if kind == "PoolProblem":
+        return 2.0 * max(1.0, problem.r * problem.s / (problem.stride[0] * problem.stride[1]))
+    return {"SoftmaxProblem": 24.0, "PointwiseProblem": 6.0}.get(kind, 8.0)
+
+
+def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:
+    """Bytes that travel for one pass over a tensor; a thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
+    return num_bytes(fmt, shape) * (1.0 if whole_vectors else 1.3)

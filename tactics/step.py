@@ -1,0 +1,59 @@
+"""A launch as plain data, and how kernel arguments are written; shared by all kernel families.
+
+An argument is ("in", i), ("out", 0), ("weights", section) for pointers, or ("i32" | "i64" | "f32", value), in the order
+of the kernel's parameter struct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tactics.format import LAYOUTS, Format, strides
+from tactics.problem import ACTIVATIONS
+
+Arg = tuple[str, int | float | str]
+NULL: Arg = ("i64", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch; `grid` and `block` count blocks and threads, `smem` is dynamic shared memory in bytes."""
+
+    kernel: str
+    values: tuple[tuple[str, int], ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem: int
+    args: tuple[Arg, ...]
+
+
+def linear(fmt: Format) -> bool:
+    """Whether channels lie in planes of their own (V = 1), so that 16-byte accesses along channels are impossible."""
+    return LAYOUTS[fmt.layout].vector < 8
+
+
+def ints(*values: int) -> tuple[Arg, ...]:
+    """32-bit integers."""
+    return tuple(("i32", int(v)) for v in values)
+
+
+def view(fmt: Format, shape) -> tuple[Arg, ...]:
+    """A tensor's strides, as the kernels' struct View takes them."""
+    s = strides(fmt, shape)
+    return ints(s.n, s.block, s.pixel, s.log2v)
+
+
+def act_code(problem) -> int:
+    """The activation's number in include/activation.cuh."""
+    return list(ACTIVATIONS).index(problem.act.name)
+
+
+def alpha_beta(problem) -> tuple[Arg, Arg]:
+    """The activation's parameters."""
+    a, b = (*problem.act.params, 0.0, 0.0)[:2]
+    return ("f32", a), ("f32", b)
+
+
+def grid(threads: int) -> tuple[int, int, int]:
+    """Blocks of 256 threads."""
+    return (max(1, -(-threads // 256)), 1, 1)
