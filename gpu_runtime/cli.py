@@ -149,7 +149,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timi
     sizes = parse_shapes(shapes)
     source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
-    paths = check_targets(targets | {"--saveEngine": engine_path}, [source])
+    paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
     from gpu_runtime import report
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build, pick_device

@@ -48,7 +48,7 @@ OPS = {
 class Imported:
     """`model`: the cleaned graph, FP32 throughout. `dtypes`: declared "fp32" or "fp16" of every network input and output.
 
-    `pruned`: initializers set to 2:4; `not_pruned`: (initializer, reason) of the other convolution and matrix weights.
+    `pruned`: initializers changed to 2:4; `not_pruned`: (initializer, reason) of those that cannot be.
     """
 
     model: ir.Model
@@ -386,17 +386,19 @@ def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.
 
 
 def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Prune Conv, Gemm and MatMul weights in place along their input channels -> (pruned, (name, reason) of the others)."""
-    pruned, kept = {}, {}  # a shared weight once
+    """Prune Conv, Gemm and MatMul weights in place along their input channels -> (changed, (name, reason) of those kept).
+
+    A shared weight is pruned once; one that has the pattern already is in neither list.
+    """
+    pruned, kept = [], {}
     for _, name, t, axis, reason in _weights(graph):
         if reason:
             kept[name] = reason
-        elif name not in pruned:
-            data = sparse24.prune(_array(name, t), axis).tobytes()
+        elif not sparse24.fits(w := _array(name, t), axis).all():
             for field in ("float_data", "int32_data", "double_data"):
                 t.ClearField(field)
-            t.raw_data = data
-            pruned[name] = True
+            t.raw_data = sparse24.prune(w, axis).tobytes()
+            pruned.append(name)
     return tuple(pruned), tuple(kept.items())
 
 

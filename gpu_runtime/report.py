@@ -283,10 +283,12 @@ def sparsity_text(plan: Mapping) -> str:
 
 def _forced(sparsity: Mapping) -> list[str]:
     """What --sparsity=force did to the model: {pruned: [initializer], not_pruned: [(initializer, why)]}."""
-    lines = _wrap(
-        f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.get('pruned', []))} "
-        "initializers: the outputs are not those of the model as it was given"
-    )
+    lines = ["--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"]
+    if sparsity.get("pruned"):
+        lines = _wrap(
+            f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity['pruned'])} "
+            "initializers: the outputs are not those of the model as it was given"
+        )
     for name, why in sparsity.get("not_pruned", []):
         lines += _wrap(_printable(f"not pruned: {name}: {why}"))
     return lines
