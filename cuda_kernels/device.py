@@ -109,7 +109,7 @@ def why_no_gpu() -> str:
     except ImportError:
         return "cupy is not installed"
     except Exception as e:  # the driver's own errors have no common class across CuPy versions
-        return f"no CUDA GPU: {e}"
+        return f"the CUDA driver does not answer: {str(e).partition(':')[0]}"
 
 
 def current() -> Device:
