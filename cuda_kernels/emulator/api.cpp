@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "interp.h"
+#include "sectors.h"
 
 namespace {
 u8* aligned_bytes(size_t n) { return (u8*)aligned_alloc(256, (n + 511) / 256 * 256); }
@@ -18,7 +18,7 @@ void work(Run& run, Worker& k) {
     memset(k.smem, 0xff, l.smem_end);
     memset(k.regs, 0, (size_t)warps * run.prog->warp_bytes);
     memset(k.local, 0xff, (size_t)warps * LANES * run.prog->local_bytes);
-    if (l.checks) k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.counts.resize(run.prog->ins.size());
+    if (l.checks) k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.counts.resize(run.prog->ins.size()), k.sectors.chunks.resize(run.chunks);
     try {
         for (;;) {
             u64 i = run.next_block.fetch_add(1, std::memory_order_relaxed);
@@ -86,7 +86,8 @@ void* emu_launch(const void* program, const Launch* l) {
     run->params.assign(l->params, l->params + l->param_bytes);
     run->launch.params = run->params.data();
     for (u64 i = 0; i < l->n_allocations; i++) {
-        Allocation a{l->allocations[2 * i], l->allocations[2 * i + 1], nullptr};
+        Allocation a{l->allocations[2 * i], l->allocations[2 * i + 1], nullptr, run->chunks};
+        run->chunks += (a.size + 32 * CHUNK - 1) / (32 * CHUNK);
         bool tracked = std::find(l->tracked, l->tracked + l->n_tracked, a.address) != l->tracked + l->n_tracked;
         if (l->checks && (tracked || run->prog->has_nc)) a.shadow = (u8*)calloc(a.size ? a.size : 1, 1);  // pages come when touched
         run->allocations.push_back(a);
@@ -106,7 +107,7 @@ int emu_poll(void* h, int milliseconds) {
 }
 void emu_stop(void* h) { ((Run*)h)->stop = true; }
 
-// Join; sums to totals[4] and counts[instructions]; shadow bytes of tracked allocations to `shadows` (pointers, in tracked order).
+// Join; sums to totals[10] (instructions, mma, mma_sp, cp.async bytes, unique bytes as in sectors.h) and counts[instructions]; shadow bytes of tracked allocations to `shadows` (pointers, in tracked order).
 // Returns 1 and fills the fault record when a check failed: numbers[8] and text "check\ndetail".
 int emu_finish(void* h, u64* totals, Count* counts, u8** shadows, u64* numbers, char* text, int text_size) {
     auto* run = (Run*)h;
@@ -119,6 +120,7 @@ int emu_finish(void* h, u64* totals, Count* counts, u8** shadows, u64* numbers, 
             for (size_t j = 0; j < sizeof(Count) / 8; j++) d[j] += s[j];
         }
     }
+    if (run->launch.checks) unique_bytes(*run, totals + 4);
     for (u64 i = 0; i < run->launch.n_tracked; i++)
         for (auto& a : run->allocations)
             if (a.address == run->launch.tracked[i] && a.shadow) memcpy(shadows[i], a.shadow, a.size);

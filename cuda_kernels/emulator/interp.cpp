@@ -519,6 +519,7 @@ void run_block(Worker& k, u64 linear) {
     k.warps.resize(n);
     for (auto& b : k.barriers) b = Barrier();
     k.epochs = 1;
+    k.sectors.block++;
     if (CHECK) {
         std::fill(k.cells.begin(), k.cells.end(), Cell{});
         k.more_readers.clear();

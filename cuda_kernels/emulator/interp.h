@@ -60,6 +60,7 @@ struct Program {
 struct Allocation {
     u64 address, size;
     u8* shadow;  // per byte: bit 7 read through .nc, bits 0-6 how often written; null when not needed
+    u64 chunk;   // its first chunk of sector cells
 };
 
 struct Launch {  // filled by run.py
@@ -127,6 +128,13 @@ struct Cell {  // shadow of one shared-memory element (1, 2 or 4 bytes: the smal
 };
 enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8 };
 
+struct Sectors {  // what sectors.h knows of the sectors this worker's blocks touched
+    std::vector<std::unique_ptr<u32[]>> chunks;
+    u64 first = 0, count = 0, chunk = 0;  // the allocation met last: its sectors and first chunk
+    u32 block = 0;
+    u64 touched = 0, loaded = 0, stored = 0;  // sectors, summed over blocks
+};
+
 struct Run;
 
 // One host thread's working set: the block it executes and its counters.
@@ -146,6 +154,7 @@ struct Worker {
     std::unordered_map<u32, std::vector<std::pair<u32, u32>>> more_readers;  // cell -> (mask, epoch)
     std::vector<Count> counts;
     u64 instructions = 0, mma = 0, mma_sp = 0, async_bytes = 0, rng = 0;
+    Sectors sectors;
     u64 recent[4][2] = {};  // allocations hit last: [start, end)
     u32 recent_at = 0;
     alignas(64) u8 scratch[4][LANES * 8];
@@ -161,6 +170,7 @@ struct Run {
     Launch launch;
     std::vector<u8> params;
     std::vector<Allocation> allocations;
+    u64 chunks = 0;  // of sector cells, over all allocations
     std::vector<std::unique_ptr<Worker>> workers;
     std::vector<std::thread> threads;
     std::atomic<u64> next_block{0};

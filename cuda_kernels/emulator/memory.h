@@ -158,7 +158,7 @@ inline void resolve(Worker& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 
     if (space == GLOBAL) {
         global_bounds(k, ad, lo, hi, m, size, pc, what);
         if (CHECK) {
-            count_global(k.counts[pc], ad, m, size);
+            count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
             if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
         }
         for (int i = 0; i < LANES; i++) p[i] = (u8*)ad[i];
@@ -337,7 +337,7 @@ inline void cp_async(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         Count& c = k.counts[pc];
         count_shared(c, dst, m, bytes);
         u64 written = c.bytes;
-        if (reading) count_global(c, src, reading, bytes);
+        if (reading) count_global(k, pc, src, reading, bytes, LOADED);
         c.bytes = written;
         Shadow shadow{k, w, pc};
         for (int i = 0; i < LANES; i++)

@@ -45,6 +45,8 @@ class Options:
 
 COUNT = np.dtype([(n, "<u8") for n in ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")])
 
+UNIQUE = tuple(f"{scope}_unique_{kind}bytes" for scope in ("launch", "block") for kind in ("", "load_", "store_"))
+
 
 @dataclass(frozen=True)
 class LineStats:
@@ -62,7 +64,10 @@ class LineStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters of one launch. Instructions, MMAs and cp.async bytes always; the rest with checks on. Requests are per warp."""
+    """Counters of one launch. Instructions, MMAs and cp.async bytes always; the rest with checks on. Requests are per warp.
+
+    `*_unique_*bytes`: 32 x distinct 32-byte sectors of global memory touched (loaded, stored; an atomic does both, cp.async
+    loads its source), counted once per launch - what DRAM must move - or once per block, summed over blocks."""
 
     instructions: int = 0
     mma: int = 0
@@ -74,6 +79,12 @@ class Stats:
     global_bytes: int = 0
     sectors: int = 0
     ideal_sectors: int = 0
+    launch_unique_bytes: int = 0
+    launch_unique_load_bytes: int = 0
+    launch_unique_store_bytes: int = 0
+    block_unique_bytes: int = 0
+    block_unique_load_bytes: int = 0
+    block_unique_store_bytes: int = 0
     shared_bytes: int = 0
     wavefronts: int = 0
     min_wavefronts: int = 0
@@ -281,7 +292,7 @@ def launch(
         grid, block, 16, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params), table.ctypes.data, len(table),
         tracked.ctypes.data, len(tracked), options.seed, options.checks, options.async_mode == "late", options.threads, 0,
     )  # fmt: skip
-    totals, counts = np.zeros(4, np.uint64), np.zeros(len(d.code), COUNT)
+    totals, counts = np.zeros(4 + len(UNIQUE), np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
     lib = library()
     run = lib.emu_launch(program.handle, ctypes.addressof(record))
@@ -356,7 +367,7 @@ def _stats(program: Program, totals, counts, writes) -> Stats:
     listed = tuple(LineStats(d.files.get(f, "?"), n, o, *v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0]))
     return Stats(
         instructions=int(totals[0]), mma=int(totals[1]), mma_sp=int(totals[2]), async_bytes=int(totals[3]), mma_kinds=mma,
-        excess=excess, lines=listed, writes=writes, **total,
+        excess=excess, lines=listed, writes=writes, **dict(zip(UNIQUE, map(int, totals[4:]), strict=True)), **total,
     )  # fmt: skip
 
 

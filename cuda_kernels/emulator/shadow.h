@@ -4,19 +4,9 @@
 // they are ordered after each other. A cell remembers who wrote it last and who has read it since, with the epoch;
 // an access is a race unless the accessing warp is ordered after those.
 #pragma once
-#include "interp.h"
+#include "sectors.h"
 
 namespace {
-
-inline const Allocation* find_allocation(const Run& r, u64 a) {  // the last one that starts at or before a
-    size_t lo = 0, hi = r.allocations.size();
-    while (lo < hi) {
-        size_t mid = (lo + hi) / 2;
-        if (r.allocations[mid].address <= a) lo = mid + 1;
-        else hi = mid;
-    }
-    return lo ? &r.allocations[lo - 1] : nullptr;
-}
 
 // ---- shared-memory shadow
 
@@ -138,7 +128,9 @@ inline void count_shared(Count& c, const u64* ad, u32 m, u32 size) {
     }
 }
 
-inline void count_global(Count& c, const u64* ad, u32 m, u32 size) {
+// `how`: LOADED, STORED or both.
+inline void count_global(Worker& k, u32 pc, const u64* ad, u32 m, u32 size, u32 how) {
+    Count& c = k.counts[pc];
     u64 sector[LANES];
     u32 used[LANES], n = 0, last = 0, unique = 0;
     for (int i = 0; i < LANES; i++) {
@@ -156,6 +148,7 @@ inline void count_global(Count& c, const u64* ad, u32 m, u32 size) {
     }
     for (u32 j = 0; j < n; j++) unique += __builtin_popcount(used[j]);
     c.bytes += (u64)__builtin_popcount(m) * size, c.sectors += n, c.ideal_sectors += (unique + 31) / 32;
+    touch_sectors(k, sector, n, how);
 }
 
 // Per-byte record of a launch: written how often, and read through the non-coherent path.
