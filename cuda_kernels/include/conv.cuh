@@ -11,7 +11,7 @@
 // Compile-time values, set with -D:
 //   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
-//   IN_LINEAR, OUT_LINEAR   1: the tensor is chw (V = 1); 0: V >= 8, 16-byte accesses
+//   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
 //   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
@@ -118,11 +118,11 @@ struct LinearLoader {
       const int h = oh * p.stride_h - p.pad_t + r * p.dil_h, w = ow * p.stride_w - p.pad_l + s * p.dil_w;
       const bool ok = pixel < p.n * p.p * p.q && r < p.r && static_cast<u32>(h) < static_cast<u32>(p.h) &&
                       static_cast<u32>(w) < static_cast<u32>(p.w_in);
-      const int at = n * p.x_n + c * p.x_block + h * p.w_in + w;
+      const int at = n * p.x_n + (h * p.w_in + w) * p.x_pixel, low = (1 << p.x_log2v) - 1;
       u32 v[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        v[j] = ok && c + j < p.c ? __half_as_ushort(p.x[at + j * p.x_block]) : 0;
+        v[j] = ok && c + j < p.c ? __half_as_ushort(p.x[at + ((c + j) >> p.x_log2v) * p.x_block + ((c + j) & low)]) : 0;
       held[i] = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
     }
     ++tile;
@@ -173,8 +173,9 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   if (OUT_LINEAR) {
     for (int id = threadIdx.x; id < BM * BN; id += THREADS) {
       const int m = id / BN, n = id % BN, offset = static_cast<int>(lds_32(rows + n * 4));
-      const bool ok = offset >= 0 && m0 + m < p.k;
-      __half* at = tensor + offset + (m0 + m) * p.y_block;
+      const int c = m0 + m;  // padded channels (chw2) are stored too: the staging tile holds zeros there
+      const bool ok = offset >= 0 && c < p.y_c;
+      __half* at = tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
       if (TO_SHARED)
         sts_16(staged(staging, m, n), ok ? __half_as_ushort(*at) : u16(0));
       else if (ok)
@@ -194,7 +195,9 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   }
 }
 
-__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
+// `offset_of(n)`: where channel 0 of the tile's pixel n lies in y, in elements; -1 for no pixel.
+template <class Offsets>
+__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
   const u32 staging = smem, rows = smem + STAGING_BYTES;
@@ -202,7 +205,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
   __syncthreads();
-  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, output_offset(p, pixel0 + n));
+  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
   __syncthreads();
   if (RES) {
     move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
@@ -237,4 +240,9 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
   }
   __syncthreads();
   move_tile<false>(p, staging, rows, m0, p.y);
+}
+
+// The same for BN consecutive pixels of all images.
+__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
+  epilogue(p, acc, smem, m0, [&](int n) { return output_offset(p, pixel0 + n); });
 }
