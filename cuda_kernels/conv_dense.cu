@@ -8,7 +8,7 @@
 //   +------+-----------+
 //
 // The trick: K runs over (tap, 8-channel chunk), so a stage may span taps and a 3-channel input wastes 5 of 8, not 61 of 64.
-#include "conv.cuh"
+#include "split_k.cuh"
 
 constexpr int A_TILE = BK / 16 * 512;  // bytes of one 16-row tile per stage
 constexpr int A_BYTES = BM / 16 * A_TILE;
@@ -41,9 +41,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_co
   const u32 smem = smem_u32(shared);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
   const int m_tiles = (p.y_c + BM - 1) / BM;
-  const int m0 = blockIdx.x % m_tiles * BM, pixel0 = blockIdx.x / m_tiles * BN;
+  const Share share = share_of_block(p);
+  const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN;
   const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE;
-  const char* weights = reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride;
+  const char* weights = reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride + share.first * A_TILE;
   const int a_tiles = p.m16 - m0 / 16;
 
 #if IN_LINEAR
@@ -51,12 +52,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_co
 #else
   PixelLoader pixels;
 #endif
-  pixels.init(p, pixel0);
+  pixels.init(p, pixel0, share.first);
   float acc[MT][NT][4] = {};
 
   // Fill all stages but one.
   for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < p.k_tiles) {
+    if (stage < share.count) {
       pixels.load(p, smem + stage * STAGE_BYTES + A_BYTES);
       load_weights<A_TILE>(weights + stage * A_TILE, a_stride, a_tiles, smem + stage * STAGE_BYTES);
       pixels.finish(smem + stage * STAGE_BYTES + A_BYTES);
@@ -66,10 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_co
 
   // Each turn: wait for the oldest stage, refill the one read last turn, multiply.
   int read = 0, write = STAGES - 1;
-  for (int tile = 0; tile < p.k_tiles; ++tile) {
+  for (int tile = 0; tile < share.count; ++tile) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    const bool more = tile + STAGES - 1 < p.k_tiles;
+    const bool more = tile + STAGES - 1 < share.count;
     const u32 to = smem + write * STAGE_BYTES;
     if (more) {
       pixels.load(p, to + A_BYTES);
@@ -82,5 +83,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_co
     write = write + 1 == STAGES ? 0 : write + 1;
   }
 
-  epilogue(p, acc, smem, m0, pixel0);
+  if (sum_splits(p, share, acc, smem)) epilogue(p, acc, smem, m0, pixel0);
 }

@@ -9,7 +9,7 @@
 //   +-------+-----------+
 //
 // The trick: weights are operand A, the only one that may be sparse, and selectors 0 and 1 read one metadata load twice.
-#include "conv.cuh"
+#include "split_k.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
 constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
@@ -50,10 +50,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid
   const u32 smem = smem_u32(shared);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
   const int m_tiles = (p.y_c + BM - 1) / BM;
-  const int m0 = blockIdx.x % m_tiles * BM, pixel0 = blockIdx.x / m_tiles * BN;
+  const Share share = share_of_block(p);
+  const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN;
   const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE, e_stride = static_cast<long long>(p.k_tiles) * E_TILE;
-  const char* weights = reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride;
-  const char* metadata = reinterpret_cast<const char*>(p.meta) + m0 / 16 * e_stride;
+  const char* weights = reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride + share.first * A_TILE;
+  const char* metadata = reinterpret_cast<const char*>(p.meta) + m0 / 16 * e_stride + share.first * E_TILE;
   const int a_tiles = p.m16 - m0 / 16;
 
 #if IN_LINEAR
@@ -61,12 +62,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid
 #else
   PixelLoader pixels;
 #endif
-  pixels.init(p, pixel0);
+  pixels.init(p, pixel0, share.first);
   float acc[MT][NT][4] = {};
 
   // Fill all stages but one.
   for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < p.k_tiles) {
+    if (stage < share.count) {
       const u32 to = smem + stage * STAGE_BYTES;
       pixels.load(p, to + B_AT);
       load_weights<A_TILE>(weights + stage * A_TILE, a_stride, a_tiles, to);
@@ -78,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid
 
   // Each turn: wait for the oldest stage, refill the one read last turn, multiply.
   int read = 0, write = STAGES - 1;
-  for (int tile = 0; tile < p.k_tiles; ++tile) {
+  for (int tile = 0; tile < share.count; ++tile) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    const bool more = tile + STAGES - 1 < p.k_tiles;
+    const bool more = tile + STAGES - 1 < share.count;
     const u32 to = smem + write * STAGE_BYTES;
     if (more) {
       pixels.load(p, to + B_AT);
@@ -95,5 +96,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid
     write = write + 1 == STAGES ? 0 : write + 1;
   }
 
-  epilogue(p, acc, smem, m0, pixel0);
+  if (sum_splits(p, share, acc, smem)) epilogue(p, acc, smem, m0, pixel0);
 }

@@ -17,6 +17,7 @@ from tactics.launches import launches, pack_weights
 from tactics.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
 from tactics.tactic import Tactic
 
+WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
 TYPES = {
     "ConvProblem": "conv", "PoolProblem": "pool", "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "SoftmaxProblem": "softmax", "ReformatProblem": "reformat",
@@ -77,6 +78,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
             "activation_bytes": placement.total_bytes,
             "largest_live_bytes": placement.largest_live_bytes,
             "weight_bytes": int(arena.nbytes),
+            "zeros": [[placement.offsets[b.name], b.nbytes] for b in blocks if b.name == COUNTERS],
             "frees": _frees(blocks, placement.offsets, last_step, len(layers)),
         },
         "sections": rows,
@@ -162,6 +164,11 @@ def _place(table: Table, layers: list[_Layer]) -> tuple[memory.Placement, list[m
     for t in network.outputs:
         touch(Place(t.name, canonical(table.io[t.name], t.shape4)), table.io[t.name], end)
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
+    scratch = [(i, s) for i, x in enumerate(layers, 1) if x.tactic for s in launches(x.problem, x.tactic) if s.workspace]
+    if scratch:  # one workspace for all that need one, and counters that stay zero between them
+        when = [i for i, _ in scratch]
+        blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
+        blocks.append(memory.Block(COUNTERS, max(s.counters for _, s in scratch), 0, end))
     return memory.place(blocks), blocks
 
 
@@ -186,6 +193,8 @@ def _argument(arg, layer: _Layer, offsets: Mapping[str, int], section_at: Mappin
         return ["arena", offsets[_name(layer.out[0])]]
     if kind == "weights":
         return ["weights", section_at[layer.sections[value]]]
+    if kind in (WORKSPACE, COUNTERS):
+        return ["arena", offsets[kind]]
     return [kind, value]
 
 

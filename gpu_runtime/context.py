@@ -46,6 +46,8 @@ class Context:
         self._arena_bytes = self.plan["memory"]["activation_bytes"]
         self._arena = self.gpu.allocate(self._arena_bytes)
         self._fill(0, self._arena_bytes)
+        for offset, nbytes in self.plan["memory"].get("zeros", []):
+            self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
         bases = {"arena": self._arena, "weights": self._weights}
         self._params = [
             pack_params(("ptr", bases[kind] + value) if kind in bases else (kind, value) for kind, value in step["args"])

@@ -34,7 +34,8 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                   pruned: [initializers], not_pruned: [[initializer, why]] (both with --sparsity=force)}
     plan        {total_us, status ("proven" or not), method, width, gap, rivals: {all_dense_us, best_single_format:
                   {format, us}, greedy_us}, measured_us (end to end, where it was)}
-    memory      {activation_bytes, largest_live_bytes, weight_bytes}
+    memory      {activation_bytes, largest_live_bytes, weight_bytes, zeros: [[offset, nbytes]] to clear before the first run,
+                  frees: [[step, [[offset, nbytes]]]] what nothing reads after that step}
     sections    [{name, kind: "weights"|"cubin", offset, nbytes, sha256}] each at the next multiple of 256 bytes
 """
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -27,6 +28,7 @@ from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
 from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
 from tactics.tactic import Tactic, Tile
 
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
 MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
 SMEM_BYTES_PER_CLK = 128
@@ -79,7 +81,18 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
         for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
-            yield tactic, tile_reason(tactic, device)
+            reason = tile_reason(tactic, device)
+            yield tactic, reason
+            for split in () if reason or linear(x) or linear(y) else splits(p, tactic, device):
+                yield replace(tactic, tile=replace(tile, split=split)), ""
+
+
+def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[int, ...]:
+    """Into how many blocks it may pay to split K: where tiles leave half of the GPU idle, and each block keeps two stages."""
+    tiles, stages = num_tiles(p, tactic), padded_k(p) // tactic.tile.k
+    if 2 * tiles > device.num_sms:
+        return ()
+    return tuple(s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms)[-3:]
 
 
 def tile_reason(tactic: Tactic, device: Device) -> str:
@@ -114,10 +127,11 @@ def padded_k(problem: ConvProblem) -> int:
 
 def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
     t, x_fmt, y_fmt = tactic.tile, tactic.ins[0], tactic.out
-    pixels, y_c = p.n * p.p * p.q, padded_channels(y_fmt.layout, p.k)
+    y_c = padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
+        "SPLIT": int(t.split > 1),
     }  # fmt: skip
     args = (
         ("in", 0), ("weights", "w"), ("weights", "meta") if tactic.sparse else NULL, ("weights", "b"),
@@ -126,9 +140,18 @@ def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
         *ints(-(-p.c // 8), padded_k(p) // t.k, -(-p.k // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape), *ints(y_c), *alpha_beta(p),
+        *((("workspace", 0), ("counters", 0), *ints(t.split)) if t.split > 1 else ()),
     )  # fmt: skip
-    grid = -(-y_c // t.m) * -(-pixels // t.n)
-    return (Launch(tactic.kernel, tuple(sorted(values.items())), (grid, 1, 1), (t.threads, 1, 1), conv_smem(tactic), args),)
+    tiles = num_tiles(p, tactic)
+    return (Launch(
+        tactic.kernel, tuple(sorted(values.items())), (tiles * t.split, 1, 1), (t.threads, 1, 1), conv_smem(tactic), args,
+        **({"workspace": tiles * t.split * t.m * t.n * 4, "counters": tiles * 4} if t.split > 1 else {}),
+    ),)  # fmt: skip
+
+
+def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
+    """Output tiles of a tactic: blocks, before K is split."""
+    return -(-padded_channels(tactic.out.layout, p.k) // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -158,7 +181,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     t, clk_us = tactic.tile, 1 / device.clock_mhz
     blocks = launches(p, tactic)[0].grid[0]
-    stages = padded_k(p) / t.k
+    stages = -(-padded_k(p) // t.k // t.split)
     resident = max(1, min(
         device.smem_per_sm // (conv_smem(tactic) + 1024),
         device.max_threads_per_sm // t.threads,
@@ -184,6 +207,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
     loop = stages * max(clk.values())
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    if t.split > 1:  # partial sums out, arrival counted, and the last arriver reads all of them
+        epilogue += 3 * LATENCY_CLK + (1 + t.split) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
     hidden = min(resident, per_sm)
     # Partly filled last rounds cost a whole block's time.
     sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) + (hidden - 1) * epilogue / 2

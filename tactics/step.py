@@ -1,6 +1,6 @@
 """A launch as plain data, and how kernel arguments are written; shared by all kernel families.
 
-An argument is ("in", i), ("out", 0), ("weights", section) for pointers, or ("i32" | "i64" | "f32", value), in the order
+An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for pointers, or ("i32" | "i64" | "f32", value), in the order
 of the kernel's parameter struct.
 """
 
@@ -17,7 +17,10 @@ NULL: Arg = ("i64", 0)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch; `grid` and `block` count blocks and threads, `smem` is dynamic shared memory in bytes."""
+    """One kernel launch; `grid` and `block` count blocks and threads, `smem` is dynamic shared memory in bytes.
+
+    `workspace`: bytes of scratch memory, in any state; `counters`: bytes that are zero before and left zero after.
+    """
 
     kernel: str
     values: tuple[tuple[str, int], ...]
@@ -25,6 +28,8 @@ class Launch:
     block: tuple[int, int, int]
     smem: int
     args: tuple[Arg, ...]
+    workspace: int = 0
+    counters: int = 0
 
 
 def linear(fmt: Format) -> bool:

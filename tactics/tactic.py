@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from tactics.format import Format
 
 # What marks a kernel's instruction in its name, as TensorRT's names do; tools look for "hmma".
-MARKS = {"conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832"}
-KERNELS = (*MARKS, "move", "pointwise", "pool", "pool_global", "softmax")
+MARKS = {"conv_stem": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832"}
+KERNELS = (*MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "softmax")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tile:
-    """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages."""
+    """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
+
+    `split` blocks share one output tile along K.
+    """
 
     m: int
     n: int
@@ -22,9 +25,11 @@ class Tile:
     warps_m: int
     warps_n: int
     stages: int
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}"
+        split = f"_k{self.split}" if self.split > 1 else ""
+        return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{split}"
 
     @property
     def threads(self) -> int:
@@ -32,11 +37,28 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Patch:
+    """Of conv_depthwise: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
+
+    channels: int
+    h: int
+    w: int
+    th: int
+    tw: int
+
+    def __str__(self) -> str:
+        return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}"
+
+
+TILED = dict.fromkeys(MARKS, Tile) | {"conv_depthwise": Patch}  # the other kernels have no tile
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Tactic:
     """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
 
     kernel: str
-    tile: Tile | None
+    tile: Tile | Patch | None
     ins: tuple[Format, ...]
     out: Format
 
@@ -58,15 +80,19 @@ class Tactic:
     def parse(name: str) -> Tactic:
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
-        found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+))?", head)
+        patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)", head)
+        found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)(?:_k(\d+))?)?", head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
-            kernel = found[1]
+            if patch:
+                kernel, tile = patch[1], Patch(*map(int, patch.groups()[1:]))
+            else:
+                kernel, tile = found[1], Tile(*(int(v) for v in found.groups()[1:] if v)) if found[2] else None
             for k, mark in MARKS.items():
                 kernel = k if kernel == f"{k}_{mark}" else kernel
-            tactic = Tactic(kernel, Tile(*map(int, found.groups()[1:])) if found[2] else None, tuple(ins), out)
+            tactic = Tactic(kernel, tile, tuple(ins), out)
         except (TypeError, ValueError):
             raise ValueError(f"not a tactic's name: {name!r}") from None
-        if tactic.name != name or tactic.kernel not in KERNELS or (tactic.tile is None) != (tactic.kernel not in MARKS):
+        if tactic.name != name or tactic.kernel not in KERNELS or type(tile) is not TILED.get(kernel, type(None)):
             raise ValueError(f"not a tactic's name: {name!r}")
         return tactic

@@ -115,9 +115,22 @@ def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
     return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 8, 1e-6)
 
 
-def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int]) -> bytes:
-    """A launch's arguments with addresses in their places, as the kernel's parameter struct."""
-    address = {"in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v]}
+Scratch = tuple[int, int]  # addresses of workspace and counters
+
+
+def scratch_for(gpu, steps) -> Scratch:
+    """Workspace (any content) and counters (zero) for launches that follow one another; the caller frees what is not 0."""
+    workspace, counters = (max((getattr(s, kind) for s in steps), default=0) for kind in ("workspace", "counters"))
+    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0
+    if counters:
+        gpu.write(addresses[1], np.zeros(counters, np.uint8))
+    return addresses
+
+
+def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch = (0, 0)) -> bytes:
+    """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
+    address = {"in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
+               "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1]}  # fmt: skip
     return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
 
 
@@ -230,6 +243,7 @@ class Bench:
         self.cupy = self.gpu.cupy
         self.gpu.stream.use()
         self._kernels = {}
+        self._scratch = []
         self.stopwatch = Stopwatch(self.gpu)
         self.clock = Clock(self.cupy.cuda.Device().pci_bus_id)
 
@@ -237,6 +251,9 @@ class Bench:
         cupy = self.cupy
         self._packed_inputs, self._packed_weights, self._ready = {}, {}, {}
         self._nchw = self._out = self.expected = None
+        for address in self._scratch:
+            self.gpu.free(address)
+        self._scratch = []
         cupy.get_default_memory_pool().free_all_blocks()
         self.problem = problem
         self.inputs, self.weights = random_data(problem)
@@ -261,7 +278,9 @@ class Bench:
         ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
         copies = self._copies(tactic)
         out = self._out.data.ptr
-        params = [[bind(s.args, ins, out, copy) for s in steps] for copy in copies]
+        scratch = scratch_for(self.gpu, steps)
+        self._scratch += [address for address in scratch if address]
+        params = [[bind(s.args, ins, out, copy, scratch) for s in steps] for copy in copies]
 
         def run(copy: int) -> None:
             for kernel, step, blob in zip(kernels, steps, params[copy], strict=True):

@@ -29,7 +29,7 @@ from tactics.problem import (
 )
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
+from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
 
 PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5)}
 ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)
@@ -124,11 +124,16 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
         gpu.write(address, array)
     gpu.write(out, np.full(nbytes, 0xFF, np.uint8))
-    for step in launches(problem, tactic):
+    steps = launches(problem, tactic)
+    scratch = scratch_for(gpu, steps)
+    for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places, scratch))
     flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
-    for address in (*ins, *places.values(), out):
+    if scratch[1]:
+        left = gpu.read(scratch[1], max(s.counters for s in steps))
+        assert not left.any(), "counters are not zero after the launch"
+    for address in (*ins, *places.values(), *filter(None, scratch), out):
         gpu.free(address)
     return from_memory(flat, tactic.out, problem.out_shape, padding=True)
 

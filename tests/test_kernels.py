@@ -5,6 +5,7 @@ tile needs, no bank conflicts, and whole sectors on every vector-format access o
 """
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +21,7 @@ from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tile
 from tactics.timing_worker import random_data, reference
-from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, assert_right, execute
+from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, execute
 
 DEVICE = named("h200")
 TILE = Tile(64, 64, 64, 2, 2, 4)
@@ -150,3 +151,30 @@ def test_every_tactic_of_every_format_pair(name):
 def test_every_tile_on_every_problem(name):
     for tactic in by_tile(PROBLEMS[name]):
         run(name, tactic)
+
+
+SPLIT_PROBLEM = ConvProblem(1, 144, 7, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
+
+
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+def test_split_k_gives_the_same_bits_in_every_order(kernel):
+    """Partial sums are added in ascending K by whoever arrives last: no order of blocks or warps may change a bit."""
+    inputs, weights = random_data(SPLIT_PROBLEM)
+    expected = reference(SPLIT_PROBLEM, inputs, weights)
+    tactics = [t for t in candidates(SPLIT_PROBLEM, DEVICE) if t.kernel == kernel and t.ins[0].layout == t.out.layout == "hwc8"]
+    tactics = [t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE]
+    assert len(tactics) == 3
+    for tactic in tactics:
+        outputs = []
+        for options in ({}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}):
+            gpu = Emulated(DEVICE, **options)
+            outputs.append(execute(gpu, SPLIT_PROBLEM, tactic, inputs, weights))
+            assert_right(SPLIT_PROBLEM, tactic, outputs[-1], expected)
+            assert gpu.stats[-1].excess_wavefronts == 0
+        assert all(np.array_equal(outputs[0], o) for o in outputs[1:])
+
+
+def test_split_k_is_offered_where_tiles_leave_the_gpu_idle():
+    assert any(t.tile.split > 1 for t in candidates(SPLIT_PROBLEM, DEVICE) if t.tile)
+    wide = replace(SPLIT_PROBLEM, n=64, h=56, w=56)
+    assert not any(t.tile.split > 1 for t in candidates(wide, DEVICE))

@@ -12,6 +12,7 @@
 //   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
+//   SPLIT   1: blocks share an output tile along K (include/split_k.cuh)
 //   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
@@ -39,6 +40,11 @@ struct ConvParams {
   int x_n, x_block, x_pixel, x_log2v;
   int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
   float alpha, beta;
+#if SPLIT
+  void* partial;   // [tile][split][accumulator], FP32
+  u32* counters;   // [tile], zero before and after
+  int splits;
+#endif
 };
 
 // Byte offset of 16-byte chunk `chunk` of row `row` in a tile of ROW_CHUNKS chunks per row. The XOR spreads the 8 rows that
@@ -58,7 +64,7 @@ struct PixelLoader {
   int row_h[ROWS], row_w[ROWS];
   int r, s, c8;          // where this thread's chunk column stands in K
 
-  __device__ __forceinline__ void init(const ConvParams& p, int pixel0) {
+  __device__ __forceinline__ void init(const ConvParams& p, int pixel0, int first_tile) {
     const int pixels = p.n * p.p * p.q;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -69,8 +75,8 @@ struct PixelLoader {
       row_w[i] = ow * p.stride_w - p.pad_l;
       row_offset[i] = n * p.x_n + (row_h[i] * p.w_in + row_w[i]) * p.x_pixel;
     }
-    r = 0, s = 0, c8 = threadIdx.x % CHUNKS;
-    wrap(p);
+    const int chunk = first_tile * CHUNKS + threadIdx.x % CHUNKS, tap = chunk / p.c8;
+    c8 = chunk - tap * p.c8, r = tap / p.s, s = tap - r * p.s;
   }
 
   __device__ __forceinline__ void wrap(const ConvParams& p) {
@@ -106,7 +112,9 @@ struct LinearLoader {
   uint4 held[ITEMS];
   int pixel0, tile;
 
-  __device__ __forceinline__ void init(const ConvParams&, int first_pixel) { pixel0 = first_pixel, tile = 0; }
+  __device__ __forceinline__ void init(const ConvParams&, int first_pixel, int first_tile) {
+    pixel0 = first_pixel, tile = first_tile;
+  }
 
   __device__ __forceinline__ void load(const ConvParams& p, u32) {
 #pragma unroll

@@ -62,6 +62,26 @@ __device__ __forceinline__ uint4 ldg_128(const void* address) {
   asm("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(address) : "memory");
   return r;
 }
+// The same past L1: for bytes that another block of this launch has written.
+__device__ __forceinline__ uint4 ldg_128_cg(const void* address) {
+  uint4 r;
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(address)
+               : "memory");
+  return r;
+}
+// The same where `ok`, else zeros: predicated, so that no branch stands between the loads of a row.
+__device__ __forceinline__ uint4 ldg_128_if(bool ok, const void* address) {
+  uint4 r;
+  asm("{ .reg .pred q; setp.ne.b32 q, %5, 0;\n"
+      "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@q ld.global.v4.b32 {%0,%1,%2,%3}, [%4]; }"
+      : "=&r"(r.x), "=&r"(r.y), "=&r"(r.z), "=&r"(r.w)
+      : "l"(address), "r"(static_cast<u32>(ok))
+      : "memory");
+  return r;
+}
 __device__ __forceinline__ void stg_128(void* address, const uint4& v) {
   asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -73,6 +93,11 @@ __device__ __forceinline__ uint4 lds_128(u32 address) {
                : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
                : "r"(address)
                : "memory");
+  return r;
+}
+__device__ __forceinline__ uint2 lds_64(u32 address) {
+  uint2 r;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
   return r;
 }
 __device__ __forceinline__ u32 lds_32(u32 address) {
