@@ -1,0 +1,144 @@
+"""Networks that people complained about, written by a script with seeded He-normal weights: name -> ONNX model.
+
+`python -m benchmarks.networks FOLDER` writes them. Sources: TVM forum threads on grouped convolution 4x slower than dense, on
+a quarter of a super-resolution network spent in depth-to-space, and on operators that ran half as fast inside a network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Net:
+    """A graph being written: each method adds a node and returns the name of its output."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], seed: int = 0):
+        self.name, self.rng = name, np.random.default_rng(seed)
+        self.nodes, self.initializers, self.channels = [], [], {"x": shape[1]}
+        self.input = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+
+    def add(self, op: str, inputs: list[str], name: str, channels: int, **attributes) -> str:
+        self.nodes.append(helper.make_node(op, inputs, [f"{name}_out"], name=name, **attributes))
+        self.channels[f"{name}_out"] = channels
+        return f"{name}_out"
+
+    def weight(self, name: str, array: np.ndarray) -> str:
+        self.initializers.append(numpy_helper.from_array(array.astype(np.float32), name))
+        return name
+
+    def conv(self, x: str, name: str, k: int, r: int = 3, stride: int = 1, groups: int = 1, bias: bool = True) -> str:
+        c = self.channels[x]
+        w = self.rng.standard_normal((k, c // groups, r, r)) * np.sqrt(2 / (c // groups * r * r))
+        inputs = [x, self.weight(f"{name}.weight", w)]
+        if bias:
+            inputs.append(self.weight(f"{name}.bias", 0.1 * self.rng.standard_normal(k)))
+        pads = [r // 2] * 4
+        return self.add("Conv", inputs, name, k, kernel_shape=[r, r], pads=pads, strides=[stride] * 2, group=groups)
+
+    def norm(self, x: str, name: str) -> str:
+        c = self.channels[x]
+        parts = (0.5 + self.rng.random(c), 0.1 * self.rng.standard_normal(c), 0.1 * self.rng.standard_normal(c),
+                 0.5 + self.rng.random(c))  # fmt: skip
+        names = [self.weight(f"{name}.{p}", v) for p, v in zip(("scale", "bias", "mean", "var"), parts, strict=True)]
+        return self.add("BatchNormalization", [x, *names], name, c)
+
+    def relu(self, x: str, name: str) -> str:
+        return self.add("Relu", [x], name, self.channels[x])
+
+    def finish(self, y: str) -> onnx.ModelProto:
+        out = helper.make_tensor_value_info(y, TensorProto.FLOAT, None)
+        graph = helper.make_graph(self.nodes, self.name, [self.input], [out], self.initializers)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def super_resolution(h: int = 720, w: int = 1280) -> onnx.ModelProto:
+    """x4 upscaling: 3 -> 64, three 64-channel residual convolutions with LeakyRelu, and two pixel shuffles by 2."""
+    n = Net("super_resolution", (1, 3, h, w))
+
+    def leaky(x, name):
+        return n.add("LeakyRelu", [x], name, n.channels[x], alpha=0.2)
+
+    def shuffle(x, name):
+        return n.add("DepthToSpace", [x], name, n.channels[x] // 4, blocksize=2, mode="CRD")
+
+    x = leaky(n.conv("x", "head/conv", 64), "head/act")
+    for i in range(3):
+        y = leaky(n.conv(x, f"body{i}/conv", 64), f"body{i}/act")
+        x = n.add("Add", [y, x], f"body{i}/add", 64)
+    x = leaky(shuffle(n.conv(x, "up1/conv", 128), "up1/shuffle"), "up1/act")
+    x = leaky(shuffle(n.conv(x, "up2/conv", 64), "up2/shuffle"), "up2/act")
+    return n.finish(n.conv(x, "tail/conv", 3))
+
+
+def resnet50(batch: int = 1, groups: int = 1, size: int = 224) -> onnx.ModelProto:
+    """ResNet-50 v1.5; `groups` in every 3x3 convolution."""
+    n = Net(f"resnet50_g{groups}", (batch, 3, size, size))
+    x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
+    x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 1):
+        for b in range(blocks):
+            at, stride = f"s{stage}b{b}", 2 if b == 0 and stage > 1 else 1
+            y = n.relu(n.norm(n.conv(x, f"{at}/conv1", width, 1, bias=False), f"{at}/bn1"), f"{at}/relu1")
+            y = n.relu(n.norm(n.conv(y, f"{at}/conv2", width, 3, stride, groups, bias=False), f"{at}/bn2"), f"{at}/relu2")
+            y = n.norm(n.conv(y, f"{at}/conv3", 4 * width, 1, bias=False), f"{at}/bn3")
+            if b == 0:
+                x = n.norm(n.conv(x, f"{at}/proj", 4 * width, 1, stride, bias=False), f"{at}/proj_bn")
+            x = n.relu(n.add("Add", [y, x], f"{at}/add", 4 * width), f"{at}/relu3")
+    return n.finish(_classifier(n, x))
+
+
+def resnet18(batch: int = 10, size: int = 224) -> onnx.ModelProto:
+    """ResNet-18."""
+    n = Net("resnet18", (batch, 3, size, size))
+    x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
+    x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    for stage, width in enumerate((64, 128, 256, 512), 1):
+        for b in range(2):
+            at, stride = f"s{stage}b{b}", 2 if b == 0 and stage > 1 else 1
+            y = n.relu(n.norm(n.conv(x, f"{at}/conv1", width, 3, stride, bias=False), f"{at}/bn1"), f"{at}/relu1")
+            y = n.norm(n.conv(y, f"{at}/conv2", width, 3, bias=False), f"{at}/bn2")
+            if stride == 2:
+                x = n.norm(n.conv(x, f"{at}/proj", width, 1, 2, bias=False), f"{at}/proj_bn")
+            x = n.relu(n.add("Add", [y, x], f"{at}/add", width), f"{at}/relu2")
+    return n.finish(_classifier(n, x))
+
+
+def conv512() -> onnx.ModelProto:
+    """The 512-channel 7 x 7 convolution + BatchNorm + ReLU alone; inside its network it is resnet50's s4b1/conv2."""
+    n = Net("conv512", (1, 512, 7, 7))
+    return n.finish(n.relu(n.norm(n.conv("x", "conv", 512, 3, bias=False), "bn"), "relu"))
+
+
+def _classifier(n: Net, x: str) -> str:
+    x = n.add("GlobalAveragePool", [x], "head/pool", n.channels[x])
+    c = n.channels[x]
+    x = n.add("Flatten", [x], "head/flatten", c)
+    w = n.weight("head/fc.weight", n.rng.standard_normal((1000, c)) / np.sqrt(c))
+    return n.add("Gemm", [x, w, n.weight("head/fc.bias", np.zeros(1000))], "head/fc", 1000, transB=1)
+
+
+NETWORKS = {
+    "super_resolution": super_resolution,
+    "resnet50_g1": resnet50,
+    "resnet50_g2": lambda: resnet50(groups=2),
+    "resnet18_n10": resnet18,
+    "conv512": conv512,
+}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in NETWORKS.items():
+        onnx.save(make(), folder / f"{name}.onnx")
+        print(folder / f"{name}.onnx")
+
+
+if __name__ == "__main__":
+    main()
