@@ -4,7 +4,7 @@ A family has candidates(problem, device), launches(problem, tactic), pack(proble
 predict(problem, tactic, device).
 """
 
-from tactics import conv_gemm, movement
+from tactics import conv_gemm, conv_stem, movement
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
@@ -16,10 +16,11 @@ from tactics.problem import (
 )
 
 OF_KERNEL = {
+    "conv_stem": conv_stem,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
 }  # fmt: skip
 OF_PROBLEM = {
-    ConvProblem: (conv_gemm,), PoolProblem: (movement,), PointwiseProblem: (movement,), MoveProblem: (movement,),
+    ConvProblem: (conv_gemm, conv_stem), PoolProblem: (movement,), PointwiseProblem: (movement,), MoveProblem: (movement,),
     ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
 }  # fmt: skip

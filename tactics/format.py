@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DTYPES = {"fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-TRT_TYPES = {"fp16": "Half", "fp32": "Float"}
+# uint8 exists for network inputs only; its values are used as they are.
+DTYPES = {"fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
+TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8"}
 
 
 @dataclass(frozen=True, slots=True)

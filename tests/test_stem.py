@@ -1,0 +1,166 @@
+"""Convolutions of 1 to 4 channels read the network's input as it lies: values, counters, machine code, predicted times."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cuda_kernels.compile import compile_kernel, compile_many
+from cuda_kernels.device import ARCHITECTURES, NAMED, named
+from cuda_kernels.launch import Emulated
+from tactics.candidates import candidates, rejected
+from tactics.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
+from tactics.format import Format, num_bytes
+from tactics.launches import launches
+from tactics.predict import predict_us
+from tactics.problem import Activation, ConvProblem, ReformatProblem
+from tactics.step import linear
+from tactics.tactic import Tactic
+from tactics.timing_worker import random_data, reference
+from tests.problems import assert_right, execute
+from tests.test_compile import disassemble
+
+DEVICE = named("h200")
+RELU, SIGMOID, PRELU = Activation("relu"), Activation("sigmoid"), Activation("prelu")
+SMALL = next(t for t in TILES if (t.m, t.n) == (16, 64))
+HWC8 = Format("fp16", "hwc8")
+
+PROBLEMS = {
+    "7x7_s2_c3": ConvProblem(1, 3, 37, 45, 33, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
+    "3x3_s2_c3": ConvProblem(2, 3, 20, 31, 64, 3, 3, (2, 2), bias=True),
+    "3x3_s1_c1": ConvProblem(3, 1, 8, 8, 20, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
+    "11x11_s4_c3": ConvProblem(1, 3, 40, 47, 10, 11, 11, (4, 4), (2, 2, 2, 2), residual=True, act=PRELU),
+    "9x9_s1_c1": ConvProblem(1, 1, 19, 22, 16, 9, 9, pad=(4, 4, 4, 4), bias=True),
+    "4x4_s4_c4": ConvProblem(1, 4, 33, 40, 20, 4, 4, (4, 4)),
+    "3x3_s1_c4": ConvProblem(1, 4, 12, 9, 130, 3, 3, pad=(1, 1, 1, 1), bias=True),
+    "5x3_dilated_c2": ConvProblem(1, 2, 17, 19, 16, 5, 3, (1, 2), (2, 1, 2, 1), (2, 1), bias=True, residual=True, act=RELU),
+    "1x1_s1_c3": ConvProblem(2, 3, 7, 5, 16, 1, 1),
+}
+IMAGENET = {
+    "resnet50": ConvProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
+    "squeezenet": ConvProblem(1, 3, 224, 224, 64, 3, 3, (2, 2), bias=True, act=RELU),
+}  # fmt: skip
+
+
+def stem(problem, x, y=HWC8, tile=SMALL):
+    return Tactic("conv_stem", tile, (x, y) if problem.residual else (x,), y)
+
+
+def run(problem, tactic, **options):
+    inputs, weights = random_data(problem)
+    gpu = Emulated(DEVICE, **options)
+    got = execute(gpu, problem, tactic, inputs, weights)
+    assert_right(problem, tactic, got, reference(problem, inputs, weights))
+    return got, gpu.stats[-1]
+
+
+def check_counters(problem, tactic, stats):
+    t, (launch,) = tactic.tile, launches(problem, tactic)
+    g = geometry(problem, t.n, interleaved(problem, tactic), linear(tactic.out))
+    assert stats.mma == launch.grid[0] * g.steps * (t.m // 16) * (t.n // 8)
+    assert not g.excess and stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+
+
+def layouts(problem):
+    """Every kind of input with vectors and with planes as output."""
+    return [stem(problem, x, y) for x in INPUTS for y in (HWC8, Format("fp16", "chw"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    steps = [s for p in PROBLEMS.values() for t in layouts(p) for s in launches(p, t)]
+    compile_many(dict.fromkeys((s.kernel, s.values, DEVICE.sm) for s in steps))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_input_and_side(name):
+    problem = PROBLEMS[name]
+    outputs = {}
+    for tactic in layouts(problem):
+        got, stats = run(problem, tactic)
+        check_counters(problem, tactic, stats)
+        outputs.setdefault(tactic.out, []).append(got)
+    for same in outputs.values():  # whole numbers: what the input is stored as makes no difference
+        assert all(np.array_equal(same[0], other, equal_nan=True) for other in same[1:]) or problem.residual
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile(tile):
+    problem = replace(PROBLEMS["7x7_s2_c3"], k=130)
+    for x in ("fp32:chw", "uint8:hwc"):
+        tactic = stem(problem, Format.parse(x), Format("fp16", "chw32"), tile)
+        assert tactic in candidates(problem, DEVICE)
+        check_counters(problem, tactic, run(problem, tactic)[1])
+
+
+@pytest.mark.parametrize("options", [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}], ids=str)
+def test_modes_and_orders_agree_bit_for_bit(options):
+    problem = PROBLEMS["7x7_s2_c3"]
+    tactic = stem(problem, Format("fp32", "chw"))
+    assert np.array_equal(run(problem, tactic)[0], run(problem, tactic, **options)[0])
+
+
+def test_what_is_not_finite_stays_in_its_windows():
+    """Empty places of K repeat a tap of the window: an infinite pixel reaches the outputs that see it, and no others."""
+    problem = PROBLEMS["3x3_s1_c1"]
+    (x,), weights = random_data(problem)
+    x[0, 0, 4, 4] = np.inf
+    got = execute(Emulated(DEVICE), problem, stem(problem, Format("fp32", "chw")), [x], weights)[:, : problem.k]
+    y = replace(problem, act=Activation()).reference(x, weights["w"], weights["b"])
+    seen = ~np.isfinite(y)
+    assert np.isfinite(got[~seen]).all() and seen.sum() == 9 * problem.k
+
+
+@pytest.mark.parametrize("x", ["fp32:chw", "fp16:chw", "uint8:hwc"])
+@pytest.mark.parametrize("name", IMAGENET)
+def test_only_the_images_own_bytes_move(name, x):
+    problem, fmt = IMAGENET[name], Format.parse(x)
+    tactic = best(problem, fmt)
+    _, stats = run(problem, tactic)
+    check_counters(problem, tactic, stats)
+    ideal = num_bytes(fmt, problem.in_shapes[0]) + num_bytes(HWC8, problem.out_shape) + 2 * problem.k * problem.c * problem.r**2
+    assert stats.launch_unique_bytes <= 1.05 * ideal
+
+
+def best(problem, x, kernel="conv_stem"):
+    found = [t for t in candidates(problem, DEVICE) if t.kernel == kernel and t.ins[0] == x and t.out == HWC8]
+    return min(found, key=lambda t: (predict_us(problem, t, DEVICE), t))
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_predicted_below_reformat_and_dense(name):
+    problem = IMAGENET[name]
+    direct = predict_us(problem, best(problem, Format("fp32", "chw")), DEVICE)
+    for layout in ("chw", "hwc8", "chw32"):
+        fmt = Format("fp16", layout)
+        copy = ReformatProblem(*problem.in_shapes[0], "fp32:chw", str(fmt))
+        dense = predict_us(problem, best(problem, fmt, "conv_dense"), DEVICE)
+        assert direct < dense + min(predict_us(copy, t, DEVICE) for t in candidates(copy, DEVICE))
+
+
+@pytest.mark.parametrize("device", NAMED)
+def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
+    d = named(device)
+    for problem in (*PROBLEMS.values(), *IMAGENET.values()):
+        for t in candidates(problem, d):
+            if t.kernel == "conv_stem":
+                assert shared_bytes(problem, t) <= d.smem_per_block and Tactic.parse(t.name) == t
+    bad = dict(rejected(ConvProblem(1, 8, 9, 9, 8, 3, 3), d))
+    assert bad["conv_stem"] == "a stem has at most 4 input channels, not 8"
+    assert "512" in family_reason(ConvProblem(1, 4, 20, 20, 8, 12, 12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_compiles_without_spills(tile, sm, tmp_path):
+    problem = replace(PROBLEMS["5x3_dilated_c2"], k=130, act=PRELU)
+    for x, y in (("fp32:chw", "hwc8"), ("uint8:hwc", "chw")):
+        (launch,) = launches(problem, stem(problem, Format.parse(x), Format("fp16", y), tile))
+        c = compile_kernel(launch.kernel, dict(launch.values), sm)
+        assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+        assert c.regs * tile.threads <= 65536
+        # The loop over K is not unrolled by the source; the compiler may do it by whole steps.
+        per_step = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
+        assert disassemble(c.cubin, tmp_path)["HMMA.16816.F32"] % per_step == 0
