@@ -142,10 +142,10 @@ def test_memory_keeps_its_bounds():
 
 def test_interrupt_stops_a_kernel_that_never_ends(tmp_path):
     source = tmp_path / "endless.cu"
-    source.write_text('extern "C" __global__ void kernel(volatile int* x) { while (x[0] == 0) {} }\n')
+    source.write_text('extern "C" __global__ void kernel(volatile int* x) { while (x[0] == 0) x[1] += 1; }\n')
     program = load(compile_kernel(str(source), {}, "sm_80").ptx)
     memory = Memory()
-    x = memory.upload(np.zeros(1, np.int32))
+    x = memory.upload(np.zeros(2, np.int32))
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -4,45 +4,6 @@
 
 #include "sectors.h"
 
-namespace {
-u8* aligned_bytes(size_t n) { return (u8*)aligned_alloc(256, (n + 511) / 256 * 256); }
-
-void work(Run& run, Worker& k) {
-    const Launch& l = run.launch;
-    u64 blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
-    u32 warps = (l.block[0] * l.block[1] * l.block[2] + 31) / 32;
-    k.run = &run, k.prog = run.prog, k.launch = &run.launch, k.consts = run.prog->consts;
-    k.regs = aligned_bytes((size_t)warps * run.prog->warp_bytes);
-    k.smem = aligned_bytes(l.smem_end);
-    k.local = aligned_bytes((size_t)warps * LANES * run.prog->local_bytes);
-    memset(k.smem, 0xff, l.smem_end);
-    memset(k.regs, 0, (size_t)warps * run.prog->warp_bytes);
-    memset(k.local, 0xff, (size_t)warps * LANES * run.prog->local_bytes);
-    if (l.checks) k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.counts.resize(run.prog->ins.size()), k.sectors.chunks.resize(run.chunks);
-    try {
-        for (;;) {
-            u64 i = run.next_block.fetch_add(1, std::memory_order_relaxed);
-            if (i >= blocks || run.stop.load(std::memory_order_relaxed)) break;
-            if (l.seed) {  // a permutation of the blocks: an affine map by a number coprime to their count
-                u64 step = l.seed * 2654435761u % blocks;
-                while (std::__gcd(step, blocks) != 1) step++;
-                i = (u64)(((unsigned __int128)i * step + l.seed) % blocks);
-            }
-            l.checks ? run_block<true>(k, i) : run_block<false>(k, i);
-        }
-    } catch (Fault& f) {
-        std::lock_guard<std::mutex> hold(run.lock);
-        if (!run.faulted || f.linear < run.fault.linear) run.fault = f;
-        run.faulted = true;
-        run.stop = true;
-    }
-    free(k.regs), free(k.smem), free(k.local);
-    std::lock_guard<std::mutex> hold(run.lock);
-    run.finished++;
-    run.done.notify_all();
-}
-}  // namespace
-
 extern "C" {
 
 // Names of row operations and instruction kinds, one per line, in table order.
@@ -70,11 +31,11 @@ void* emu_program(const Ins* ins, u64 n, const u8* consts, u64 const_bytes, cons
         if (i.kind == K_TEST) i.fn = (void*)ops[(u64)i.fn].test;
         p->has_nc |= i.kind == K_LD && (i.flags & NC);
     }
-    p->consts = aligned_bytes(const_bytes);
+    p->consts = (u8*)aligned_alloc(256, (const_bytes + 511) / 256 * 256);
     memcpy(p->consts, consts, const_bytes);
     p->tables.assign(tables, tables + n_tables);
     p->specials.assign(specials, specials + n_specials);
-    p->warp_bytes = sizes[0], p->pred_bytes = sizes[1], p->local_bytes = sizes[2], p->cell_shift = sizes[3];
+    p->warp_bytes = sizes[0], p->pred_bytes = sizes[1], p->local_bytes = sizes[2], p->cell_shift = sizes[3], p->global_shift = sizes[4];
     return p;
 }
 void emu_program_free(void* p) { delete (Program*)p; }
@@ -93,9 +54,15 @@ void* emu_launch(const void* program, const Launch* l) {
         run->allocations.push_back(a);
     }
     u64 blocks = (u64)l->grid[0] * l->grid[1] * l->grid[2];
-    u32 threads = (u32)std::min<u64>(l->threads ? l->threads : std::max(1u, std::thread::hardware_concurrency()), blocks);
-    for (u32 i = 0; i < threads; i++) run->workers.emplace_back(new Worker);
-    for (u32 i = 0; i < threads; i++) run->threads.emplace_back(work, std::ref(*run), std::ref(*run->workers[i]));
+    u64 threads = std::min<u64>(l->threads ? l->threads : std::max(1u, std::thread::hardware_concurrency()), blocks);
+    u64 places = l->resident ? std::min<u64>(l->resident, blocks) : threads;
+    threads = std::min(threads, places);
+    run->many = blocks > 1, run->progress = 1;
+    run->written = std::vector<std::atomic<std::atomic<u64>*>>(l->checks ? run->chunks : 0);
+    run->stuck_at = std::vector<std::atomic<u64>>(threads);
+    run->counts.resize(threads);
+    for (u64 i = 0; i < places; i++) run->places.emplace_back(new Block);
+    for (u64 i = 0; i < threads; i++) run->threads.emplace_back(work, std::ref(*run), (u32)i);
     return run;
 }
 
@@ -103,7 +70,7 @@ void* emu_launch(const void* program, const Launch* l) {
 int emu_poll(void* h, int milliseconds) {
     auto* run = (Run*)h;
     std::unique_lock<std::mutex> hold(run->lock);
-    return run->done.wait_for(hold, std::chrono::milliseconds(milliseconds), [&] { return run->finished == run->workers.size(); });
+    return run->done.wait_for(hold, std::chrono::milliseconds(milliseconds), [&] { return run->finished == run->threads.size(); });
 }
 void emu_stop(void* h) { ((Run*)h)->stop = true; }
 
@@ -112,14 +79,14 @@ void emu_stop(void* h) { ((Run*)h)->stop = true; }
 int emu_finish(void* h, u64* totals, Count* counts, u8** shadows, u64* numbers, char* text, int text_size) {
     auto* run = (Run*)h;
     for (auto& t : run->threads) t.join();
-    for (auto& w : run->workers) {
-        totals[0] += w->instructions, totals[1] += w->mma, totals[2] += w->mma_sp, totals[3] += w->async_bytes;
-        for (size_t i = 0; i < w->counts.size(); i++) {
+    for (auto& k : run->places)
+        totals[0] += k->instructions, totals[1] += k->mma, totals[2] += k->mma_sp, totals[3] += k->async_bytes;
+    for (auto& thread : run->counts)
+        for (size_t i = 0; i < thread.size(); i++) {
             u64* d = (u64*)&counts[i];
-            const u64* s = (const u64*)&w->counts[i];
+            const u64* s = (const u64*)&thread[i];
             for (size_t j = 0; j < sizeof(Count) / 8; j++) d[j] += s[j];
         }
-    }
     if (run->launch.checks) unique_bytes(*run, totals + 4);
     for (u64 i = 0; i < run->launch.n_tracked; i++)
         for (auto& a : run->allocations)

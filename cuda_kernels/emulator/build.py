@@ -15,7 +15,7 @@ from pathlib import Path
 from cuda_kernels.compile import cache_dir
 
 SOURCES = Path(__file__).parent
-UNITS = ("alu.cpp", "interp.cpp", "api.cpp")
+UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.
 FLAGS = (
     "-std=c++17",

@@ -20,7 +20,7 @@ from cuda_kernels.emulator.registers import allocate
 
 INS = np.dtype([
     ("fn", "<u8"), ("imm", "<i8"), ("imm2", "<i8"), ("guard", "<i4"), ("kind", "<u2"), ("sub", "<u2"), ("flags", "u1"),
-    ("space", "u1"), ("size", "u1"), ("vec", "u1"), ("line", "<i4"), ("o", "<i4", (20,)), ("pad", "<i4", (2,)),
+    ("space", "u1"), ("size", "u1"), ("vec", "u1"), ("line", "<i4"), ("o", "<i4", (20,)), ("order", "<i4"), ("pad", "<i4"),
 ])  # fmt: skip
 assert INS.itemsize == 128
 
@@ -59,6 +59,7 @@ class Micro:
     space: int = 0
     size: int = 0
     vec: int = 0
+    order: int = 0
     guard: int | None = None
     line: int = 0
     loc: tuple[int, int] = (0, 0)
@@ -76,7 +77,7 @@ class Decoded:
     consts: bytes
     tables: np.ndarray
     specials: np.ndarray
-    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, shadow cell shift
+    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell
     lines: list[tuple[int, tuple[int, int], str]]  # per instruction: PTX line, (file, line), opcode
     files: dict[int, str]
     static_end: int  # shared addresses: one past the static variables, and where the dynamic array begins
@@ -108,7 +109,7 @@ class Decoder(Arithmetic, Machine):
         self.locals: dict[tuple[int, int], int] = {}
         self.local_bytes = 0
         self.globals: dict[int, np.ndarray] = {}
-        self.cell = 4
+        self.cell, self.global_cell = 4, 16  # smallest accesses to shared and to global memory
         self.ins: Instr | None = None
         self.guard: tuple[int, bool] | None = None
         self.const(0, 64)  # the operand of instructions that have fewer than four
@@ -459,14 +460,13 @@ class Decoder(Arithmetic, Machine):
             if m.kind == "ROW":
                 o += [1] * (5 - len(o))  # the constant at offset 0
             operands[i, : len(o)] = o
-        for name in ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "line"):
+        for name in ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "order", "line"):
             code[name] = [getattr(m, name) for m in self.code]
         code["kind"] = [self.kinds[m.kind] for m in self.code]
         code["guard"] = [-1 if m.guard is None else at[m.guard] if m.guard >= 0 else 2 * (-2 - m.guard) + 1 for m in self.code]
         specials = np.array([(SPECIALS[n], at[v] // 2) for n, v in self.specials.items()], np.uint32).reshape(-1, 2)
-        sizes = np.array(
-            [base["d"] + 256 * count["d"], pred_bytes, -(-self.local_bytes // 16) * 16, self.cell.bit_length() - 1], np.uint32
-        )
+        cells = [self.cell.bit_length() - 1, self.global_cell.bit_length() - 1]
+        sizes = np.array([base["d"] + 256 * count["d"], pred_bytes, -(-self.local_bytes // 16) * 16, *cells], np.uint32)
         return Decoded(
             self.kernel.name, code, bytes(self.consts), np.array(tables, np.uint32), specials, sizes,
             [(m.line, m.loc, m.opcode) for m in self.code], self.module.files, self.static_end, self.dynamic_at,

@@ -1,4 +1,4 @@
-// The interpreter: one warp at a time, its lanes in groups that share a pc; the group with the lowest pc runs, and groups that
+// The interpreter of one warp, its lanes in groups that share a pc; the group with the lowest pc runs, and groups that
 // meet merge. A block's warps take turns; every wait (barrier, quantum) leaves a warp that can be resumed.
 #include <cstdarg>
 #include <cstdio>
@@ -36,7 +36,7 @@ inline void take(Warp& w, size_t i) {
 }
 
 // Continue with the lowest group that may run. False when no lane is left.
-bool choose(Worker& k, Warp& w) {
+bool choose(Block& k, Warp& w) {
     for (size_t i = 0; i < w.groups.size(); i++)  // groups at one pc are one group
         for (size_t j = i + 1; j < w.groups.size();)
             if (w.groups[i].pc == w.groups[j].pc) {
@@ -74,7 +74,7 @@ bool choose(Worker& k, Warp& w) {
 }
 
 // All lanes of `need` that still live must execute this instruction together. If some are elsewhere, park these lanes.
-inline bool together(Worker& k, Warp& w, u32 m, u32 need) {
+inline bool together(Block& k, Warp& w, u32 m, u32 need) {
     if (!(need & w.alive & ~m)) return true;
     w.groups.push_back({w.pc, m, need});
     if (w.active & ~m) w.groups.push_back({w.pc + 1, w.active & ~m, 0});
@@ -84,7 +84,7 @@ inline bool together(Worker& k, Warp& w, u32 m, u32 need) {
 
 // ---- barriers
 
-void barrier_done(Worker& k, Barrier& b) {
+void barrier_done(Block& k, Barrier& b) {
     k.epochs++;
     for (u32 m = b.waiting; m; m &= m - 1) {
         Warp& w = k.warps[__builtin_ctz(m)];
@@ -107,18 +107,22 @@ void barrier_done(Worker& k, Barrier& b) {
     b = Barrier();
 }
 
+}  // namespace
+
 // Barriers that count the whole block are met by the warps that still live.
-void recount(Worker& k) {
+void recount(Block& k) {
     u32 alive = 0;
     for (auto& w : k.warps) alive += w.state != DONE;
     for (auto& b : k.barriers)
         if (b.arrived && b.expected == 0 && (u32)__builtin_popcount(b.waiting) >= alive) barrier_done(k, b);
 }
 
+namespace {
+
 enum BarKind { BAR_SYNC, BAR_ARRIVE, BAR_POPC, BAR_AND, BAR_OR };
 
 // True when the warp must wait.
-bool barrier(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+bool barrier(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     u32 id = ((u32*)operand(k, w, in.o[1]))[__builtin_ctz(m)];
     u32 count = in.o[2] >= 0 ? ((u32*)operand(k, w, in.o[2]))[__builtin_ctz(m)] : 0;
     if (id >= 16) fault("barrier", pc, m, format("barrier %u does not exist (0 to 15)", id));
@@ -147,7 +151,7 @@ bool barrier(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
 
 // ---- warp-wide instructions
 
-inline void shuffle(Worker& k, Warp& w, const Ins& in, u32 m) {
+inline void shuffle(Block& k, Warp& w, const Ins& in, u32 m) {
     u32 a[LANES], r[LANES], inside = 0;
     memcpy(a, operand(k, w, in.o[2]), sizeof a);
     const u32 *b = (u32*)operand(k, w, in.o[3]), *c = (u32*)operand(k, w, in.o[4]);
@@ -172,13 +176,13 @@ inline void shuffle(Worker& k, Warp& w, const Ins& in, u32 m) {
     }
 }
 
-inline void broadcast(Worker& k, Warp& w, s32 o, u32 v, u32 m) {
+inline void broadcast(Block& k, Warp& w, s32 o, u32 v, u32 m) {
     u32 r[LANES];
     for (u32& x : r) x = v;
     blend32(operand(k, w, o), r, m);
 }
 
-inline void vote(Worker& k, Warp& w, const Ins& in, u32 m) {
+inline void vote(Block& k, Warp& w, const Ins& in, u32 m) {
     u32 p = *(u32*)operand(k, w, in.o[2]);
     if (in.flags & PRED_NOT) p = ~p;
     p &= m;
@@ -188,7 +192,7 @@ inline void vote(Worker& k, Warp& w, const Ins& in, u32 m) {
     *d = v ? *d | m : *d & ~m;
 }
 
-inline void match(Worker& k, Warp& w, const Ins& in, u32 m) {
+inline void match(Block& k, Warp& w, const Ins& in, u32 m) {
     u32 r[LANES] = {};
     u64 v[LANES];
     const u8* a = operand(k, w, in.o[2]);
@@ -208,7 +212,7 @@ inline void match(Worker& k, Warp& w, const Ins& in, u32 m) {
     }
 }
 
-inline void reduce(Worker& k, Warp& w, const Ins& in, u32 m) {
+inline void reduce(Block& k, Warp& w, const Ins& in, u32 m) {
     const u32* a = (const u32*)operand(k, w, in.o[2]);
     u32 first = __builtin_ctz(m), r = a[first];
     for (u32 i = first + 1; i < LANES; i++)
@@ -217,7 +221,7 @@ inline void reduce(Worker& k, Warp& w, const Ins& in, u32 m) {
 }
 
 // A collective with a member mask. Lanes that met here may name different masks (each is then a collective of its own).
-bool members(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+bool members(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     const u32* mask = (const u32*)operand(k, w, in.o[5]);
     u32 named[LANES], all = 0;
     for (int i = 0; i < LANES; i++) {
@@ -239,7 +243,7 @@ bool members(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     return true;
 }
 
-inline void tensor(Worker& k, Warp& w, const Ins& in, u32 pc) {
+inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const bool acc16 = in.sub & MMA_ACC16;
     const int depth = in.size, cd = acc16 ? 2 : 4;
     const u8 *a[4] = {}, *b[4] = {}, *c[4] = {};
@@ -267,7 +271,7 @@ inline void tensor(Worker& k, Warp& w, const Ins& in, u32 pc) {
     mma_sparse(a, b, c, d, index, depth, in.sub);
 }
 
-inline void predicate(Worker& k, Warp& w, const Ins& in, u32 m) {
+inline void predicate(Block& k, Warp& w, const Ins& in, u32 m) {
     u32 a = *(u32*)operand(k, w, in.o[1]), b = *(u32*)operand(k, w, in.o[2]), r;
     switch (in.sub) {
         case 0: r = a; break;
@@ -280,11 +284,39 @@ inline void predicate(Worker& k, Warp& w, const Ins& in, u32 m) {
     *d = (*d & ~m) | (r & m);
 }
 
-enum { KEEP_GOING, YIELD };
+// ---- waiting for memory
 
-// Run until the warp waits, ends, or has executed `quantum` instructions.
+constexpr u32 SAME = 32;  // equal reads in a row, and a warp gives way
+
+inline void progress(Block& k, Warp& w) { w.repeats = w.idle = 0, k.progressed = true; }
+
+// A strong read or an atomic has left memory as it was; `found` is a digest of lanes' addresses and values. True when the warp
+// keeps finding the same and should give way. When then its registers too are what they were the last time, and memory has not
+// changed since, it can only go round in this circle: `idle` counts that.
+bool found_again(Block& k, Warp& w, u32 pc, u32 m, u64 found) {
+    Spin* s = nullptr;
+    for (Spin& e : w.spins)
+        if (e.pc == pc && e.mask == m) s = &e;
+    if (!s || s->found != found) {
+        if (!s) s = &w.spins[w.spin_at++ & 3];
+        *s = Spin{pc, m, found, 0};
+        w.repeats = w.idle = 0;
+        return false;
+    }
+    if (++w.repeats < SAME) return false;
+    u64 registers = 1;
+    for (u32 i = 0; i < k.prog->warp_bytes / 8; i++) registers = digest(registers, ((const u64*)w.regs)[i]);
+    u64 now = k.run->progress;
+    bool circle = w.seen == now && s->registers == registers;
+    w.idle = circle ? w.idle + 1 : 0;
+    w.seen = now, s->registers = registers, w.repeats = 0;
+    w.since_switch = ~0u;  // other lanes of this warp first
+    return k.spun = true;
+}
+}  // namespace
+
 template <bool CHECK>
-void run_warp(Worker& k, Warp& w, u64 quantum) {
+void run_warp(Block& k, Warp& w, u64 quantum) {
     const Ins* const code = k.prog->ins.data();
     u64 left = quantum;
     auto at = [&](s32 o) { return operand(k, w, o); };
@@ -358,6 +390,7 @@ void run_warp(Worker& k, Warp& w, u64 quantum) {
             }
             case K_EXIT: {
                 w.alive &= ~m;
+                progress(k, w);
                 if (w.active & ~m) w.groups.push_back({pc + 1, w.active & ~m, 0});
                 if (!choose(k, w)) {
                     w.state = DONE;
@@ -368,6 +401,7 @@ void run_warp(Worker& k, Warp& w, u64 quantum) {
             case K_BAR:
                 if (!together(k, w, m, FULL)) continue;
                 w.pc = pc + 1;
+                progress(k, w);
                 if (barrier(k, w, in, m, pc)) goto out;
                 continue;
             case K_BAR_WARP: {
@@ -375,8 +409,21 @@ void run_warp(Worker& k, Warp& w, u64 quantum) {
                 if (!together(k, w, m, need)) continue;
                 break;
             }
-            case K_LD:
-            case K_ST: load_store<CHECK>(k, w, in, m, pc); break;
+            case K_LD: {
+                if (!(in.flags & STRONG)) {
+                    load_store<CHECK>(k, w, in, m, pc);
+                    break;
+                }
+                u64 found = 0;
+                load_store<CHECK>(k, w, in, m, pc, &found);
+                if (!found_again(k, w, pc, m, found)) break;
+                w.pc++;
+                goto out;
+            }
+            case K_ST:
+                load_store<CHECK>(k, w, in, m, pc);
+                if (in.space != LOCAL) progress(k, w);
+                break;
             case K_LD_PARAM: {
                 const u8* p = k.launch->params + in.imm;
                 for (u32 j = 0; j < in.vec; j++, p += in.size) {
@@ -392,8 +439,22 @@ void run_warp(Worker& k, Warp& w, u64 quantum) {
                 }
                 break;
             }
-            case K_ATOM: atomic<CHECK>(k, w, in, m, pc); break;
-            case K_CP_ASYNC: cp_async<CHECK>(k, w, in, m, pc); break;
+            case K_ATOM: {
+                u64 found = atomic<CHECK>(k, w, in, m, pc);
+                if (!found) progress(k, w);
+                else if (found_again(k, w, pc, m, found)) {
+                    w.pc++;
+                    goto out;
+                }
+                break;
+            }
+            case K_CP_ASYNC:
+                cp_async<CHECK>(k, w, in, m, pc);
+                progress(k, w);
+                break;
+            case K_FENCE:
+                if (CHECK) fence(k);
+                break;
             case K_CP_COMMIT:
                 for (int i = 0; i < LANES; i++) w.committed[i] += m >> i & 1;
                 break;
@@ -465,114 +526,5 @@ out:
     }
 }
 
-void special_registers(Worker& k, Warp& w) {
-    const Launch& l = *k.launch;
-    for (const Special& s : k.prog->specials) {
-        u32* row = (u32*)(w.regs + s.offset);
-        for (u32 i = 0; i < LANES; i++) {
-            u32 t = w.index * LANES + i, v = 0;
-            switch (s.code) {
-                case TID_X: v = t % l.block[0]; break;
-                case TID_Y: v = t / l.block[0] % l.block[1]; break;
-                case TID_Z: v = t / (l.block[0] * l.block[1]); break;
-                case NTID_X: case NTID_Y: case NTID_Z: v = l.block[s.code - NTID_X]; break;
-                case CTAID_X: case CTAID_Y: case CTAID_Z: v = k.ctaid[s.code - CTAID_X]; break;
-                case NCTAID_X: case NCTAID_Y: case NCTAID_Z: v = l.grid[s.code - NCTAID_X]; break;
-                case LANEID: v = i; break;
-                case WARPID: v = w.index; break;
-                case NWARPID: v = (u32)k.warps.size(); break;
-                case SMID: v = 0; break;
-                case NSMID: v = 1; break;
-                case LANEMASK_EQ: v = 1u << i; break;
-                case LANEMASK_LT: v = (1u << i) - 1; break;
-                case LANEMASK_LE: v = ((1u << i) - 1) | 1u << i; break;
-                case LANEMASK_GE: v = ~((1u << i) - 1); break;
-                case LANEMASK_GT: v = ~((1u << i) - 1) & ~(1u << i); break;
-                case DYNAMIC_SMEM: v = l.dynamic_smem; break;
-                case TOTAL_SMEM: v = l.smem_end - l.smem_base; break;
-            }
-            row[i] = v;
-        }
-    }
-}
-
-std::string where_warps_are(Worker& k) {
-    std::string text;
-    for (auto& w : k.warps) {
-        if (w.state == DONE) text += format(" warp %u: exited;", w.index);
-        else if (w.state == AT_BARRIER)
-            text += format(" warp %u: at barrier %u, @pc%u@, %u of %s threads there;", w.index, w.barrier, w.barrier_pc,
-                k.barriers[w.barrier].arrived, k.barriers[w.barrier].expected ? format("%u", k.barriers[w.barrier].expected).c_str() : "all");
-        else text += format(" warp %u: at @pc%u@;", w.index, w.pc);
-    }
-    return text;
-}
-}  // namespace
-
-template <bool CHECK>
-void run_block(Worker& k, u64 linear) {
-    const Launch& l = *k.launch;
-    k.ctaid[0] = (u32)(linear % l.grid[0]);
-    k.ctaid[1] = (u32)(linear / l.grid[0] % l.grid[1]);
-    k.ctaid[2] = (u32)(linear / ((u64)l.grid[0] * l.grid[1]));
-    u32 threads = l.block[0] * l.block[1] * l.block[2], n = (threads + 31) / 32;
-    k.warps.resize(n);
-    for (auto& b : k.barriers) b = Barrier();
-    k.epochs = 1;
-    k.sectors.block++;
-    if (CHECK) {
-        std::fill(k.cells.begin(), k.cells.end(), Cell{});
-        k.more_readers.clear();
-        memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
-        memset(k.regs, 0xff, (size_t)n * k.prog->warp_bytes);
-    }
-    for (u32 i = 0; i < n; i++) {
-        Warp& w = k.warps[i];
-        auto groups = std::move(w.groups);
-        auto async = std::move(w.async);
-        w = Warp();
-        w.groups = std::move(groups), w.async = std::move(async);
-        w.groups.clear(), w.async.clear();
-        w.index = i, w.regs = k.regs + (size_t)i * k.prog->warp_bytes;
-        w.alive = w.active = threads - i * 32 >= 32 ? FULL : (1u << (threads - i * 32)) - 1;
-        w.known[i] = ~0u;  // always ordered after itself
-        if (n == 1) w.min_known = ~0u;
-        memset(w.regs, 0, k.prog->pred_bytes);
-        special_registers(k, w);
-    }
-    k.rng = l.seed ? (l.seed * 0x9e3779b97f4a7c15ull) ^ (linear + 1) * 0xd1342543de82ef95ull : 1;
-    if (!k.rng) k.rng = 1;
-    u32 last = n - 1, current = 0;
-    try {
-        for (;;) {
-            u32 pick = n, runnable = 0, alive = 0;
-            for (auto& w : k.warps) runnable += w.state == RUNNABLE, alive += w.state != DONE;
-            if (!alive) return;
-            if (!runnable) {
-                u32 first = 0;
-                while (k.warps[first].state != AT_BARRIER) first++;
-                current = first;
-                fault("deadlock", k.warps[first].barrier_pc, k.warps[first].active, "no warp of the block can run:" + where_warps_are(k));
-            }
-            if (l.seed) {
-                u32 nth = (u32)(k.random() % runnable);
-                for (pick = 0;; pick++)
-                    if (k.warps[pick].state == RUNNABLE && nth-- == 0) break;
-            } else {
-                for (u32 i = 1; i <= n && pick == n; i++)
-                    if (k.warps[(last + i) % n].state == RUNNABLE) pick = (last + i) % n;
-            }
-            last = current = pick;
-            run_warp<CHECK>(k, k.warps[pick], l.seed ? 1 + (k.random() & (k.random() & 1 ? 15 : 255)) : 1u << 18);
-            if (k.warps[pick].state == DONE) recount(k);
-            if (k.run->stop.load(std::memory_order_relaxed)) return;
-        }
-    } catch (Fault& f) {
-        memcpy(f.block, k.ctaid, sizeof f.block);
-        f.warp = current, f.linear = linear;
-        throw;
-    }
-}
-
-template void run_block<true>(Worker&, u64);
-template void run_block<false>(Worker&, u64);
+template void run_warp<true>(Block&, Warp&, u64);
+template void run_warp<false>(Block&, Warp&, u64);

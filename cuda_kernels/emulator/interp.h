@@ -14,7 +14,7 @@
 #define KINDS(X)                                                                                                          \
     X(ROW) X(TEST) X(PRED) X(BRA) X(BRX) X(EXIT) X(BAR) X(BAR_WARP) X(LD) X(ST) X(LD_PARAM) X(ATOM) X(CP_ASYNC)           \
     X(CP_COMMIT) X(CP_WAIT) X(LDMATRIX) X(MOVMATRIX) X(MMA) X(MMA_SP) X(SHFL) X(VOTE) X(MATCH) X(REDUX) X(ACTIVEMASK)     \
-    X(NOP) X(TRAP) X(CLOCK) X(ISSPACEP)
+    X(NOP) X(FENCE) X(TRAP) X(CLOCK) X(ISSPACEP)
 enum Kind : u16 {
 #define X(k) K_##k,
     KINDS(X)
@@ -24,6 +24,7 @@ enum Kind : u16 {
 enum Space : u8 { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };  // constants are ordinary host memory: GLOBAL
 constexpr u64 SHARED_WINDOW = 1ull << 60, LOCAL_WINDOW = 2ull << 60, PARAM_WINDOW = 3ull << 60, WINDOW_MASK = 7ull << 60;
 
+enum Order : s32 { SYNC = 1, ACQUIRE = 2, RELEASE = 4, UNCACHED = 8 };  // SYNC: strong, at the device's scope; UNCACHED: not in L1
 enum Flag : u8 { GUARD_NOT = 1, WIDE = 2, SIGNED = 4, NC = 8, ADDR64 = 16, STRONG = 32, PRED_NOT = 64, ASYNC_ALL = 128 };
 
 // Operands are byte offsets * 2 into the warp's registers, or with the low bit set into the program's constants.
@@ -36,9 +37,12 @@ struct Ins {
     u8 flags, space, size, vec;  // size: bytes of one element
     s32 line;      // in the PTX text
     s32 o[20];
-    s32 pad[2];
+    s32 order;     // Order bits of an access to global memory
+    s32 pad;
 };
 static_assert(sizeof(Ins) == 128, "decode.py builds this record");
+
+constexpr u32 FULL = ~0u;  // all lanes
 
 struct Special {  // a special register and the row it is kept in
     u32 code;
@@ -52,7 +56,8 @@ struct Program {
     u8* consts = nullptr;  // 64-byte aligned
     std::vector<u32> tables;
     std::vector<Special> specials;
-    u32 warp_bytes = 0, pred_bytes = 0, local_bytes = 0, cell_shift = 2;
+    u32 warp_bytes = 0, pred_bytes = 0, local_bytes = 0;
+    u32 cell_shift = 2, global_shift = 4;  // log2 of the smallest access to shared, and to global memory
     bool has_nc = false;
     ~Program() { free(consts); }
 };
@@ -73,7 +78,7 @@ struct Launch {  // filled by run.py
     const u64* tracked;      // addresses of allocations whose writes are counted
     u64 n_tracked;
     u64 seed;
-    u32 checks, late, threads, pad;
+    u32 checks, late, threads, resident;  // resident: blocks at a time, 0 for one per thread
 };
 
 struct Count {  // per instruction, filled with checks on
@@ -97,6 +102,11 @@ struct AsyncCopy {  // one warp-level cp.async not yet waited for
     u64 src[LANES];
 };
 
+struct Spin {  // a read that found what it had found before: where, which lanes, what, and the registers when it last gave way
+    u32 pc, mask;
+    u64 found, registers;
+};
+
 enum WarpState : u8 { RUNNABLE, AT_BARRIER, DONE };
 
 struct Warp {
@@ -107,6 +117,10 @@ struct Warp {
     WarpState state = RUNNABLE;
     u32 barrier = 0, barrier_pc = 0;
     u64 since_switch = 0;
+    // waiting for memory to change: equal reads in a row, and how often it gave way since with nothing changed at all
+    Spin spins[4] = {};
+    u32 spin_at = 0, repeats = 0, idle = 0;
+    u64 seen = ~0ull;  // Run::progress when it last gave way
     std::vector<AsyncCopy> async;
     u32 committed[LANES] = {};
     // race detection: this warp's epoch, and up to which epoch of every other warp it is ordered after
@@ -137,8 +151,10 @@ struct Sectors {  // what sectors.h knows of the sectors this worker's blocks to
 
 struct Run;
 
-// One host thread's working set: the block it executes and its counters.
-struct Worker {
+using Fences = std::unordered_map<u32, u32>;  // block -> how many of its fences are known to have happened
+
+// A place for one resident block: its working set, reused by the next block in the same place, and counters.
+struct Block {
     Run* run = nullptr;
     const Program* prog = nullptr;
     const Launch* launch = nullptr;
@@ -146,18 +162,25 @@ struct Worker {
     u8* regs = nullptr;
     u8* smem = nullptr;  // smem[address]
     u8* local = nullptr;
-    u32 ctaid[3] = {0, 0, 0};
+    u32 ctaid[3] = {0, 0, 0}, linear = 0, last = 0;  // last: the warp that ran last
+    bool live = false, progressed = false, spun = false;
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 epochs = 1;
     std::vector<Cell> cells;
     std::unordered_map<u32, std::vector<std::pair<u32, u32>>> more_readers;  // cell -> (mask, epoch)
-    std::vector<Count> counts;
+    u32 fences = 0;           // see order.h
+    Fences known, observed;
+    Count* counts = nullptr;  // of the host thread
     u64 instructions = 0, mma = 0, mma_sp = 0, async_bytes = 0, rng = 0;
     Sectors sectors;
     u64 recent[4][2] = {};  // allocations hit last: [start, end)
     u32 recent_at = 0;
     alignas(64) u8 scratch[4][LANES * 8];
+
+    Block() = default;
+    Block(const Block&) = delete;
+    ~Block() { free(regs), free(smem), free(local); }
 
     u64 random() {
         rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
@@ -171,22 +194,36 @@ struct Run {
     std::vector<u8> params;
     std::vector<Allocation> allocations;
     u64 chunks = 0;  // of sector cells, over all allocations
-    std::vector<std::unique_ptr<Worker>> workers;
+    bool many = false;  // blocks
+    std::vector<std::unique_ptr<Block>> places;
+    std::vector<std::vector<Count>> counts;  // per host thread
     std::vector<std::thread> threads;
+    // Any change of memory adds to `progress` before the thread that made it looks for a deadlock. A thread none of whose warps
+    // can go on until that number changes writes it here.
+    std::atomic<u64> progress{0};
+    std::vector<std::atomic<u64>> stuck_at;
     std::atomic<u64> next_block{0};
     std::atomic<bool> stop{false};
     std::mutex lock;
     std::condition_variable done;
     u32 finished = 0;
+    // What order.h knows: per chunk of sectors who wrote each byte last, and what was published at which address.
+    std::vector<std::atomic<std::atomic<u64>*>> written;
+    std::mutex order_lock;
+    std::unordered_map<u64, Fences> published;
     bool faulted = false;
     Fault fault;
     ~Run() {
         for (auto& a : allocations) free(a.shadow);
+        for (auto& c : written) free((void*)c.load());
     }
 };
 
+// Run until the warp waits, gives way, ends, or has executed `quantum` instructions.
 template <bool CHECK>
-void run_block(Worker& k, u64 linear);
+void run_warp(Block& k, Warp& w, u64 quantum);
+void recount(Block& k);           // a warp has ended: barriers for the whole block may be complete
+void work(Run& run, u32 thread);  // a host thread's life
 
 [[noreturn]] void fault(const char* check, u32 pc, u32 lanes, std::string detail);
 std::string format(const char* f, ...) __attribute__((format(printf, 1, 2)));

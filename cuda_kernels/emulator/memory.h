@@ -9,9 +9,7 @@
 
 namespace {
 
-constexpr u32 FULL = ~0u;
-
-inline u8* operand(const Worker& k, const Warp& w, s32 o) { return ((o & 1) ? k.consts : w.regs) + (o >> 1); }
+inline u8* operand(const Block& k, const Warp& w, s32 o) { return ((o & 1) ? k.consts : w.regs) + (o >> 1); }
 inline u32* pred(const Warp& w, s32 o) { return (u32*)(w.regs + (o >> 1)); }
 
 inline void blend32(void* d, const void* s, u32 m) {
@@ -28,7 +26,7 @@ inline void blend64(void* d, const void* s, u32 m) {
 }
 
 // The lanes' addresses; inactive lanes repeat the first active one, so that loops need no mask.
-inline void addresses(const Worker& k, const Warp& w, s32 o, s64 imm, bool wide, u32 m, u64* ad) {
+inline void addresses(const Block& k, const Warp& w, s32 o, s64 imm, bool wide, u32 m, u64* ad) {
     const u8* p = operand(k, w, o);
     if (wide)
         for (int i = 0; i < LANES; i++) ad[i] = ((const u64*)p)[i] + imm;
@@ -62,7 +60,7 @@ inline void aligned(const u64* ad, u64 all, u32 m, u32 size, u32 pc, const char*
     }
 }
 
-inline bool inside(Worker& k, u64 lo, u64 end) {
+inline bool inside(Block& k, u64 lo, u64 end) {
     for (auto& c : k.recent)
         if (lo >= c[0] && end <= c[1]) return true;
     const Allocation* a = find_allocation(*k.run, lo);
@@ -72,7 +70,7 @@ inline bool inside(Worker& k, u64 lo, u64 end) {
     return true;
 }
 
-inline void global_bounds(Worker& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
+inline void global_bounds(Block& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
     if (inside(k, lo, hi + size)) return;
     for (int i = 0; i < LANES; i++)
         if ((m >> i & 1) && !inside(k, ad[i], ad[i] + size)) {
@@ -82,7 +80,7 @@ inline void global_bounds(Worker& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 s
         }
 }
 
-inline void shared_bounds(const Worker& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
+inline void shared_bounds(const Block& k, const u64* ad, u64 lo, u64 hi, u32 m, u32 size, u32 pc, const char* what) {
     const Launch& l = *k.launch;
     if (lo >= l.smem_base && hi + size <= l.smem_end) return;
     for (int i = 0; i < LANES; i++)
@@ -95,7 +93,7 @@ inline void shared_bounds(const Worker& k, const u64* ad, u64 lo, u64 hi, u32 m,
 // ---- one space at a time
 
 template <class T>
-inline void load_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+inline void load_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
     bool wide = in.flags & WIDE, sign = in.flags & SIGNED;
 #ifdef __SSE__
     if (sizeof(T) == 4 && in.vec == 4 && m == FULL && !wide && in.o[0] >= 0 && in.o[1] >= 0 && in.o[2] >= 0 && in.o[3] >= 0) {
@@ -125,7 +123,7 @@ inline void load_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32
 }
 
 template <class T>
-inline void store_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+inline void store_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
     bool wide = in.flags & WIDE;
     for (u32 j = 0; j < in.vec; j++) {
         const u8* s = operand(k, w, in.o[j]);
@@ -137,7 +135,7 @@ inline void store_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u3
     }
 }
 
-inline void move_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
+inline void move_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
     bool store = in.kind == K_ST;
     switch (in.size) {
         case 1: return store ? store_rows<u8>(k, w, in, p, m) : load_rows<u8>(k, w, in, p, m);
@@ -149,7 +147,7 @@ inline void move_rows(Worker& k, const Warp& w, const Ins& in, u8* const* p, u32
 
 // Check one access of the lanes in m, all in one space, and turn the addresses into pointers.
 template <bool CHECK>
-inline void resolve(Worker& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write, u8 cell_flags) {
+inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write, u8 cell_flags) {
     u64 lo, hi, all;
     range(ad, lo, hi, all);
     const char* what = write ? "store" : "load";
@@ -158,8 +156,13 @@ inline void resolve(Worker& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 
     if (space == GLOBAL) {
         global_bounds(k, ad, lo, hi, m, size, pc, what);
         if (CHECK) {
-            count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
+            bool written = count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
             if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
+            if (k.run->many) {
+                if ((in.order & SYNC) && write) publish(k, ad, m, in.order);
+                if (write) remember_writer(k, ad, m, size);
+                else if (written && !(in.order & SYNC)) check_writer(k, ad, m, size, in.order, pc);
+            }
         }
         for (int i = 0; i < LANES; i++) p[i] = (u8*)ad[i];
     } else if (space == SHARED) {
@@ -214,8 +217,11 @@ inline void by_space(u8 space, u64* ad, u32 m, F use) {
     }
 }
 
+inline u64 digest(u64 h, u64 x) { return (h ^ x) * 0x9e3779b97f4a7c15ull + (h >> 29); }
+
+// With `found`, a digest of what was read where.
 template <bool CHECK>
-inline void load_store(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+inline void load_store(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64* found = nullptr) {
     u64 ad[LANES];
     u8* p[LANES];
     addresses(k, w, in.o[8], in.imm, in.flags & ADDR64, m, ad);
@@ -223,6 +229,16 @@ inline void load_store(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     by_space(in.space, ad, m, [&](u8 space, u64* a, u32 part) {
         resolve<CHECK>(k, w, space, a, part, in.size * in.vec, pc, in, p, write, (in.flags & STRONG) ? VALID | ATOMIC : VALID);
         move_rows(k, w, in, p, part);
+        if (CHECK && !write && (in.order & SYNC) && space == GLOBAL && k.run->many) observe(k, a, part, in.order);
+        if (!found) return;
+        for (u32 r = part; r; r &= r - 1) {
+            u32 i = __builtin_ctz(r);
+            for (u32 j = 0; j < in.vec; j++)
+                if (in.o[j] >= 0) {
+                    const u8* d = operand(k, w, in.o[j]);
+                    *found = digest(digest(*found, (u64)p[i]), in.flags & WIDE ? ((const u64*)d)[i] : ((const u32*)d)[i]);
+                }
+        }
     });
 }
 
@@ -265,9 +281,11 @@ inline u64 atom_at(u8* p, u16 op, u16 type, u64 b, u64 c) {
     return old;
 }
 
+// Returns a digest of what it found, or 0 when it changed memory.
 template <bool CHECK>
-inline void atomic(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
-    u64 ad[LANES];
+inline u64 atomic(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+    u64 ad[LANES], found = 1;
+    bool changed = false;
     u8* p[LANES];
     addresses(k, w, in.o[1], in.imm, in.flags & ADDR64, m, ad);
     by_space(in.space, ad, m, [&](u8 space, u64* a, u32 part) {
@@ -281,17 +299,21 @@ inline void atomic(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
             if (in.size == 2) x &= 0xffff, y &= 0xffff;
             result[i] = in.size == 8 ? atom_at<u64>(p[i], op, type, x, y) : in.size == 4 ? atom_at<u32>(p[i], op, type, x, y)
                                                                                      : atom_at<u16>(p[i], op, type, x, y);
+            changed |= atom_result(op, type, result[i], x, y) != result[i];
+            found = digest(digest(found, (u64)p[i]), result[i]);
         }
+        if (CHECK && space == GLOBAL && (in.order & SYNC) && k.run->many) observe(k, a, part, in.order);
         if (in.o[0] < 0) return;
         u8* d = operand(k, w, in.o[0]);
         for (int i = 0; i < LANES; i++)
             if (part >> i & 1) (in.size == 8 ? ((u64*)d)[i] = result[i] : ((u32*)d)[i] = (u32)result[i]);
     });
+    return changed ? 0 : found | 1;
 }
 
 // ---- cp.async
 
-inline void copy_now(Worker& k, u32 dst, u64 src, u32 bytes, u32 take) {
+inline void copy_now(Block& k, u32 dst, u64 src, u32 bytes, u32 take) {
     if (take == 16) {  // a copy the compiler knows the size of
         memcpy(k.smem + dst, (const void*)src, 16);
         return;
@@ -301,7 +323,7 @@ inline void copy_now(Worker& k, u32 dst, u64 src, u32 bytes, u32 take) {
 }
 
 template <bool CHECK>
-inline void cp_async(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
+inline void cp_async(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     u64 dst[LANES], src[LANES], lo, hi, all;
     u32 bytes = in.size, take[LANES];
     addresses(k, w, in.o[0], in.imm, in.flags & ADDR64, m, dst);
@@ -337,7 +359,8 @@ inline void cp_async(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         Count& c = k.counts[pc];
         count_shared(c, dst, m, bytes);
         u64 written = c.bytes;
-        if (reading) count_global(k, pc, src, reading, bytes, LOADED);
+        if (reading && count_global(k, pc, src, reading, bytes, LOADED) && k.run->many)
+            check_writer(k, src, reading, bytes, in.order, pc);
         c.bytes = written;
         Shadow shadow{k, w, pc};
         for (int i = 0; i < LANES; i++)
@@ -358,7 +381,7 @@ inline void cp_async(Worker& k, Warp& w, const Ins& in, u32 m, u32 pc) {
 
 // Complete what the lanes in m have waited for: all but the last `keep` groups, or everything.
 template <bool CHECK>
-inline void cp_wait(Worker& k, Warp& w, u32 m, s64 keep, bool everything, u32 pc) {
+inline void cp_wait(Block& k, Warp& w, u32 m, s64 keep, bool everything, u32 pc) {
     Shadow shadow{k, w, pc};
     size_t left = 0;
     for (size_t j = 0; j < w.async.size(); j++) {
@@ -381,7 +404,7 @@ inline void cp_wait(Worker& k, Warp& w, u32 m, s64 keep, bool everything, u32 pc
 // ---- ldmatrix
 
 template <bool CHECK>
-inline void ldmatrix(Worker& k, Warp& w, const Ins& in, u32 pc) {
+inline void ldmatrix(Block& k, Warp& w, const Ins& in, u32 pc) {
     u64 ad[LANES], lo, hi, all;
     addresses(k, w, in.o[8], in.imm, in.flags & ADDR64, FULL, ad);
     u32 lanes = 8 * in.vec, m = lanes == 32 ? FULL : (1u << lanes) - 1;

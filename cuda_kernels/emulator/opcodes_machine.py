@@ -7,6 +7,7 @@ import re
 from cuda_kernels.emulator.opcodes import HALVES, cls, width
 
 WIDE, SIGNED, NC, STRONG, ASYNC_ALL = 2, 4, 8, 32, 128
+SYNC, ACQUIRE, RELEASE, UNCACHED = 1, 2, 4, 8  # interp.h's Order
 CACHE = {
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio",
     "cta", "cluster", "gpu", "sys", "v2", "v4", "v8", "L2::cache_hint", "L1::no_allocate", "L1::evict_first", "L1::evict_last",
@@ -62,12 +63,22 @@ class Machine:
             bits |= NC
         if space in ("shared", "generic"):
             self.cell = min(self.cell, size)
+        if space in ("global", "generic"):
+            self.global_cell = min(self.global_cell, size * vec)
         kind = {"generic": 0, "global": 1, "const": 1, "shared": 2, "local": 3, "param": 4}[space]
         o = rows + [-1] * (8 - len(rows)) + [a]
         uses = (*rows, a) if store else (a,)
         self.emit(
-            "ST" if store else "LD", o, () if store else rows, uses, imm=imm, space=kind, size=size, vec=vec, flags=bits | wide
-        )
+            "ST" if store else "LD", o, () if store else rows, uses, imm=imm, space=kind, size=size, vec=vec,
+            flags=bits | wide, order=self.order(flags, bool(bits & STRONG)),
+        )  # fmt: skip
+
+    def order(self, flags, strong: bool) -> int:
+        """What an access does to the order between blocks (interp.h's Order)."""
+        if strong and not flags & {"cta", "cluster"}:
+            acquire, release = flags & {"acquire", "acq_rel"}, flags & {"release", "acq_rel"}
+            return SYNC | (ACQUIRE if acquire else 0) | (RELEASE if release else 0)
+        return UNCACHED if flags & {"cg", "cv"} else 0
 
     def const_value(self, operand: int) -> int:
         at = -2 - operand
@@ -111,8 +122,11 @@ class Machine:
         dest = self.dst(d, c)
         if space in ("shared", "generic"):
             self.cell = min(self.cell, width(t) // 8)
+        if space in ("global", "generic"):
+            self.global_cell = min(self.global_cell, width(t) // 8)
         self.emit("ATOM", [dest, a, b, third], (dest,), (a, b, third), imm=imm, flags=wide, size=width(t) // 8,
-                  space={"generic": 0, "global": 1, "shared": 2}[space], sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8)  # fmt: skip
+                  space={"generic": 0, "global": 1, "shared": 2}[space], sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8,
+                  order=self.order(flags, True))  # fmt: skip
 
     def op_cp(self, mods, ops):
         if mods[:1] != ["async"]:
@@ -145,9 +159,9 @@ class Machine:
                     ignore = self.pred_value(extra)
                 else:
                     take = self.src(extra, "r")
-            self.emit(
-                "CP_ASYNC", [dst, src, take, ignore], (), (dst, src, take, ignore), imm=imm, imm2=imm2, size=size, flags=wide
-            )
+            self.global_cell = min(self.global_cell, size)
+            self.emit("CP_ASYNC", [dst, src, take, ignore], (), (dst, src, take, ignore), imm=imm, imm2=imm2, size=size,
+                      flags=wide, order=UNCACHED if rest[0] == "cg" else 0)  # fmt: skip
         else:
             self.fail(f"unknown opcode 'cp.{'.'.join(mods)}'")
 
@@ -334,13 +348,18 @@ class Machine:
     def no_op(self, mods, ops):
         self.emit("NOP", [])
 
-    op_membar = no_op
     op_nanosleep = no_op
 
+    def op_membar(self, mods, ops):
+        if mods not in (["cta"], ["gl"], ["sys"]):
+            self.fail(f"unknown opcode 'membar.{'.'.join(mods)}'")
+        self.emit("NOP" if mods == ["cta"] else "FENCE", [])
+
     def op_fence(self, mods, ops):
-        if mods[:1] == ["proxy"]:
+        order, scope = (mods[0] if len(mods) > 1 else "acq_rel"), mods[-1]
+        if len(mods) > 2 or order not in ("sc", "acq_rel") or scope not in ("cta", "cluster", "gpu", "sys"):
             self.fail(f"unknown opcode 'fence.{'.'.join(mods)}'")
-        self.emit("NOP", [])
+        self.emit("FENCE" if scope in ("gpu", "sys") else "NOP", [])
 
     def op_griddepcontrol(self, mods, ops):
         if mods not in (["wait"], ["launch_dependents"]):

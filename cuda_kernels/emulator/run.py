@@ -33,7 +33,10 @@ class Options:
     """How a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
     instructions. `async_mode` "late" completes a cp.async only at its wait, with the destination poisoned until then and the
     source read then. `threads`: host threads, 0 for all cores. `track_writes` lists addresses of allocations whose writes are
-    counted per byte (with checks on). Bounds and alignment are checked even with `checks` off."""
+    counted per byte (with checks on). `resident_blocks`: how many blocks are under way at a time, as SMs x occupancy are on a
+    GPU; 0 for one per host thread. A block that waits for one that is not resident is a deadlock, and an error (unless its loop
+    changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
+    off."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -41,6 +44,7 @@ class Options:
     threads: int = 0
     smem_limit: int = 227 * 1024
     track_writes: tuple[int, ...] = ()
+    resident_blocks: int = 0
 
 
 COUNT = np.dtype([(n, "<u8") for n in ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")])
@@ -246,7 +250,7 @@ class _Launch(ctypes.Structure):
         ("params", ctypes.c_void_p),
         ("param_bytes", ctypes.c_uint64), ("allocations", ctypes.c_void_p), ("n_allocations", ctypes.c_uint64),
         ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
-        ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("pad", ctypes.c_uint32),
+        ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("resident", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -290,7 +294,8 @@ def launch(
     end = d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end
     record = _Launch(
         grid, block, 16, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params), table.ctypes.data, len(table),
-        tracked.ctypes.data, len(tracked), options.seed, options.checks, options.async_mode == "late", options.threads, 0,
+        tracked.ctypes.data, len(tracked), options.seed, options.checks, options.async_mode == "late", options.threads,
+        options.resident_blocks,
     )  # fmt: skip
     totals, counts = np.zeros(4 + len(UNIQUE), np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)

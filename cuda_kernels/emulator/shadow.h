@@ -4,14 +4,14 @@
 // they are ordered after each other. A cell remembers who wrote it last and who has read it since, with the epoch;
 // an access is a race unless the accessing warp is ordered after those.
 #pragma once
-#include "sectors.h"
+#include "order.h"
 
 namespace {
 
 // ---- shared-memory shadow
 
 struct Shadow {
-    Worker& k;
+    Block& k;
     Warp& w;
     u32 pc;
     u32 shift() const { return k.prog->cell_shift; }
@@ -128,8 +128,8 @@ inline void count_shared(Count& c, const u64* ad, u32 m, u32 size) {
     }
 }
 
-// `how`: LOADED, STORED or both.
-inline void count_global(Worker& k, u32 pc, const u64* ad, u32 m, u32 size, u32 how) {
+// `how`: LOADED, STORED or both. True when this launch has written to the neighbourhood.
+inline bool count_global(Block& k, u32 pc, const u64* ad, u32 m, u32 size, u32 how) {
     Count& c = k.counts[pc];
     u64 sector[LANES];
     u32 used[LANES], n = 0, last = 0, unique = 0;
@@ -148,11 +148,11 @@ inline void count_global(Worker& k, u32 pc, const u64* ad, u32 m, u32 size, u32 
     }
     for (u32 j = 0; j < n; j++) unique += __builtin_popcount(used[j]);
     c.bytes += (u64)__builtin_popcount(m) * size, c.sectors += n, c.ideal_sectors += (unique + 31) / 32;
-    touch_sectors(k, sector, n, how);
+    return touch_sectors(k, sector, n, how);
 }
 
 // Per-byte record of a launch: written how often, and read through the non-coherent path.
-inline void mark_global(Worker& k, const u64* ad, u32 m, u32 size, bool write, u32 pc) {
+inline void mark_global(Block& k, const u64* ad, u32 m, u32 size, bool write, u32 pc) {
     for (int i = 0; i < LANES; i++) {
         if (!(m >> i & 1)) continue;
         const Allocation* a = find_allocation(*k.run, ad[i]);

@@ -1,0 +1,249 @@
+// Blocks: how one starts, whose turn it is, and when none can go on.
+//
+// A host thread owns some places for blocks and gives turns to their warps. A block that only waits for memory gives way to the
+// others of its thread. When in all places every warp waits so, and memory has not changed since, no later turn can differ: the
+// blocks deadlock - on each other, or on a block for which there is no place.
+#include <algorithm>
+#include <chrono>
+
+#include "interp.h"
+
+namespace {
+void special_registers(Block& k, Warp& w) {
+    const Launch& l = *k.launch;
+    for (const Special& s : k.prog->specials) {
+        u32* row = (u32*)(w.regs + s.offset);
+        for (u32 i = 0; i < LANES; i++) {
+            u32 t = w.index * LANES + i, v = 0;
+            switch (s.code) {
+                case TID_X: v = t % l.block[0]; break;
+                case TID_Y: v = t / l.block[0] % l.block[1]; break;
+                case TID_Z: v = t / (l.block[0] * l.block[1]); break;
+                case NTID_X: case NTID_Y: case NTID_Z: v = l.block[s.code - NTID_X]; break;
+                case CTAID_X: case CTAID_Y: case CTAID_Z: v = k.ctaid[s.code - CTAID_X]; break;
+                case NCTAID_X: case NCTAID_Y: case NCTAID_Z: v = l.grid[s.code - NCTAID_X]; break;
+                case LANEID: v = i; break;
+                case WARPID: v = w.index; break;
+                case NWARPID: v = (u32)k.warps.size(); break;
+                case SMID: v = 0; break;
+                case NSMID: v = 1; break;
+                case LANEMASK_EQ: v = 1u << i; break;
+                case LANEMASK_LT: v = (1u << i) - 1; break;
+                case LANEMASK_LE: v = ((1u << i) - 1) | 1u << i; break;
+                case LANEMASK_GE: v = ~((1u << i) - 1); break;
+                case LANEMASK_GT: v = ~((1u << i) - 1) & ~(1u << i); break;
+                case DYNAMIC_SMEM: v = l.dynamic_smem; break;
+                case TOTAL_SMEM: v = l.smem_end - l.smem_base; break;
+            }
+            row[i] = v;
+        }
+    }
+}
+
+std::string where_warps_are(Block& k) {
+    std::string text;
+    for (auto& w : k.warps) {
+        if (w.state == DONE) text += format(" warp %u: exited;", w.index);
+        else if (w.state == AT_BARRIER)
+            text += format(" warp %u: at barrier %u, @pc%u@, %u of %s threads there;", w.index, w.barrier, w.barrier_pc,
+                k.barriers[w.barrier].arrived, k.barriers[w.barrier].expected ? format("%u", k.barriers[w.barrier].expected).c_str() : "all");
+        else text += format(" warp %u: at @pc%u@;", w.index, w.pc);
+    }
+    return text;
+}
+
+template <bool CHECK>
+void start(Block& k, u64 linear) {
+    const Launch& l = *k.launch;
+    k.linear = (u32)linear;
+    k.ctaid[0] = (u32)(linear % l.grid[0]);
+    k.ctaid[1] = (u32)(linear / l.grid[0] % l.grid[1]);
+    k.ctaid[2] = (u32)(linear / ((u64)l.grid[0] * l.grid[1]));
+    u32 threads = l.block[0] * l.block[1] * l.block[2], n = (threads + 31) / 32;
+    k.warps.resize(n);
+    for (auto& b : k.barriers) b = Barrier();
+    k.epochs = 1;
+    k.sectors.block++;
+    k.fences = 0, k.known.clear(), k.observed.clear();
+    if (CHECK) {
+        std::fill(k.cells.begin(), k.cells.end(), Cell{});
+        k.more_readers.clear();
+        memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
+        memset(k.regs, 0xff, (size_t)n * k.prog->warp_bytes);
+    }
+    for (u32 i = 0; i < n; i++) {
+        Warp& w = k.warps[i];
+        auto groups = std::move(w.groups);
+        auto async = std::move(w.async);
+        w = Warp();
+        w.groups = std::move(groups), w.async = std::move(async);
+        w.groups.clear(), w.async.clear();
+        w.index = i, w.regs = k.regs + (size_t)i * k.prog->warp_bytes;
+        w.alive = w.active = threads - i * 32 >= 32 ? FULL : (1u << (threads - i * 32)) - 1;
+        w.known[i] = ~0u;  // always ordered after itself
+        if (n == 1) w.min_known = ~0u;
+        memset(w.regs, 0, k.prog->pred_bytes);
+        special_registers(k, w);
+    }
+    k.rng = l.seed ? (l.seed * 0x9e3779b97f4a7c15ull) ^ (linear + 1) * 0xd1342543de82ef95ull : 1;
+    if (!k.rng) k.rng = 1;
+    k.last = n - 1, k.live = true;
+}
+
+[[noreturn]] void fault_in(const Block& k, Fault f) {
+    memcpy(f.block, k.ctaid, sizeof f.block);
+    f.warp = k.last, f.linear = k.linear;
+    throw f;
+}
+
+// One warp's turn; the block is no longer live when its last warp has ended.
+template <bool CHECK>
+void turn(Block& k) {
+    const u64 seed = k.launch->seed;
+    u32 n = (u32)k.warps.size(), pick = n, runnable = 0, alive = 0;
+    for (auto& w : k.warps) runnable += w.state == RUNNABLE, alive += w.state != DONE;
+    if (!alive) {
+        k.live = false;
+        return;
+    }
+    try {
+        if (!runnable) {
+            k.last = 0;
+            while (k.warps[k.last].state != AT_BARRIER) k.last++;
+            const Warp& w = k.warps[k.last];
+            fault("deadlock", w.barrier_pc, w.active, "no warp of the block can run:" + where_warps_are(k));
+        }
+        if (seed) {
+            u32 nth = (u32)(k.random() % runnable);
+            for (pick = 0;; pick++)
+                if (k.warps[pick].state == RUNNABLE && nth-- == 0) break;
+        } else {
+            for (u32 i = 1; i <= n && pick == n; i++)
+                if (k.warps[(k.last + i) % n].state == RUNNABLE) pick = (k.last + i) % n;
+        }
+        k.last = pick;
+        run_warp<CHECK>(k, k.warps[pick], seed ? 1 + (k.random() & (k.random() & 1 ? 15 : 255)) : 1u << 18);
+        if (k.warps[pick].state == DONE) recount(k);
+    } catch (Fault& f) {
+        fault_in(k, f);
+    }
+}
+
+// ---- deadlock
+
+constexpr u64 ENDED = ~0ull;
+
+bool stuck(const Block& k, u64 progress) {
+    bool waits = false;
+    for (auto& w : k.warps) {
+        if (w.state != RUNNABLE) continue;
+        if (w.seen != progress || w.idle <= 2 * (w.groups.size() + 1)) return false;
+        waits = true;
+    }
+    return waits;
+}
+
+// All of this thread's blocks are stuck. A deadlock when the other threads' are too, at the same state of memory.
+void nobody_here_can_run(Run& run, u32 thread, const std::vector<Block*>& mine, u64 progress) {
+    run.stuck_at[thread] = progress;
+    for (auto& at : run.stuck_at)
+        if (at != progress && at != ENDED) {
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            return;
+        }
+    if (run.progress != progress) return;
+    const Launch& l = run.launch;
+    u64 blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
+    std::string text = format("every resident block waits for memory that none of them will change (places for blocks: %zu, started: %llu "
+        "of %llu):", run.places.size(), (unsigned long long)std::min(blocks, run.next_block.load()), (unsigned long long)blocks);
+    for (size_t i = 0; i < mine.size() && i < 4; i++)
+        text += format(" block (%u,%u,%u):", mine[i]->ctaid[0], mine[i]->ctaid[1], mine[i]->ctaid[2]) + where_warps_are(*mine[i]);
+    Block& k = *mine[0];
+    k.last = 0;
+    while (k.warps[k.last].state != RUNNABLE) k.last++;
+    Fault f;
+    f.check = "deadlock", f.detail = text, f.pc = k.warps[k.last].pc, f.lanes = k.warps[k.last].active;
+    fault_in(k, f);
+}
+
+// ---- a host thread
+
+bool next_block(Run& run, u64& i) {
+    const Launch& l = run.launch;
+    u64 blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
+    i = run.next_block.fetch_add(1, std::memory_order_relaxed);
+    if (i >= blocks) return false;
+    if (l.seed) {  // a permutation of the blocks: an affine map by a number coprime to their count
+        u64 step = l.seed * 2654435761u % blocks;
+        while (std::__gcd(step, blocks) != 1) step++;
+        i = (u64)(((unsigned __int128)i * step + l.seed) % blocks);
+    }
+    return true;
+}
+
+u8* aligned_bytes(size_t n, int fill) {
+    u8* p = (u8*)aligned_alloc(256, (n + 511) / 256 * 256);
+    memset(p, fill, n);
+    return p;
+}
+
+void furnish(Run& run, Block& k, u32 thread) {
+    const Launch& l = run.launch;
+    u32 warps = (l.block[0] * l.block[1] * l.block[2] + 31) / 32;
+    k.run = &run, k.prog = run.prog, k.launch = &run.launch, k.consts = run.prog->consts;
+    k.regs = aligned_bytes((size_t)warps * run.prog->warp_bytes, 0);
+    k.smem = aligned_bytes(l.smem_end, 0xff);
+    k.local = aligned_bytes((size_t)warps * LANES * run.prog->local_bytes, 0xff);
+    if (!l.checks) return;
+    k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.sectors.chunks.resize(run.chunks);
+    run.counts[thread].resize(run.prog->ins.size()), k.counts = run.counts[thread].data();
+}
+
+template <bool CHECK>
+void run_blocks(Run& run, u32 thread) {
+    const u64 seed = run.launch.seed;
+    std::vector<Block*> mine;  // with a live block
+    u64 linear, turns = 0;
+    for (size_t i = thread; i < run.places.size(); i += run.counts.size()) {
+        if (!next_block(run, linear)) break;
+        furnish(run, *run.places[i], thread);
+        start<CHECK>(*run.places[i], linear);
+        mine.push_back(run.places[i].get());
+    }
+    for (size_t at = 0; !mine.empty() && !run.stop.load(std::memory_order_relaxed);) {
+        Block& k = *mine[at];
+        turn<CHECK>(k);
+        if (k.progressed) k.progressed = false, run.progress++;
+        bool give_way = seed ? (k.random() & 3) == 0 : (++turns & 255) == 0;
+        if (!k.live) {
+            if (next_block(run, linear)) start<CHECK>(k, linear);
+            else mine.erase(mine.begin() + at), give_way = true;
+        } else if (k.spun) {
+            k.spun = false;
+            u64 progress = run.progress;
+            if (stuck(k, progress)) {
+                give_way = true;
+                if (std::all_of(mine.begin(), mine.end(), [&](Block* b) { return stuck(*b, progress); }))
+                    nobody_here_can_run(run, thread, mine, progress);
+            }
+        }
+        if (give_way && mine.size() > 1) at = seed ? k.random() % mine.size() : (at + 1) % mine.size();
+        else if (at >= mine.size()) at = 0;
+    }
+}
+}  // namespace
+
+void work(Run& run, u32 thread) {
+    try {
+        run.launch.checks ? run_blocks<true>(run, thread) : run_blocks<false>(run, thread);
+    } catch (Fault& f) {
+        std::lock_guard<std::mutex> hold(run.lock);
+        if (!run.faulted || f.linear < run.fault.linear) run.fault = f;
+        run.faulted = true;
+        run.stop = true;
+    }
+    run.stuck_at[thread] = ENDED;
+    std::lock_guard<std::mutex> hold(run.lock);
+    run.finished++;
+    run.done.notify_all();
+}
