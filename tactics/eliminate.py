@@ -47,7 +47,7 @@ def minimise(
     cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
     """
     given = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
-    factors, followers = _substitute(sizes, given)
+    factors, followers, _ = _substitute(sizes, given)
     scopes = [scope for scope, _ in factors]
     sequence, width = order(sizes, scopes, max_cells)
     if len(sequence) == len(sizes):
@@ -64,6 +64,81 @@ def minimise(
     states = _trace(sizes, followers + choices, some)
     cost = _total(table[tuple(states[v] for v in scope)] for scope, table in given)
     return Solution(states, cost, bound, "milp", width)
+
+
+def replaced(
+    sizes: Sequence[int],
+    factors: Iterable[Factor],
+    swaps: Sequence[tuple[int, np.ndarray]],
+    *,
+    max_cells: int = 20_000_000,
+) -> list[int] | None:
+    """For each (factor number, table): the least sum with that factor's table replaced by this one, all else as given.
+
+    All answers come from one pass up and one pass down the elimination tree (min-marginals). A replacement must be
+    NEVER wherever its original is. None where elimination would need a table of more than `max_cells`.
+    """
+    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    for i, table in swaps:
+        if (table[factors[i][1] >= NEVER] < NEVER).any():
+            raise ValueError(f"factor {i}: the replacement allows what the factor forbids")
+    factors, _, tables = _substitute(sizes, factors, swaps)
+    sequence, _ = order(sizes, [scope for scope, _ in factors], max_cells)
+    if len(sequence) < len(sizes):
+        return None
+
+    # Up: each bucket sums what mentions its variable first, and sends the minimum over it to the next bucket.
+    at = {v: i for i, v in enumerate(sequence)}
+    buckets: list[list] = [[] for _ in sequence]  # per bucket: (scope, table, ("factor" | "child", number))
+    base = []  # what mentions no variable any more: (cost, number of the bucket it comes from, or None)
+    for i, (scope, table) in enumerate(factors):
+        if scope:
+            buckets[min(at[v] for v in scope)].append((scope, table, ("factor", i)))
+        else:
+            base.append((int(table), None, i))
+    scopes, parent = [], [None] * len(sequence)
+    for b, v in enumerate(sequence):
+        others = sorted({u for scope, _, _ in buckets[b] for u in scope} - {v})
+        scopes.append(others)
+        message = _sum(sizes, [*others, v], [(s, t) for s, t, _ in buckets[b]]).min(axis=-1)
+        if others:
+            parent[b] = min(at[u] for u in others)
+            buckets[parent[b]].append((tuple(others), message, ("child", b)))
+        else:
+            base.append((int(message), b, None))
+    total = _total(cost for cost, _, _ in base)
+
+    # Down: what the rest of the tree costs, as a table over the variables that a bucket shares with its parent.
+    rest: list[Factor | None] = [None] * len(sequence)
+    for b in reversed(range(len(sequence))):
+        if parent[b] is not None:
+            rest[b] = _without(sizes, sequence, buckets, scopes, rest, parent[b], ("child", b), scopes[b])
+    root = list(range(len(sequence)))
+    for b in reversed(range(len(sequence))):
+        root[b] = b if parent[b] is None else root[parent[b]]
+
+    home = {item[2][1]: b for b, items in enumerate(buckets) for item in items if item[2][0] == "factor"}
+    answers = []
+    for (i, _), table in zip(swaps, tables, strict=True):
+        if i not in home:  # a lone cell
+            answers.append(_total([int(table), *(c for c, _, j in base if j != i)]))
+            continue
+        b = home[i]
+        scope = factors[i][0]
+        outside = _without(sizes, sequence, buckets, scopes, rest, b, ("factor", i), scope)
+        best = int(_sum(sizes, scope, [outside, (scope, table)]).min())
+        answers.append(_total([best, *(c for c, r, _ in base if r != root[b])]))
+    assert all(a >= 0 for a in answers) and total >= 0
+    return answers
+
+
+def _without(sizes, sequence, buckets, scopes, rest, b: int, left_out, onto) -> Factor:
+    """Everything a bucket knows (its own tables, its children's messages, the rest of the tree) but one item, as the
+    minimum over what `onto` does not name."""
+    items = [(s, t) for s, t, name in buckets[b] if name != left_out] + ([rest[b]] if rest[b] is not None else [])
+    scope = [*onto, *(v for v in [*scopes[b], sequence[b]] if v not in onto)]
+    table = _sum(sizes, scope, items)
+    return tuple(onto), table.min(axis=tuple(range(len(onto), len(scope)))) if len(scope) > len(onto) else table
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
@@ -98,10 +173,12 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
     return sequence, width
 
 
-def _substitute(sizes, factors: list[Factor]) -> tuple[list[Factor], list]:
+def _substitute(sizes, factors: list[Factor], swaps=()) -> tuple[list[Factor], list, list[np.ndarray]]:
     """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere:
-    wide tables of joins fall apart. Returns the tables without such v, and per v what `_eliminate` returns for one."""
+    wide tables of joins fall apart. Returns the tables without such v, per v what `_eliminate` returns for one, and
+    the tables of `swaps`, (factor number, table), rewritten as their factors were."""
     factors = list(factors)
+    tables = [np.asarray(table, np.int64) for _, table in swaps]
     holds: list[list[int]] = [[] for _ in sizes]
     for i, (scope, _) in enumerate(factors):
         for v in scope:
@@ -113,14 +190,20 @@ def _substitute(sizes, factors: list[Factor]) -> tuple[list[Factor], list]:
             followers.append((v, [u], state))
             for j in holds[v]:
                 scope, table = factors[j]
-                table = table.take(state, axis=scope.index(v))
+
+                def rewritten(table, scope=scope, state=state, u=u, v=v):
+                    table = table.take(state, axis=scope.index(v))
+                    return table.diagonal(0, scope.index(v), scope.index(u)) if u in scope else table
+
+                for k, (number, _) in enumerate(swaps):
+                    if number == j:
+                        tables[k] = rewritten(tables[k])
                 if u in scope:
-                    table = table.diagonal(0, scope.index(v), scope.index(u))
-                    factors[j] = (*(w for w in scope if w not in (u, v)), u), table
+                    factors[j] = (*(w for w in scope if w not in (u, v)), u), rewritten(table)
                 else:
-                    factors[j] = tuple(u if w == v else w for w in scope), table
+                    factors[j] = tuple(u if w == v else w for w in scope), rewritten(table)
                     holds[u].append(j)
-    return factors, followers
+    return factors, followers, tables
 
 
 def _follows(scope, table) -> tuple[int, int, np.ndarray] | None:

@@ -108,15 +108,7 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
     """`rivals` stand in where HiGHS found no plan or a worse one."""
-    n = len(graph.choices)
-    # Times are scaled so that ties are decided below one picosecond: n + 1 per launch, 1 per sparse entry.
-    scale = 1 + (n + 1) * (n + 1 + sum(len(_formats(graph, t)) for t in _tensors(graph)))
-    worst = _worst_ps(graph)
-    if (worst + 1) * scale >= eliminate.NEVER:
-        scale = 1  # times too long for that: ties are then broken by order alone
-        if worst >= eliminate.NEVER // 2:
-            raise ValueError(f"times add up to {worst} ps, more than the planner's {eliminate.NEVER // 2} ps")
-    launch, sparse = (n + 1, 1) if scale > 1 else (0, 0)
+    scale, launch, sparse = _scale(graph)
     model = _model(graph, scale, launch, sparse)
     found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
     if found.bound >= eliminate.NEVER:
@@ -138,6 +130,56 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Call
     if plan.total_ps <= bound_ps:
         return replace(plan, status="proven", gap=0.0)
     return replace(plan, status="gap", gap=(plan.total_ps - bound_ps) / plan.total_ps)
+
+
+def _scale(graph: Graph) -> tuple[int, int, int]:
+    """(what a picosecond, a launch and a sparse entry cost): ties are decided below one picosecond."""
+    n = len(graph.choices)
+    scale = 1 + (n + 1) * (n + 1 + sum(len(_formats(graph, t)) for t in _tensors(graph)))
+    worst = _worst_ps(graph)
+    if (worst + 1) * scale >= eliminate.NEVER:
+        scale = 1  # times too long for that: ties are then broken by order alone
+        if worst >= eliminate.NEVER // 2:
+            raise ValueError(f"times add up to {worst} ps, more than the planner's {eliminate.NEVER // 2} ps")
+    return (scale, n + 1, 1) if scale > 1 else (1, 0, 0)
+
+
+def forced(graph: Graph, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000) -> list[int | None]:
+    """For each (ops, sparse): the least total in picoseconds when these ops, wherever they exist, run only sparse (or
+    only dense) entries; None where that is impossible. `ops` are the alternatives of one layer: one of them exists in
+    every plan. Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree.
+    """
+    wanted = list(wanted)
+    _check(graph)
+    scale, launch, sparse = _scale(graph)
+    model = _model(graph, scale, launch, sparse)
+    swaps, owners = [], []
+    for w, (names, want) in enumerate(wanted):
+        for i, c in enumerate(graph.choices):
+            if c.name not in names:
+                continue
+            variables = model.factors[model.ops[i]][0]
+            domains = [model.domains[v] for v in variables[len(variables) - len(c.inputs) - 1 :]]
+            table = np.full([len(d) for d in domains], eliminate.NEVER, np.int64)
+            if table.ndim != len(c.inputs) + 1 or model.factors[model.ops[i]][1].shape[-table.ndim :] != table.shape:
+                return [_forced_alone(graph, *pair) for pair in wanted]  # an op with a variable for its cell
+            for (ins, out), e in _cells(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == want))).items():
+                state = tuple(d.index(f) for d, f in zip(domains, (*ins, out), strict=True))
+                table[state] = e.time_ps * scale + launch + sparse * e.sparse
+            swaps.append((model.ops[i], _where_taken(graph, c, table, eliminate.NEVER)))
+            owners.append(w)
+    found = eliminate.replaced(model.sizes, model.factors, swaps, max_cells=max_cells)
+    if found is None:
+        return [_forced_alone(graph, *pair) for pair in wanted]
+    best = [eliminate.NEVER] * len(wanted)
+    for w, total in zip(owners, found, strict=True):
+        best[w] = min(best[w], total)
+    return [None if b >= eliminate.NEVER else b // scale for b in best]
+
+
+def _forced_alone(graph: Graph, names: tuple[str, ...], sparse: bool) -> int | None:
+    plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names})
+    return plan and plan.total_ps
 
 
 def prune(graph: Graph) -> Graph:
@@ -378,13 +420,14 @@ class _Model:
     produced: dict[str, int]  # tensor -> variable
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
     cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
+    ops: list[int]  # per choice: number of its factor
 
 
 def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
     groups = [name for name, _ in graph.groups]
     options = dict(graph.groups)
     cells = [_cells(graph, c) for c in graph.choices]
-    model = _Model([], [], [], {}, {}, cells)
+    model = _Model([], [], [], {}, {}, cells, [])
     copies = _copies(graph, _tensors(graph), scale, launch)
     for _, names in graph.groups:
         _variable(model, names)
@@ -420,14 +463,22 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
         tensors = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
         costs = {(*ins, out): e.time_ps * scale + launch + sparse * e.sparse for (ins, out), e in cells[i].items()}
         variables, table = _op_table(model, tensors, costs, bool(c.when))
-        over = [g for g in groups if any(g == name for name, _ in c.when)]
-        if over:  # no cost and no say where the op does not exist
-            taken = [[s for s, o in enumerate(options[g]) if (g, o) in c.when] for g in over]
-            full = np.zeros([*(len(options[g]) for g in over), *table.shape], np.int64)
-            full[np.ix_(*taken)] = table
-            table, variables = full, [*(groups.index(g) for g in over), *variables]
-        model.factors.append((tuple(variables), table))
+        over = [groups.index(g) for g in groups if any(g == name for name, _ in c.when)]
+        model.ops.append(len(model.factors))
+        model.factors.append(((*over, *variables), _where_taken(graph, c, table, 0)))
     return model
+
+
+def _where_taken(graph: Graph, choice: Choice, table: np.ndarray, elsewhere: int) -> np.ndarray:
+    """`table` with an axis in front for each group in the op's `when`, and `elsewhere` where the op does not exist."""
+    over = [names for name, names in graph.groups if any(name == g for g, _ in choice.when)]
+    named = [name for name, _ in graph.groups if any(name == g for g, _ in choice.when)]
+    if not over:
+        return table
+    taken = [[s for s, o in enumerate(names) if (g, o) in choice.when] for g, names in zip(named, over, strict=True)]
+    full = np.full([*(len(names) for names in over), *table.shape], elsewhere, np.int64)
+    full[np.ix_(*taken)] = table
+    return full
 
 
 def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], optional: bool) -> tuple[list[int], np.ndarray]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tactics import eliminate
-from tactics.plan import NEVER, Choice, Entry, Graph, best_single_format, cost, evaluate, greedy, prune, solve
+from tactics.plan import NEVER, Choice, Entry, Graph, best_single_format, cost, evaluate, forced, greedy, prune, solve
 
 SIX = ("chw", "chw16", "chw32", "hwc", "hwc8", "hwc16")
 PAIRS = [(a, b) for a in SIX for b in SIX]
@@ -528,3 +528,27 @@ def test_minimise_equals_enumeration():
             found = eliminate.minimise(sizes, factors, max_cells=max_cells)
             assert found.cost == best and found.bound == best, (seed, max_cells)
             assert (found.states is None) == (best == eliminate.NEVER)
+
+
+def test_all_counterfactuals_at_once_equal_one_solve_each():
+    """Min-marginals: a layer is an op and whatever it is fused into; one of them exists in every plan."""
+    checked = 0
+    for seed in range(250):
+        graph = small_graph(seed)
+        absorbed = {name for name, _ in graph.groups}
+        layers: dict[str, dict] = {}
+        for c in graph.choices:
+            host = c.name.split(" + ")[0]
+            if host not in absorbed:
+                layers.setdefault(host, {})[c.name] = None
+        wanted = [(tuple(names), sparse) for names in layers.values() for sparse in (False, True)]
+        with contextlib.suppress(ValueError):  # no plan at all
+            solve(graph)
+            for (names, sparse), total in zip(wanted, forced(graph, wanted), strict=True):
+                try:
+                    alone = solve(graph, force={n: (lambda e, s=sparse: e.sparse == s) for n in names}).total_ps
+                except ValueError:
+                    alone = None
+                assert total == alone, (seed, names, sparse)
+                checked += 1
+    assert checked > 500
