@@ -425,7 +425,6 @@ class _Model:
 
 def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
     groups = [name for name, _ in graph.groups]
-    options = dict(graph.groups)
     cells = [_cells(graph, c) for c in graph.choices]
     model = _Model([], [], [], {}, {}, cells, [])
     copies = _copies(graph, _tensors(graph), scale, launch)
