@@ -16,7 +16,7 @@ struct PoolParams {
   int count_pad;
 };
 
-extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ PoolParams p) {
+extern "C" __global__ void __launch_bounds__(256, 4) pool(const __grid_constant__ PoolParams p) {
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   const int pixels = p.p * p.q;
   if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;
