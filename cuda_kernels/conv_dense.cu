@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_co
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
-  const int m_tiles = (p.y_c + BM - 1) / BM;
+  const int m_tiles = (output_rows(p) + BM - 1) / BM;
   const Share share = share_of_block(p);
   const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN;
   const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE;

@@ -14,12 +14,13 @@ from gpu_runtime.planning import Table, format_of
 from tactics import plan
 from tactics.format import Format, canonical, num_bytes
 from tactics.launches import launches, pack_weights
-from tactics.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
 from tactics.tactic import Tactic
 
 WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
 TYPES = {
-    "ConvProblem": "conv", "PoolProblem": "pool", "PointwiseProblem": "pointwise", "MoveProblem": "move",
+    "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
+    "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "SoftmaxProblem": "softmax", "ReformatProblem": "reformat",
 }  # fmt: skip
 
@@ -214,7 +215,7 @@ def _describe(layer: _Layer, offsets: Mapping[str, int]) -> dict:
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     out_shape = problem.out_shape if problem is not None else layer.shape
-    conv = isinstance(problem, ConvProblem)
+    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem))
     return {
         "name": layer.name,
         "type": TYPES[type(problem).__name__] if problem is not None else "noop",
@@ -234,11 +235,20 @@ def _describe(layer: _Layer, offsets: Mapping[str, int]) -> dict:
 
 
 def _params(problem) -> dict:
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
+        pad = problem.pad
+        if isinstance(problem, ConvTransposeProblem):  # what is cut at the end; an output padding counts against it
+            high, wide = (
+                (i - 1) * s + (r - 1) * d + 1 - p - o
+                for i, s, r, d, p, o in zip((problem.h, problem.w), problem.stride, (problem.r, problem.s), problem.dilation,
+                                            pad, problem.out, strict=True)
+            )  # fmt: skip
+            pad = (*pad, high, wide)
+        shuffle = {"d2s": problem.d2s, "d2s_mode": problem.d2s_mode} if getattr(problem, "d2s", 1) > 1 else {}
         return {
-            "kernel": [problem.r, problem.s], "stride": list(problem.stride), "pad": list(problem.pad),
+            "kernel": [problem.r, problem.s], "stride": list(problem.stride), "pad": list(pad),
             "dilation": list(problem.dilation), "k": problem.k, "groups": problem.groups, "act": str(problem.act),
-            "bias": problem.bias, "residual": problem.residual,
+            "bias": problem.bias, "residual": problem.residual, **shuffle,
         }  # fmt: skip
     if isinstance(problem, PoolProblem):
         return {

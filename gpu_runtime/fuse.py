@@ -3,6 +3,9 @@
 Always fused: scales and shifts by constants (BatchNormalization, Mul, Add, ...) into the convolution before them, in
 double precision, and the activation after it. A residual Add can go into either of its producers: those are
 alternatives, and the plan chooses. Each such Add is a group of options, "apart" or "into <convolution>".
+
+Depth-to-space after a convolution is that convolution's store; space-to-depth before one is a larger kernel and stride; a
+channel shuffle is an order of weight rows (before it) or columns (after it). They stay layers only where nothing takes them.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 class Layer:
     """One operation. `op`: the ONNX type that gives its meaning; `node`: where its attributes stand.
 
-    `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]) and "b" [K],
+    `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
+    [K,C,R,S]) and "b" [K],
     pointwise "operand" [C] or [1], activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
-    named, the option chosen must be one of those listed, or the layer does not exist.
+    named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
+    mode of depth-to-space over the result, before the residual; `s2d`: the block of space-to-depth over the input, whose
+    taps "w" holds already (kernel sizes, strides and pads of the node grow by it).
     """
 
     op: str
@@ -40,6 +46,9 @@ class Layer:
     act: Activation = NONE
     residual: bool = False
     swap: bool = False
+    d2s: int = 1
+    d2s_mode: str = "dcr"
+    s2d: int = 1
     when: tuple[tuple[str, str], ...] = ()
 
 
@@ -60,27 +69,39 @@ def fuse(imported: Imported) -> Fused:
     groups = []
     covered: set[ir.Node] = set()
     waiting: dict[ir.Value, Layer] = {}  # convolution results that a residual Add alone reads
+    taken: dict[ir.Value, Shuffle] = {}  # shuffled tensors whose readers, convolutions all, read what was shuffled instead
 
     def emit(node: ir.Node, layer: Layer, used: list[ir.Node]) -> None:
         found.append((position[node], layer))
         covered.update(used)
 
     for node in graph:
-        if node in covered or (node.op_type in VIEWS and not _pixel_shuffle(node)):
+        if node in covered:
             continue
-        if shuffle := _pixel_shuffle(node):
-            mode, used = shuffle
-            layer = Layer(mode, used[0], used[1].name, _names(used), (used[0].inputs[0],), used[-1].outputs[0])
-            emit(node, layer, used)
-        elif node.op_type in ("Conv", "Gemm", "MatMul") and (core := _convolution(node)):
+        shuffle = _shuffle(node)
+        if shuffle and _all_readers_take(shuffle):
+            taken[shuffle.output] = shuffle
+            covered.update(shuffle.nodes)
+        elif shuffle and shuffle.kind.startswith("d2s"):
+            used = shuffle.nodes
+            x, y = used[0].inputs[0], shuffle.output
+            emit(node, Layer(shuffle.kind, used[0], used[len(used) // 2].name, _names(used), (x,), y), used)
+        elif node.op_type in VIEWS:
+            continue
+        elif node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and (core := _convolution(node)):
             layer, used = core
+            if node.op_type == "Conv" and node.inputs[0] in taken:
+                layer = _unshuffled(layer, taken[node.inputs[0]])
+            layer, more = _with_shuffle(layer)
+            used = used + more
             reader = single_reader(layer.output)
             if reader is not None and _is_residual_add(reader):
                 waiting[layer.output] = layer
                 covered.update(used)
             else:
                 layer, more = _with_activation(layer)
-                emit(node, layer, used + more)
+                layer, last = _with_shuffle(layer)
+                emit(node, layer, used + more + last)
         elif node.op_type == "Add" and _is_residual_add(node):
             apart, more = _with_activation(Layer("Add", node, node.name, (node.name,), tuple(node.inputs), node.outputs[0]))
             convs = [waiting[v] for v in node.inputs if v in waiting]
@@ -227,12 +248,16 @@ def _is_residual_add(node: ir.Node) -> bool:
 
 
 def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
-    """Conv, Gemm or MatMul with constant weights, and the constants' scales and shifts after it folded in."""
+    """Conv, ConvTranspose, Gemm or MatMul with constant weights, and the constants' scales and shifts after it folded in."""
     w = constant(node.inputs[1])
+    if node.op_type == "ConvTranspose" and w is not None:
+        if w.ndim != 4 or attribute(node, "group", 1) != 1:
+            return None
+        w = w.transpose(1, 0, 2, 3)
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if w is None or (bias is None and len(node.inputs) > 2 and node.inputs[2] is not None):
         return None
-    if node.op_type != "Conv":
+    if node.op_type in ("Gemm", "MatMul"):
         if w.ndim != 2 or len(node.inputs[0].shape) != 2 or attribute(node, "transA", 0):
             return None
         alpha = attribute(node, "alpha", 1.0)
@@ -266,6 +291,8 @@ def _with_activation(layer: Layer) -> tuple[Layer, list[ir.Node]]:
     if found is None:
         return layer, []
     act, slope, used = found
+    if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
+        slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
     return replace(
         layer,
         label=f"{layer.label} + {_label(used)}",
@@ -326,20 +353,104 @@ def _activation_at(node: ir.Node) -> tuple[Activation, np.ndarray | None, list[i
     return None
 
 
-def _pixel_shuffle(node: ir.Node) -> tuple[str, list[ir.Node]] | None:
-    """DepthToSpace written as Reshape, Transpose, Reshape -> (its op name here, the three nodes)."""
-    if node.op_type != "Reshape" or len(node.inputs[0].shape) != 4 or len(node.outputs[0].shape) != 6:
+# ---- tensors whose elements only change places
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """`kind`: d2s_dcr, d2s_crd, s2d_dcr or s2d_crd by blocks of `size`, or channels (a shuffle of `size` groups)."""
+
+    kind: str
+    size: int
+    nodes: list[ir.Node]
+
+    @property
+    def output(self) -> ir.Value:
+        return self.nodes[-1].outputs[0]
+
+
+# Reshape to six dimensions, Transpose, Reshape: kind -> (where c and the two block sizes stand in the six, the permutation).
+SIX = {
+    "d2s_crd": ((1, 2, 3), (0, 1, 4, 2, 5, 3)), "d2s_dcr": ((3, 1, 2), (0, 3, 4, 1, 5, 2)),
+    "s2d_crd": ((1, 3, 5), (0, 1, 3, 5, 2, 4)), "s2d_dcr": ((1, 3, 5), (0, 3, 5, 1, 2, 4)),
+}  # fmt: skip
+
+
+def _shuffle(node: ir.Node) -> Shuffle | None:
+    """The shuffle that begins at `node`: DepthToSpace, SpaceToDepth, or one written as Reshape, Transpose, Reshape."""
+    if node.op_type in ("DepthToSpace", "SpaceToDepth") and len(node.inputs[0].shape) == 4:
+        mode = attribute(node, "mode", "DCR").lower()
+        return Shuffle(f"{'d2s' if node.op_type == 'DepthToSpace' else 's2d'}_{mode}", attribute(node, "blocksize"), [node])
+    if node.op_type != "Reshape" or len(node.inputs[0].shape) != 4:
         return None
     turn = single_reader(node.outputs[0])
     back = None if turn is None or turn.op_type != "Transpose" else single_reader(turn.outputs[0])
     if back is None or back.op_type != "Reshape":
         return None
-    (n, _, h, w), six, perm = shape_of(node.inputs[0]), shape_of(node.outputs[0]), attribute(turn, "perm")
-    for mode, axes, order in (("d2s_crd", (1, 2, 3), (0, 1, 4, 2, 5, 3)), ("d2s_dcr", (3, 1, 2), (0, 3, 4, 1, 5, 2))):
-        k, b, b2 = (six[i] for i in axes)
-        if (
-            perm == order and b == b2 and (six[0], six[4], six[5]) == (n, h, w)
-            and shape_of(back.outputs[0]) == (n, k, h * b, w * b)
-        ):  # fmt: skip
-            return mode, [node, turn, back]
+    x, apart, y = (shape_of(v) for v in (node.inputs[0], node.outputs[0], back.outputs[0]))
+    (n, c, h, w), perm, nodes = x, attribute(turn, "perm"), [node, turn, back]
+    if perm in ((0, 2, 1, 3), (0, 2, 1, 3, 4)) and x == y and apart[0] == n and apart[1] * apart[2] == c:
+        return Shuffle("channels", apart[1], nodes)
+    for kind, (axes, order) in SIX.items() if len(apart) == 6 else ():
+        k, b, b2 = (apart[i] for i in axes)
+        if kind.startswith("d2s"):
+            fits = apart[4:] == (h, w) and y == (n, k, h * b, w * b)
+        else:
+            fits = (k, apart[2], apart[4]) == (c, h // b, w // b) and y == (n, c * b * b, h // b, w // b)
+        if perm == order and b == b2 and apart[0] == n and fits:
+            return Shuffle(kind, b, nodes)
     return None
+
+
+def _all_readers_take(shuffle: Shuffle) -> bool:
+    """Whether every reader is a convolution that can read the tensor unshuffled, with its weights' columns shuffled."""
+    readers = [(use.node, use.idx) for use in shuffle.output.uses()]
+    if shuffle.kind.startswith("d2s") or shuffle.output.is_graph_output():
+        return False
+    for node, slot in readers:
+        w = constant(node.inputs[1]) if node.op_type == "Conv" and slot == 0 else None
+        if w is None or w.ndim != 4 or attribute(node, "group", 1) != 1 or _convolution(node) is None:
+            return False
+        plain = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        if shuffle.kind != "channels" and (not plain or attribute(node, "dilations", (1, 1)) != (1, 1)):
+            return False
+    return bool(readers)
+
+
+def _unshuffled(layer: Layer, shuffle: Shuffle) -> Layer:
+    """The convolution that reads a shuffle's input: channels trade places with taps, or with each other."""
+    w, b = layer.weights["w"], shuffle.size
+    k, c, r, s = w.shape
+    if shuffle.kind == "channels":
+        w = w[:, np.argsort(_order(c, b))]
+    elif shuffle.kind == "s2d_dcr":
+        w = w.reshape(k, b, b, c // b**2, r, s).transpose(0, 3, 4, 1, 5, 2).reshape(k, c // b**2, r * b, s * b)
+    else:
+        w = w.reshape(k, c // b**2, b, b, r, s).transpose(0, 1, 4, 2, 5, 3).reshape(k, c // b**2, r * b, s * b)
+    return replace(
+        layer,
+        label=f"{_label(shuffle.nodes)} + {layer.label}",
+        nodes=_names(shuffle.nodes) + layer.nodes,
+        inputs=(shuffle.nodes[0].inputs[0], *layer.inputs[1:]),
+        weights={**layer.weights, "w": w},
+        s2d=1 if shuffle.kind == "channels" else b,
+    )
+
+
+def _with_shuffle(layer: Layer) -> tuple[Layer, list[ir.Node]]:
+    """A convolution with the depth-to-space or channel shuffle that alone reads its output, and its nodes."""
+    reader = single_reader(layer.output)
+    shuffle = None if reader is None or layer.op != "Conv" or layer.d2s > 1 else _shuffle(reader)
+    if shuffle is None or shuffle.kind.startswith("s2d") or attribute(layer.node, "group", 1) != 1:
+        return layer, []
+    more = {"label": f"{layer.label} + {_label(shuffle.nodes)}", "nodes": layer.nodes + _names(shuffle.nodes),
+            "output": shuffle.output}  # fmt: skip
+    if shuffle.kind == "channels":
+        order = _order(layer.weights["w"].shape[0], shuffle.size)
+        return replace(layer, **more, weights={name: a[order] for name, a in layer.weights.items()}), shuffle.nodes
+    return replace(layer, **more, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes
+
+
+def _order(c: int, groups: int) -> np.ndarray:
+    """Which channel each channel of a shuffle's output is."""
+    return np.arange(c).reshape(groups, c // groups).T.reshape(-1)

@@ -17,6 +17,7 @@ from gpu_runtime.fuse import BINARY, VIEWS, Fused, Layer, attribute, constant, s
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
+    ConvTransposeProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
@@ -234,22 +235,59 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     if layer.op == "Conv":
         if len(shape_of(node.inputs[0])) != 4:
             raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
-        size, groups = kernel.shape[2:], attribute(node, "group", 1)
+        b, groups = layer.s2d, attribute(node, "group", 1)
+        size = tuple(d // b for d in kernel.shape[2:])
         if kernel.ndim != 4 or kernel.shape[1] * groups != c or attribute(node, "kernel_shape", size) != size:
             raise _Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
         stride, dilation, pad = _window(node, size, (h, w))
+        size, stride, pad = kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad)
     else:
         kernel = kernel.reshape(-1, c, h, w)
         size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
-    largest = np.abs(kernel).max()
-    if largest > FP16_MAX:
-        raise _Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
-    weights["w"] = kernel.astype(np.float16).astype(np.float32)
+    weights["w"] = _rounded(kernel)
     return ConvProblem(
         n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
         bias="b" in weights, residual=layer.residual, act=layer.act,
         sparse24=groups == 1 and c % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
+        d2s=layer.d2s, d2s_mode=layer.d2s_mode,
     )  # fmt: skip
+
+
+def _rounded(kernel: np.ndarray) -> np.ndarray:
+    """Weights rounded to FP16, as FP32."""
+    largest = np.abs(kernel).max()
+    if largest > FP16_MAX:
+        raise _Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
+    return kernel.astype(np.float16).astype(np.float32)
+
+
+def _conv_transpose(layer: Layer, shapes, out, weights) -> ConvProblem | ConvTransposeProblem:
+    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space."""
+    node, (n, c, h, w) = layer.node, shapes[0]
+    if "w" not in weights or len(shape_of(node.inputs[0])) != 4:
+        raise _Refused("expected one group, constant weights [C,K,R,S] and bias over an input of rank 4")
+    if len(shape_of(layer.output)) != 4:  # shape inference gives up on output_shape smaller than the input
+        raise _Refused(f"expected an output of rank 4 at least as large as its input, got {list(shape_of(layer.output))}")
+    kernel = weights["w"] = _rounded(layer.weights["w"])
+    k, size = kernel.shape[0], kernel.shape[2:]
+    if kernel.shape[1] != c or attribute(node, "kernel_shape", size) != size:
+        raise _Refused(f"weights {[c, k, *size]} do not fit its input {list(shapes[0])}")
+    stride, dilation = attribute(node, "strides", (1, 1)), attribute(node, "dilations", (1, 1))
+    extra, mode = attribute(node, "output_padding", (0, 0)), attribute(node, "auto_pad", "NOTSET")
+    pad = attribute(node, "pads", (0, 0, 0, 0))[:2]
+    if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
+        total = [
+            max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
+        ]
+        pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+    about = {"bias": "b" in weights, "residual": layer.residual, "act": layer.act,
+             "sparse24": c % 4 == 0 and bool(sparse24.fits(kernel).all())}  # fmt: skip
+    b = size[0]
+    if size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b) and b > 1:
+        weights["w"] = np.ascontiguousarray(kernel.transpose(2, 3, 0, 1)).reshape(b * b * k, c, 1, 1)
+        weights.update({name: np.tile(weights[name], b * b) for name in ("b", "slope") if name in weights})
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="dcr")
+    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
 
 
 def _window(node, size, image):
@@ -361,9 +399,8 @@ def _pad(layer: Layer, shapes, out, weights) -> MoveProblem:
 
 
 def _depth_to_space(layer: Layer, shapes, out, weights) -> MoveProblem:
-    mode = layer.op if layer.op != "DepthToSpace" else "d2s_" + attribute(layer.node, "mode", "DCR").lower()
     block = out[2] // shapes[0][2]
-    return MoveProblem(*shapes[0], mode, out[1:], step=(1, block, block))
+    return MoveProblem(*shapes[0], layer.op, out[1:], step=(1, block, block))
 
 
 def _resize(layer: Layer, shapes, out, weights) -> MoveProblem:
@@ -403,15 +440,16 @@ def _nearest(i: np.ndarray, scale: float, size: int, out: int, turn: str, roundi
     return np.clip(roundings[rounding](turns[turn]), 0, size - 1).astype(int)
 
 
-CONVOLUTIONS = ("Conv", "Gemm", "MatMul")
+CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 PROBLEMS = {
-    **dict.fromkeys(CONVOLUTIONS, _conv),
+    **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
     **dict.fromkeys(("Identity", *BINARY), _pointwise),
-    **dict.fromkeys(("DepthToSpace", "d2s_crd", "d2s_dcr"), _depth_to_space),
+    **dict.fromkeys(("d2s_crd", "d2s_dcr"), _depth_to_space),
     "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Pad": _pad, "Resize": _resize,
 }  # fmt: skip
 WHY = {
+    "SpaceToDepth": "expected to be read by convolutions alone, without dilation, groups or automatic padding",
     "BatchNormalization": "expected inference mode and constant statistics",
     "PRelu": "expected a constant slope, scalar or [C,1,1]",
     "Clip": "expected constant scalar bounds",

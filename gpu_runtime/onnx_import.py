@@ -36,11 +36,11 @@ FLOATS = {
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {
-    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "DepthToSpace", "Div",
-    "Dropout", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax", "ReduceMean", "Relu",
-    "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
-    "Upsample",
+    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
+    "DepthToSpace", "Div", "Dropout", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid",
+    "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax",
+    "ReduceMean", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "SpaceToDepth", "Squeeze", "Sub", "Sum",
+    "Tanh", "Transpose", "Unsqueeze", "Upsample",
 }  # fmt: skip
 
 
@@ -365,7 +365,7 @@ def _array(name: str, t: TensorProto) -> np.ndarray:
 
 
 def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.ndarray | None, int, str]]:
-    """(layer, op type, weight, values, axis, reason) of each constant that a Conv, Gemm or MatMul reads as its weights.
+    """(layer, op type, weight, values, axis, reason) of each constant that a Conv, ConvTranspose, Gemm or MatMul reads.
 
     `values` are as stored (bfloat16 as FP32), None where the graph computes them; `axis` is that of the input channels;
     `reason` tells why 2:4 cannot apply, or is empty. Sizes of inputs and unsupported operators do not matter.
@@ -386,7 +386,8 @@ def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.
 
 
 def _prune(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Prune Conv, Gemm and MatMul weights in place along their input channels -> (changed, (name, reason) of those kept).
+    """Prune weights of convolutions and matrix products in place along their input channels -> (changed, (name, reason) of
+    those kept).
 
     A shared weight is pruned once; one that has the pattern already is in neither list.
     """
@@ -453,9 +454,9 @@ def _weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorPr
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
     """Axis of the input channels when `node` reads a constant of that rank at `slot` as its weights, else None."""
-    if node.op_type == "Conv" and slot == 1:
+    if node.op_type in ("Conv", "ConvTranspose") and slot == 1:
         group = _int_attribute(node, "group", 1)
-        return 1, "" if group == 1 else f"grouped convolution (group={group})"
+        return 1 if node.op_type == "Conv" else 0, "" if group == 1 else f"grouped convolution (group={group})"
     if node.op_type == "Gemm" and slot == 1:
         return (1 if _int_attribute(node, "transB", 0) else 0), ""
     if node.op_type == "MatMul" and rank >= 2:

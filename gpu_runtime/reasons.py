@@ -94,7 +94,7 @@ def _summary(best: tuple[Tactic, Time] | None) -> dict | None:
 def _rejections(table: Table, op: Op) -> str:
     if any(t.sparse for t in candidates(op.problem, table.device)):
         return "every sparse tactic failed when it was timed"
-    reasons = [r for name, r in rejected(op.problem, table.device) if name.startswith("conv_sparse24")]
+    reasons = [r for name, r in rejected(op.problem, table.device) if "sparse24" in name]
     return "; ".join(dict.fromkeys(reasons))
 
 

@@ -103,14 +103,15 @@ def _layer_type(layer: Mapping) -> str:
     if kind == "move":
         return MOVE_TYPES.get(layer["params"].get("kind"), "Slice")
     return {
-        "conv": "Convolution", "pool": "Pooling", "pointwise": "PointWiseV2", "concat": "Concatenation",
+        "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
+        "pointwise": "PointWiseV2", "concat": "Concatenation",
         "softmax": "SoftMax", "reformat": "Reformat", "noop": "NoOp",
     }.get(kind, kind)  # fmt: skip
 
 
 def _parameters(layer: Mapping) -> dict:
     kind, p = layer["type"], layer.get("params") or {}
-    if kind == "conv":
+    if kind in ("conv", "conv_transpose"):
         return _conv(layer, p)
     if kind == "pool":
         return {
@@ -143,7 +144,7 @@ def _parameters(layer: Mapping) -> dict:
 def _conv(layer: Mapping, p: Mapping) -> dict:
     act = str(p.get("act", "none"))
     return {
-        "ParameterType": "Convolution",
+        "ParameterType": "Convolution" if layer["type"] == "conv" else "Deconvolution",
         "Kernel": list(p["kernel"]),
         **_padding(p),
         "Stride": list(p["stride"]),

@@ -24,6 +24,9 @@ def rejected(problem: Problem, device: Device) -> tuple[tuple[str, str], ...]:
 def _split(problem: Problem, device: Device):
     good, bad = [], []
     for family in families.OF_PROBLEM[type(problem)]:
+        if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
+            bad.append((family.__name__.rpartition(".")[2], "no depth-to-space in its stores"))
+            continue
         for tactic, reason in family.candidates(problem, device):
             if reason:
                 bad.append((str(tactic), reason))

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, LAYOUTS, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
 from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
@@ -72,7 +73,7 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     if p.groups != 1:
         yield "conv_dense", f"grouped convolution (groups = {p.groups}) has no tactic yet"
         return
-    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in p.in_shapes) >= 2**31:
+    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
         yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
         return
     sparse_reason = sparse_family_reason(p)
@@ -125,21 +126,40 @@ def padded_k(problem: ConvProblem) -> int:
     return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE
 
 
-def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where a GEMM's pixels go: (oh, ow) is pixel (first + step * (oh, ow)) of an output of shape `out`, NCHW.
+
+    `name` is appended to the names of the weight sections "w" and "meta".
+    """
+
+    out: tuple[int, int, int, int]
+    first: tuple[int, int] = (0, 0)
+    step: tuple[int, int] = (1, 1)
+    name: str = ""
+
+
+def launches(p: ConvProblem, tactic: Tactic, store: Store | None = None) -> tuple[Launch, ...]:
     t, x_fmt, y_fmt = tactic.tile, tactic.ins[0], tactic.out
-    y_c = padded_channels(y_fmt.layout, p.k)
+    store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
+    out, name = (store.out, store.name) if store else (p.out_shape, "")
+    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]), out[3], strides(y_fmt, out).pixel
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
-        "SPLIT": int(t.split > 1),
+        "SPLIT": int(t.split > 1), **({"D2S": p.d2s} if store else {}),
     }  # fmt: skip
     args = (
-        ("in", 0), ("weights", "w"), ("weights", "meta") if tactic.sparse else NULL, ("weights", "b"),
+        ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL, ("weights", "b"),
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s),
-        *ints(-(-p.c // 8), padded_k(p) // t.k, -(-p.k // 16)),
+        *ints(-(-p.c // 8), padded_k(p) // t.k, -(-len(row_order(p, y_fmt.layout)) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape), *ints(y_c), *alpha_beta(p),
+        *view(x_fmt, p.in_shapes[0]), *view(y_fmt, out), *ints(y_c), *alpha_beta(p),
+        *(ints(
+            store.step[0] * y_w * y_pixel, store.step[1] * y_pixel, (store.first[0] * y_w + store.first[1]) * y_pixel,
+            y_w * y_pixel,
+        ) if store else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split)) if t.split > 1 else ()),
     )  # fmt: skip
     tiles = num_tiles(p, tactic)
@@ -151,17 +171,34 @@ def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     """Output tiles of a tactic: blocks, before K is split."""
-    return -(-padded_channels(tactic.out.layout, p.k) // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+    rows = p.d2s**2 * padded_channels(tactic.out.layout, p.out_shape[1])
+    return -(-rows // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+
+
+@lru_cache(maxsize=1024)
+def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
+    """Which output channel each row of the GEMM is, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
+    if p.d2s == 1:
+        return tuple(range(p.k))
+    b, c = p.d2s, p.k // p.d2s**2
+    channel = np.arange(p.k).reshape((b, b, c) if p.d2s_mode == "dcr" else (c, b, b))
+    channel = channel if p.d2s_mode == "dcr" else channel.transpose(1, 2, 0)  # [i, j, channel of y]
+    if LAYOUTS[layout].vector < 8:
+        return tuple(channel.transpose(2, 0, 1).reshape(-1).tolist())
+    padding = ((0, 0), (0, 0), (0, padded_channels(layout, c) - c))
+    return tuple(np.pad(channel, padding, constant_values=-1).reshape(-1).tolist())
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] as [K, (r, s, c padded to 8) padded to 64] in fragment order; bias and slope padded to 16 rows."""
-    m16 = -(-p.k // 16)
+    """Weights [K,C,R,S] as [rows, (r, s, c padded to 8) padded to 64] in fragment order; bias and slope padded to 16 rows."""
+    order = np.array(row_order(p, tactic.out.layout))
+    rows, sources = np.flatnonzero(order >= 0), order[order >= 0]
+    m16 = -(-len(order) // 16)
     c8 = padded_channels("hwc8", p.c)
     flat = np.zeros((m16 * 16, padded_k(p)), np.float16)
     taps = np.zeros((p.k, p.r, p.s, c8), np.float16)
     taps[..., : p.c] = np.asarray(weights["w"], np.float16).transpose(0, 2, 3, 1)
-    flat[: p.k, : p.r * p.s * c8] = taps.reshape(p.k, -1)
+    flat[rows, : p.r * p.s * c8] = taps.reshape(p.k, -1)[sources]
     sections = {}
     if tactic.sparse:
         kept, codes = sparse24.compress(flat)
@@ -173,7 +210,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         if used:
             row = np.zeros(m16 * 16, np.float32)
             if weights.get(name) is not None:
-                row[: p.k] = weights[name]
+                row[rows] = np.asarray(weights[name], np.float32)[sources]
             sections[name] = row
     return sections
 
@@ -222,7 +259,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes of the packed weights a convolution tactic reads from DRAM."""
-    dense = -(-p.k // 16) * 16 * padded_k(p) * 2
+    dense = -(-len(row_order(p, tactic.out.layout)) // 16) * 16 * padded_k(p) * 2
     return dense // 2 + dense // 16 if tactic.sparse else dense
 
 

@@ -4,10 +4,11 @@ A family has candidates(problem, device), launches(problem, tactic), pack(proble
 predict(problem, tactic, device).
 """
 
-from tactics import conv_gemm, conv_stem, movement
+from tactics import conv_gemm, conv_stem, conv_transpose, movement
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
+    ConvTransposeProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
@@ -18,9 +19,12 @@ from tactics.problem import (
 OF_KERNEL = {
     "conv_stem": conv_stem,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
+    "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
 }  # fmt: skip
 OF_PROBLEM = {
-    ConvProblem: (conv_gemm, conv_stem), PoolProblem: (movement,), PointwiseProblem: (movement,), MoveProblem: (movement,),
+    ConvProblem: (conv_gemm, conv_stem), ConvTransposeProblem: (conv_transpose,), PoolProblem: (movement,),
+    PointwiseProblem: (movement,), MoveProblem: (movement,),
     ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
 }  # fmt: skip
+DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1

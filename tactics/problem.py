@@ -75,7 +75,8 @@ class ConvProblem:
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
     `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation;
-    `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
+    `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With `d2s` = b > 1 the k channels are
+    stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd); a residual has that shape.
     """
 
     n: int
@@ -93,24 +94,28 @@ class ConvProblem:
     residual: bool = False
     act: Activation = NONE
     sparse24: bool = False
+    d2s: int = 1
+    d2s_mode: str = "dcr"
 
     def __post_init__(self):
+        if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
+            raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.p, self.q, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: every size must be positive, got {self}")
 
     def __str__(self) -> str:
-        return _key(self, "conv")
+        return _key(self, "conv").replace(" d2s1 dcr", "").replace(" d2s1 crd", "")
 
     @property
     def p(self) -> int:
-        """Output height."""
+        """Output height, before depth-to-space."""
         return (self.h + self.pad[0] + self.pad[2] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
 
     @property
     def q(self) -> int:
-        """Output width."""
+        """Output width, before depth-to-space."""
         return (self.w + self.pad[1] + self.pad[3] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
 
     @property
@@ -120,18 +125,21 @@ class ConvProblem:
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        return (self.n, self.k, self.p, self.q)
+        return (self.n, self.k // self.d2s**2, self.p * self.d2s, self.q * self.d2s)
 
     @property
     def macs(self) -> int:
         return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out.
+
+        Bias and slope belong to the k channels before depth-to-space.
+        """
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
         w = np.asarray(w, np.float32)
         cg, kg, (sh, sw), (dh, dw) = self.c // self.groups, self.k // self.groups, self.stride, self.dilation
-        y = np.zeros(self.out_shape, np.float32)
+        y = np.zeros((self.n, self.k, self.p, self.q), np.float32)
         for g in range(self.groups):
             xs, ws, ys = xp[:, g * cg : (g + 1) * cg], w[g * kg : (g + 1) * kg], y[:, g * kg : (g + 1) * kg]
             for i in range(self.r):
@@ -142,7 +150,92 @@ class ConvProblem:
         if bias is not None:
             y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         if residual is not None:
-            y += np.asarray(residual, np.float32)
+            y += space_to_depth(np.asarray(residual, np.float32), self.d2s, self.d2s_mode)
+        return depth_to_space(self.act.apply(y, slope), self.d2s, self.d2s_mode)
+
+
+def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:
+    """[n, k, h, w] -> [n, k/b^2, h*b, w*b], as ONNX DepthToSpace."""
+    n, k, h, w = x.shape
+    if mode == "dcr":
+        x = x.reshape(n, b, b, k // b**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        x = x.reshape(n, k // b**2, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(n, k // b**2, h * b, w * b)
+
+
+def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
+    """The inverse of depth_to_space; mode dcr is ONNX SpaceToDepth."""
+    n, c, h, w = x.shape
+    x = x.reshape(n, c, h // b, b, w // b, b)
+    return x.transpose((0, 3, 5, 1, 2, 4) if mode == "dcr" else (0, 1, 3, 5, 2, 4)).reshape(n, c * b * b, h // b, w // b)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeProblem:
+    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c,r,s] (output channel first).
+
+    Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top,
+    left (whatever lies outside `out` is cut). `residual`, `sparse24` as in ConvProblem.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    out: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    sparse24: bool = False
+
+    def __post_init__(self):
+        if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"conv_transpose: every size must be positive, got {self}")
+
+    def __str__(self) -> str:
+        return _key(self, "conv_transpose")
+
+    @property
+    def groups(self) -> int:
+        return 1
+
+    @property
+    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        x = (self.n, self.c, self.h, self.w)
+        return (x, self.out_shape) if self.residual else (x,)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.k, *self.out)
+
+    @property
+    def macs(self) -> int:
+        return self.n * self.c * self.h * self.w * self.k * self.r * self.s
+
+    def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
+        """FP32 arrays in (x [n,c,h,w], w [k,c,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
+        (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
+        high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
+        wide = max((self.w - 1) * sw + (self.s - 1) * dw + 1, left + self.out[1])
+        full = np.zeros((self.n, self.k, high, wide), np.float32)
+        flat = x.transpose(1, 0, 2, 3).reshape(self.c, -1)
+        for i in range(self.r):
+            for j in range(self.s):
+                part = (w[:, :, i, j] @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
+                full[:, :, i * dh : i * dh + (self.h - 1) * sh + 1 : sh, j * dw : j * dw + (self.w - 1) * sw + 1 : sw] += part
+        y = full[:, :, top : top + self.out[0], left : left + self.out[1]]
+        if bias is not None:
+            y = y + np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
+        if residual is not None:
+            y = y + np.asarray(residual, np.float32)
         return self.act.apply(y, slope)
 
 
@@ -384,4 +477,7 @@ class ReformatProblem:
         return np.asarray(x, np.float32)
 
 
-Problem = ConvProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | SoftmaxProblem | ReformatProblem
+Problem = (
+    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | SoftmaxProblem
+    | ReformatProblem
+)  # fmt: skip

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from tactics.format import Format
 
 # What marks a kernel's instruction in its name, as TensorRT's names do; tools look for "hmma".
-MARKS = {"conv_stem": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832"}
+MARKS = {
+    "conv_stem": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832",
+    "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
+}  # fmt: skip
 KERNELS = (*MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "softmax")
 
 
@@ -71,7 +74,7 @@ class Tactic:
 
     @property
     def sparse(self) -> bool:
-        return self.kernel == "conv_sparse24"
+        return self.kernel.endswith("sparse24")
 
     def __str__(self) -> str:
         return self.name

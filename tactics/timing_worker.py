@@ -33,7 +33,16 @@ from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
-from tactics.problem import ACTIVATIONS, Activation, ConvProblem, PointwiseProblem, Problem
+from tactics.problem import (
+    ACTIVATIONS,
+    Activation,
+    ConvProblem,
+    ConvTransposeProblem,
+    PointwiseProblem,
+    Problem,
+    depth_to_space,
+    space_to_depth,
+)
 from tactics.step import Arg
 from tactics.tactic import Tactic
 
@@ -80,7 +89,7 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     if getattr(problem, "op", "") == "div":  # no division by nearly zero
         inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
     weights = {}
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
         w = (rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
         weights["w"] = (sparse24.prune(w) if problem.sparse24 else w).astype(np.float32)
@@ -90,7 +99,7 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
         sign = rng.choice(np.float32([-1, 1]), problem.c if problem.operand == "channel" else 1)
         weights["operand"] = sign * rng.uniform(0.5, 2, sign.shape).astype(np.float32)
     if getattr(getattr(problem, "act", None), "name", "") == "prelu":
-        weights["slope"] = rng.uniform(0.05, 0.5, problem.out_shape[1]).astype(np.float32)
+        weights["slope"] = rng.uniform(0.05, 0.5, getattr(problem, "k", problem.out_shape[1])).astype(np.float32)
     return inputs, weights
 
 
@@ -102,7 +111,7 @@ def _normal(rng, shape) -> np.ndarray:
 
 def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
     """The problem's meaning over random_data's arrays: FP32 NCHW."""
-    if isinstance(problem, ConvProblem):
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.residual else None
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"))
     if isinstance(problem, PointwiseProblem):
@@ -308,8 +317,10 @@ class Bench:
         return self._packed_inputs[i, fmt]
 
     def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
-        """Section name -> address, for each copy of the packed weights; tactics of one kernel share them."""
-        if tactic.kernel not in self._packed_weights:
+        """Section name -> address, for each copy of the packed weights; tactics of one kernel share them (with
+        depth-to-space, those of one output format: it decides the order of rows)."""
+        key = tactic.kernel, tactic.out if getattr(self.problem, "d2s", 1) > 1 else None
+        if key not in self._packed_weights:
             sections = pack_weights(self.problem, tactic, self.weights)
             places, end = {}, 0
             for name, array in sections.items():
@@ -320,8 +331,8 @@ class Bench:
                 host[places[name] : places[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             count = int(np.clip(COPIES_BYTES // len(host), 2, MAX_LAUNCHES + 1))
             on_gpu = self.cupy.tile(self.cupy.asarray(host), count)
-            self._packed_weights[tactic.kernel] = on_gpu, len(host), places
-        on_gpu, nbytes, places = self._packed_weights[tactic.kernel]
+            self._packed_weights[key] = on_gpu, len(host), places
+        on_gpu, nbytes, places = self._packed_weights[key]
         starts = range(on_gpu.data.ptr, on_gpu.data.ptr + on_gpu.nbytes, nbytes)
         return [{name: start + at for name, at in places.items()} for start in starts]
 
@@ -386,15 +397,16 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.n
     with gpu.stream:
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in ("b", "slope") if name in weights}
-        y = cupy.empty(p.out_shape, np.float32)
+        y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
+        residual = cupy.ascontiguousarray(space_to_depth(inputs[1], p.d2s, p.d2s_mode)) if p.residual else None
         params = reference_params(
             p, inputs[0].data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
-            rows["slope"].data.ptr if "slope" in rows else 0, inputs[1].data.ptr if p.residual else 0, y.data.ptr,
+            rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if p.residual else 0, y.data.ptr,
         )  # fmt: skip
         kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(p.act.name)}, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
         gpu.synchronize()
-    return y
+        return cupy.ascontiguousarray(depth_to_space(y, p.d2s, p.d2s_mode))
 
 
 def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, residual: int, y: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from gpu_runtime import onnx_import
 from gpu_runtime.fuse import fuse
 from gpu_runtime.lower import Network, exists, lower
-from tactics.problem import ConvProblem, PointwiseProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem, PointwiseProblem
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
@@ -33,7 +33,7 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
         for x, shape in zip(xs, op.problem.in_shapes, strict=True):
             assert x.shape == tuple(shape), f"{op.name}: {x.shape} is not {shape}"
         w = op.weights
-        if isinstance(op.problem, ConvProblem):
+        if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)):
             y = op.problem.reference(xs[0], w["w"], w.get("b"), xs[1] if op.problem.residual else None, w.get("slope"))
         elif isinstance(op.problem, PointwiseProblem):
             operand = xs[1] if op.problem.operand == "tensor" else w.get("operand")

@@ -70,10 +70,10 @@ def test_resnet20_shortcuts_are_one_window_each():
     assert len(net.groups) == 9 and net.groups[0] == ("n9_Add", ("apart", "into n7_Conv"))
 
 
-def test_super_resolution_shuffles_pixels_in_one_move():
+def test_super_resolution_shuffles_pixels_in_its_last_convolution():
     net = network(given_model("super_resolution_10"), shapes={"input": (1, 1, 224, 224)})
-    assert [type(op.problem) for op in net.ops] == [ConvProblem] * 4 + [MoveProblem]
-    assert net.ops[-1].problem.kind == "d2s_crd" and net.ops[-1].problem.out == (1, 672, 672)
+    assert [type(op.problem) for op in net.ops] == [ConvProblem] * 4
+    assert net.ops[-1].problem.d2s_mode == "crd" and net.ops[-1].problem.out_shape == (1, 1, 672, 672)
     assert net.ops[0].name == "Conv_0 + Relu_1"
 
 
@@ -349,9 +349,10 @@ def test_refusals_are_listed_together():
 
 
 def test_every_operator_accepted_on_import_has_a_rule():
-    elsewhere = {  # vanish, are views, activations, or split before lower
+    elsewhere = {  # vanish, are views, activations, shuffles, or split before lower
         "Constant", "Dropout", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Sum", "Upsample",
         "BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Tanh",
+        "DepthToSpace", "SpaceToDepth",
     }  # fmt: skip
     assert (set(lower.PROBLEMS) | elsewhere) - {"d2s_crd", "d2s_dcr"} == onnx_import.OPS
 

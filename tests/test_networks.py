@@ -209,7 +209,7 @@ def test_answer(execute, name):
 def test_sparsity_record(execute, name, sparsity):
     done, network = execute(name, sparsity), NETWORKS[name]
     record = done.engine.sparsity
-    weighted = [n for n in onnx.load(done.path).graph.node if n.op_type in ("Conv", "Gemm", "MatMul")]
+    weighted = [n for n in onnx.load(done.path).graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
     rows = {row["layer"]: row for row in record["rows"]}
     assert len(weighted) == len(record["rows"]) == len(rows) == network.layers
     assert {n.name for n in weighted if n.name} <= set(rows)
@@ -232,7 +232,7 @@ def test_each_step_issues_the_plans_mma(execute, name, sparsity):
     for step, stats in zip(plan["steps"], done.stats, strict=True):
         layers = [plan["layers"][i] for i in step["covers"]]
         for layer in layers:
-            assert (stats.mma + stats.mma_sp > 0) == (layer["type"] == "conv"), layer["name"]
+            assert (stats.mma + stats.mma_sp > 0) == layer["type"].startswith("conv"), layer["name"]
             assert (stats.mma_sp > 0) == layer["sparse"], layer["name"]
         sparse |= {layer["layer"] for layer in layers if layer["sparse"]}
     assert sparse == set(picked)

@@ -14,6 +14,11 @@
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
 //   SPLIT   1: blocks share an output tile along K (include/split_k.cuh)
 //   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
+//   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
+//         (depth-to-space), in the stores and the residual's loads alike
+#ifndef D2S
+#define D2S 0
+#endif
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
 constexpr int MT = WM / 16, NT = WN / 8;             // its MMA tiles
@@ -40,6 +45,10 @@ struct ConvParams {
   int x_n, x_block, x_pixel, x_log2v;
   int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
   float alpha, beta;
+#if D2S
+  int y_row, y_col, y_first;  // GEMM pixel (oh, ow) is at element y_first + oh*y_row + ow*y_col of its image of y
+  int y_corner;               // elements from one pixel row of y to the next
+#endif
 #if SPLIT
   void* partial;   // [tile][split][accumulator], FP32
   u32* counters;   // [tile], zero before and after
@@ -163,27 +172,66 @@ __device__ __forceinline__ void load_weights(const char* from, long long stride,
 // Epilogue: bias, residual, activation in FP32, one rounding, and stores in y's format through a swizzled staging tile:
 // V >= 8: [pixel][channel], transposed in registers by movmatrix, so that 16-byte stores run along channels;
 // linear: [channel][pixel], 2-byte stores along pixels. A residual enters the staging tile the same way y leaves it.
+//
+// D2S > 1: a row of the GEMM is a channel of one corner (i, j) of the b x b block that a GEMM pixel becomes; the host orders
+// the weights' rows so that DCR and CRD look alike here:
+//   V >= 8: row = (i*b + j)*y_c + c   every corner padded like a pixel of y: whole vectors are stored, padding included
+//   linear: row = (c*b + i)*b + j     b neighbouring rows are b neighbouring pixels: stores interleave them
 constexpr int STAGING_BYTES = BM * BN * 2;
 constexpr int ROW_TABLE_BYTES = BN * 4;
+constexpr int BLOCK = D2S > 1 ? D2S : 1, CORNERS = BLOCK * BLOCK;
+
+// Rows of the GEMM that are stored.
+__device__ __forceinline__ int output_rows(const ConvParams& p) { return CORNERS * p.y_c; }
 
 __device__ __forceinline__ int output_offset(const ConvParams& p, int pixel) {
-  const int n = pixel / (p.p * p.q);
-  return pixel < p.n * p.p * p.q ? n * p.y_n + (pixel - n * (p.p * p.q)) * p.y_pixel : -1;
+  const int n = pixel / (p.p * p.q), rest = pixel - n * (p.p * p.q);
+  if (pixel >= p.n * p.p * p.q) return -1;
+#if D2S
+  const int oh = rest / p.q, ow = rest - oh * p.q;
+  return n * p.y_n + p.y_first + oh * p.y_row + ow * p.y_col;
+#else
+  return n * p.y_n + rest * p.y_pixel;
+#endif
 }
 
-// Byte address in the staging tile of channels (m, m+1) of pixel n, or, linear, of pixels (n, n+1) of channel m.
+// What a row adds to its pixel's offset.
+__device__ __forceinline__ int row_offset(const ConvParams& p, int row) {
+  int c = row, corner = 0;
+#if D2S > 1
+  const int which = OUT_LINEAR ? row % CORNERS : row / p.y_c;
+  c = OUT_LINEAR ? row / CORNERS : row - which * p.y_c;
+  corner = which / BLOCK * p.y_corner + which % BLOCK * p.y_pixel;
+#endif
+  return corner + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
+}
+
+// Whether a row is a channel, not padding.
+__device__ __forceinline__ bool real_row(const ConvParams& p, int row) {
+  if (OUT_LINEAR || D2S <= 1) return row < p.k;
+  return row < output_rows(p) && row % p.y_c < p.k / CORNERS;
+}
+
+// Byte address in the staging tile of channels (m, m+1) of pixel n, or, linear, of pixels (n, n+1) of channel m. Linear rows
+// are rotated by 12 of 32 banks each: 8 rows x 4 words (fragments) and b rows x 32/b pixels (stores) both miss each other.
 __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
-  return OUT_LINEAR ? staging + swizzled<BN / 8>(m, n / 8) + (n % 8) * 2 : staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
+  if (!OUT_LINEAR) return staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
+  constexpr int WORDS = BN / 2 < 32 ? BN / 2 : 32;  // that a row rotates through
+  static_assert(BN / 2 % WORDS == 0 && WORDS >= 16, "linear output: a row is 16 words, or a multiple of 32");
+  const int word = n / 2, turned = (word + (WORDS == 32 ? 12 * m : m / 2 * 4)) % WORDS;
+  return staging + (m * (BN / 2) + word / WORDS * WORDS + turned) * 4 + n % 2 * 2;
 }
 
 template <bool TO_SHARED>
 __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
-  if (OUT_LINEAR) {
-    for (int id = threadIdx.x; id < BM * BN; id += THREADS) {
-      const int m = id / BN, n = id % BN, offset = static_cast<int>(lds_32(rows + n * 4));
-      const int c = m0 + m;  // padded channels (chw2) are stored too: the staging tile holds zeros there
-      const bool ok = offset >= 0 && c < p.y_c;
-      __half* at = tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
+  if (OUT_LINEAR) {  // padded channels (chw2) are stored too: the staging tile holds zeros there
+    const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
+    for (int id = threadIdx.x; id < (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN; id += THREADS) {
+      const int m = id / (BLOCK * BN) * BLOCK + id % BLOCK - early, n = id / BLOCK % BN;
+      if (BLOCK > 1 && (m < 0 || m >= BM)) continue;
+      const int offset = static_cast<int>(lds_32(rows + n * 4));
+      const bool ok = offset >= 0 && m0 + m < output_rows(p);
+      __half* at = tensor + offset + row_offset(p, m0 + m);
       if (TO_SHARED)
         sts_16(staged(staging, m, n), ok ? __half_as_ushort(*at) : u16(0));
       else if (ok)
@@ -193,9 +241,9 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   }
 #pragma unroll 4
   for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
-    const int n = id / (BM / 8), m = id % (BM / 8) * 8, c = m0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
-    const bool ok = offset >= 0 && c < p.y_c;
-    __half* at = tensor + offset + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
+    const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
+    const bool ok = offset >= 0 && m0 + m < output_rows(p);
+    __half* at = tensor + offset + row_offset(p, m0 + m);
     if (TO_SHARED)
       sts_128(staged(staging, m, n), ok ? ldg_128(at) : make_uint4(0, 0, 0, 0));
     else if (ok)
@@ -225,7 +273,7 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
 #pragma unroll
     for (int half_tile = 0; half_tile < 2; ++half_tile) {  // rows g and g + 8 of the MMA tile
       const int m = warp_m + i * 16 + half_tile * 8, channel = m0 + m + g;
-      const bool real = channel < p.k;
+      const bool real = real_row(p, channel);
       const float bias = real ? p.bias[channel] : 0.f;
       const float slope = ACT == ACT_PRELU && real ? p.slope[channel] : 0.f;
 #pragma unroll

@@ -1,0 +1,100 @@
+"""Transposed convolution as one implicit GEMM per output phase, on the kernels of conv_gemm, with nothing zero-stuffed.
+
+With stride s, output row s*a + i is reached by the taps r with (i + pad - r*dilation) % s == 0 alone: every s-th tap (or
+s/gcd(s, dilation)-th). Those taps, in reverse, are an ordinary convolution of stride 1 over x, whose pixel (a, b) is output
+pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem and a Store, a tactic is one launch per phase,
+and each phase has its own packed weights ("w0", "w1", ...; "meta0", ...). A phase that no tap reaches keeps one zero tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics import conv_gemm
+from tactics.conv_gemm import Store
+from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.step import Launch
+from tactics.tactic import Tactic
+
+GEMM_KERNEL = {"transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24"}
+OWN_KERNEL = {v: k for k, v in GEMM_KERNEL.items()}
+
+
+@lru_cache(maxsize=1024)
+def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
+    """(convolution, where its pixels go, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
+    rows, columns = (
+        [_axis(i, *sizes) for i in range(sizes[0])]
+        for sizes in zip(p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out, strict=True)
+    )
+    result = []
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            if row is None or column is None:
+                continue
+            (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
+            conv = ConvProblem(
+                p.n, p.c, p.h, p.w, p.k, len(r), len(s), pad=(top, left, bottom, right), dilation=(dil_r, dil_s),
+                bias=p.bias, residual=p.residual, act=p.act, sparse24=p.sparse24,
+            )  # fmt: skip
+            result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
+    return tuple(result)
+
+
+def _axis(phase: int, stride: int, pad: int, dilation: int, size: int, image: int, out: int):
+    """(taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None if none.
+
+    Padding may be negative: pixels left out.
+    """
+    count = -(-(out - phase) // stride)
+    if count < 1:
+        return None
+    taps = tuple(t for t in reversed(range(size)) if (phase + pad - t * dilation) % stride == 0) or (-1,)
+    reach = [(phase + pad - t * dilation) // stride for t in taps]  # input pixel of output 0, ascending
+    step = reach[1] - reach[0] if len(taps) > 1 else 1
+    return taps, step, -reach[0], count - image + reach[0] + step * (len(taps) - 1)
+
+
+def _gemm(tactic: Tactic) -> Tactic:
+    return replace(tactic, kernel=GEMM_KERNEL[tactic.kernel])
+
+
+def candidates(p: ConvTransposeProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""): the tiles that every phase can run."""
+    found: dict[Tactic | str, list[str]] = {}
+    for conv, *_ in phases(p):
+        for tactic, reason in conv_gemm.candidates(conv, device):
+            found.setdefault(tactic, []).append(reason)
+    for tactic, reasons in found.items():
+        reason = next(filter(None, reasons), "")
+        if isinstance(tactic, str):
+            yield OWN_KERNEL.get(tactic, tactic), reason
+        elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another
+            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), reason
+
+
+def launches(p: ConvTransposeProblem, tactic: Tactic) -> tuple[Launch, ...]:
+    return tuple(step for conv, store, *_ in phases(p) for step in conv_gemm.launches(conv, _gemm(tactic), store))
+
+
+def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C,R,S] -> each phase's taps as conv_gemm packs them; bias and slope once."""
+    sections = {}
+    w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
+    for conv, store, r, s in phases(p):
+        part = conv_gemm.pack(conv, _gemm(tactic), {**weights, "w": w[:, :, r][:, :, :, s]})
+        sections |= {name + store.name if name in ("w", "meta") else name: array for name, array in part.items()}
+    return sections
+
+
+def predict(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """The phases one after the other, each bounded by what bounds it."""
+    parts = [conv_gemm.predict(conv, _gemm(tactic), device) for conv, *_ in phases(p)]
+    slowest = max(parts, key=lambda part: part["total_us"])
+    total = {k: sum(part.get(k, 0.0) for part in parts) for k in slowest if k != "bound"}
+    return {**total, "bound": slowest["bound"]}

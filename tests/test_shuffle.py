@@ -1,0 +1,242 @@
+"""Depth-to-space, space-to-depth and channel shuffles next to a convolution are part of it: no layer, no bytes of their own."""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import model_path
+from reference_run import check_against_ort, given_model, model, network, node, ort_run
+
+import gpu_runtime as gr
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.launch import Emulated
+from gpu_runtime.pipeline import DEFAULT_DEVICE
+from tactics.candidates import candidates
+from tactics.conv_gemm import padded_k, row_order
+from tactics.format import Format, padded_channels
+from tactics.launches import launches
+from tactics.problem import Activation, ConvProblem, MoveProblem, depth_to_space, space_to_depth
+from tactics.step import linear
+from tactics.tactic import Tactic, Tile
+from tactics.timing_worker import random_data, reference
+from tests.problems import assert_right, execute
+
+DEVICE = named("h200")
+TILE = Tile(64, 64, 64, 2, 2, 4)
+rng = np.random.default_rng(5)
+RELU, SIGMOID, PRELU = Activation("relu"), Activation("sigmoid"), Activation("prelu")
+
+
+def weights(*shape):
+    return rng.standard_normal(shape).astype(np.float16).astype(np.float32) / 4
+
+
+# ---- the kernels' store map
+
+
+def problem(b, mode, k, **more):
+    return ConvProblem(2, 16, 5, 7, k, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True, d2s=b, d2s_mode=mode, **more)
+
+
+# A residual lies in the shuffled layout; sigmoid(0) is not 0, so padded channels must be masked; 3 channels per corner need it.
+CASES = {
+    "dcr": problem(2, "dcr", 12, residual=True, act=PRELU),
+    "crd": problem(2, "crd", 12, residual=True, act=SIGMOID),
+    "three": problem(3, "crd", 27, act=SIGMOID),
+    "three_dcr": problem(3, "dcr", 9, act=PRELU),
+    "four": problem(4, "dcr", 48, residual=True, act=SIGMOID),
+    "wide": problem(2, "crd", 160, act=RELU),
+}
+
+
+def tactic(kernel, p, x, y):
+    formats = [Format("fp16", layout) for layout in (x, y)]
+    return Tactic(kernel, TILE, tuple(formats) if p.residual else tuple(formats[:1]), formats[1])
+
+
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+@pytest.mark.parametrize("name", CASES)
+def test_stores(name, kernel):
+    p = CASES[name]
+    inputs, w = random_data(p)
+    expected = reference(p, inputs, w)
+    for y in ("hwc8", "chw32", "chw", "chw2"):
+        t = tactic(kernel, p, "hwc8", y)
+        if y != "chw2":
+            assert t in candidates(p, DEVICE)
+        outputs = []
+        for options in ({}, {"async_mode": "late", "seed": 1}):
+            gpu = Emulated(DEVICE, **options)
+            outputs.append(execute(gpu, p, t, inputs, w))
+            assert_right(p, t, outputs[-1], expected)
+            (stats,) = gpu.stats
+            rows = p.d2s**2 * padded_channels(y, p.out_shape[1])
+            blocks = -(-rows // TILE.m) * -(-p.n * p.p * p.q // TILE.n)
+            mmas = blocks * padded_k(p) * TILE.m * TILE.n // (16 * 8 * (32 if t.sparse else 16))
+            assert stats.mma + stats.mma_sp == mmas
+            assert stats.excess_wavefronts == 0, f"{y}: bank conflicts: {stats.excess}"
+        assert np.array_equal(*outputs)
+
+
+def test_unpadded_linear_rows_are_fewer_mmas_and_a_candidate():
+    """48 channels become 3 of 4 x 4 pixels: 128 rows of vectors, or 48 rows of linear stores; both are candidates."""
+    p = CASES["four"]
+    assert len(row_order(p, "hwc8")) == 128 and len(row_order(p, "chw")) == 48
+    assert {linear(t.out) for t in candidates(p, DEVICE)} == {False, True}
+    for layout in ("hwc8", "chw"):
+        order = np.array(row_order(p, layout))
+        assert sorted(order[order >= 0]) == list(range(48))
+
+
+def test_vector_stores_fill_whole_sectors():
+    p = ConvProblem(1, 16, 8, 8, 128, 1, 1, d2s=2)
+    gpu = Emulated(DEVICE)
+    execute(gpu, p, tactic("conv_dense", p, "hwc8", "hwc8"), *random_data(p))
+    assert gpu.stats[0].sectors == gpu.stats[0].ideal_sectors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("b, kernel, y", [*itertools.product((2, 4), ("conv_dense", "conv_sparse24"), ("hwc8", "chw")),
+                                          (3, "conv_dense", "chw")])  # fmt: skip
+def test_compiles_without_spills(b, kernel, y, sm):
+    p = problem(b, "dcr", 48 if b != 3 else 27, residual=True, act=PRELU)
+    for tile in (TILE, Tile(128, 128, 64, 2, 4, 3)):
+        step = launches(p, Tactic(kernel, tile, (Format("fp16", "hwc8"), Format("fp16", y)), Format("fp16", y)))[0]
+        c = compile_kernel(step.kernel, dict(step.values), sm)
+        assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+
+
+# ---- fusion, against onnxruntime
+
+
+@pytest.mark.parametrize("b", [2, 3])
+@pytest.mark.parametrize("mode", ["dcr", "crd"])
+def test_reference_is_onnx_depth_to_space(mode, b):
+    x = rng.standard_normal((2, 4 * b * b, 3, 5)).astype(np.float32)
+    proto = model([node("DepthToSpace", "x", "y", blocksize=b, mode=mode.upper())], {"x": x.shape}, "y")
+    assert np.array_equal(depth_to_space(x, b, mode), ort_run(proto, {"x": x})["y"])
+    assert np.array_equal(space_to_depth(depth_to_space(x, b, mode), b, mode), x)
+
+
+X = {"x": (2, 8, 6, 4)}
+
+
+def written_out(kind: str, x: str, y: str, shape, b: int):
+    """(nodes, weights) of Reshape, Transpose, Reshape for a shuffle of a tensor of that shape."""
+    n, c, h, w = shape
+    six, perm, out = {
+        "d2s_crd": ((n, c // b**2, b, b, h, w), (0, 1, 4, 2, 5, 3), (n, c // b**2, h * b, w * b)),
+        "d2s_dcr": ((n, b, b, c // b**2, h, w), (0, 3, 4, 1, 5, 2), (n, c // b**2, h * b, w * b)),
+        "s2d_crd": ((n, c, h // b, b, w // b, b), (0, 1, 3, 5, 2, 4), (n, c * b * b, h // b, w // b)),
+        "s2d_dcr": ((n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4), (n, c * b * b, h // b, w // b)),
+        "channels": ((n, b, c // b, h, w), (0, 2, 1, 3, 4), shape),
+    }[kind]
+    nodes = [node("Reshape", f"{x} {y}_six", f"{y}_a"), node("Transpose", f"{y}_a", f"{y}_b", perm=perm),
+             node("Reshape", f"{y}_b {y}_out", y)]  # fmt: skip
+    return nodes, {f"{y}_six": np.array(six), f"{y}_out": np.array(out)}
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("act", ["", "before", "after"])
+@pytest.mark.parametrize("spelling", ["DepthToSpace", "Reshape"])
+def test_depth_to_space_joins_the_convolution(mode, act, spelling):
+    w = {"w": weights(12, 8, 3, 3), "b": weights(12), "s": weights(12 if act == "before" else 3, 1, 1)}
+    nodes = [node("Conv", "x w b", "a", pads=(1, 1, 1, 1))]
+    nodes += [node("PRelu", "a s", "p")] if act == "before" else []
+    source = "p" if act == "before" else "a"
+    if spelling == "Reshape":
+        more, extra = written_out(f"d2s_{mode.lower()}", source, "d", (2, 12, 6, 4), 2)
+        nodes, w = nodes + more, w | extra
+    else:
+        nodes.append(node("DepthToSpace", source, "d", blocksize=2, mode=mode))
+    nodes.append(node("PRelu", "d s", "y") if act == "after" else node("Identity", "d", "y"))
+    net = check_against_ort(model(nodes, X, "y", w), 1e-5)
+    (op,) = net.ops
+    assert (op.problem.d2s, op.problem.d2s_mode) == (2, mode.lower()) and op.problem.out_shape == (2, 3, 12, 8)
+    assert op.problem.act.name == ("prelu" if act else "none")
+
+
+def test_residual_after_depth_to_space_is_still_an_alternative():
+    w = {"w": weights(12, 8, 1, 1), "v": weights(3, 3, 3, 3)}
+    nodes = [node("Conv", "x w", "a"), node("DepthToSpace", "a", "d", blocksize=2), node("Conv", "z v", "c", pads=(1, 1, 1, 1))]
+    nodes += [node("Add", "d c", "s"), node("Relu", "s", "y")]
+    net = check_against_ort(model(nodes, X | {"z": (2, 3, 12, 8)}, "y", w), 1e-5)
+    assert net.groups == (("s", ("apart", "into a", "into c")),)
+    assert not any(isinstance(op.problem, MoveProblem) for op in net.ops)
+    assert {op.problem.d2s for op in net.ops if op.layer == "a"} == {2}
+
+
+@pytest.mark.parametrize("tail", ["a d", "other"])
+def test_depth_to_space_of_a_tensor_with_other_readers_stays(tail):
+    nodes = [node("Conv", "x w", "a"), node("DepthToSpace", "a", "d", blocksize=2)]
+    if tail == "other":
+        nodes.append(node("Tanh", "a", "t"))
+    net = check_against_ort(model(nodes, X, "a d" if tail == "a d" else "d t", {"w": weights(12, 8, 1, 1)}), 1e-5)
+    assert sum(isinstance(op.problem, MoveProblem) for op in net.ops) == 1
+
+
+@pytest.mark.parametrize("kind", ["s2d_dcr", "s2d_crd", "SpaceToDepth"])
+def test_space_to_depth_becomes_taps(kind):
+    w = {"w": weights(5, 32, 3, 3), "v": weights(4, 32, 1, 1)}
+    first, extra = written_out("s2d_dcr" if kind == "SpaceToDepth" else kind, "x", "d", (2, 8, 6, 4), 2)
+    if kind == "SpaceToDepth":
+        first, extra = [node("SpaceToDepth", "x", "d", blocksize=2)], {}
+    nodes = [*first, node("Conv", "d w", "y", pads=(1, 0, 1, 1), strides=(1, 2)), node("Conv", "d v", "z")]
+    net = check_against_ort(model(nodes, X, "y z", w | extra), 1e-5)
+    a, b = (op.problem for op in net.ops)
+    assert (a.c, a.r, a.s, a.stride, a.pad) == (8, 6, 6, (2, 4), (2, 0, 2, 2))
+    assert (b.c, b.r, b.s, b.stride, b.pad) == (8, 2, 2, (2, 2), (0, 0, 0, 0))
+
+
+def test_space_to_depth_keeps_the_2_to_4_pattern():
+    w = weights(8, 32, 1, 1)
+    w[:, 1::2] = 0
+    net = network(model([node("SpaceToDepth", "x", "d", blocksize=2), node("Conv", "d w", "y")], X, "y", {"w": w}))
+    assert net.ops[0].problem.sparse24
+
+
+def test_space_to_depth_read_by_others_is_refused_by_name():
+    nodes = [node("SpaceToDepth", "x", "d", blocksize=2), node("Relu", "d", "y")]
+    with pytest.raises(gr.ModelError, match="SpaceToDepth d: expected to be read by convolutions alone"):
+        network(model(nodes, X, "y"))
+
+
+@pytest.mark.parametrize("where", ["before", "after", "both"])
+def test_channel_shuffle_is_an_order_of_rows_or_columns(where):
+    """Rows when the convolution before is read only by the shuffle, bias and slopes with them; else columns after it."""
+    w = {"w": weights(8, 8, 1, 1), "b": weights(8), "s": weights(8, 1, 1), "v": weights(5, 8, 3, 3), "u": weights(4, 8, 1, 1)}
+    nodes = [] if where == "after" else [node("Conv", "x w b", "a"), node("PRelu", "a s", "p")]
+    more, extra = written_out("channels", "x" if where == "after" else "p", "d", (2, 8, 6, 4), 2)
+    tail = [node("Relu", "d", "y")] if where == "before" else [node("Conv", "d v", "y"), node("Conv", "d u", "z")]
+    net = check_against_ort(model(nodes + more + tail, X, "y" if where == "before" else "y z", w | extra), 1e-5)
+    assert len(net.ops) == {"before": 2, "after": 2, "both": 3}[where]
+
+
+# ---- built engines
+
+
+def moved(engine):
+    """Layers that only move data, reformats at the network's edge aside."""
+    layers = engine.plan["layers"]
+    return [x["name"] for x in layers if x["type"] in ("move", "noop") and x["params"].get("kind") != "upsample"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparsity", ["disable", "force"])
+@pytest.mark.parametrize("name, shape", [("super_resolution_10", (1, 1, 224, 224)), ("realesr_animevideov3", (1, 3, 32, 40)),
+                                         ("realesr_animevideov3_fp16", (1, 3, 32, 40))])  # fmt: skip
+def test_no_layer_is_left_for_pixel_shuffles(name, shape, sparsity):
+    engine = gr.build(model_path(name), sparsity=sparsity, device=DEFAULT_DEVICE, shapes={"input": shape})
+    assert moved(engine) == []
+    convs = [layer for layer in engine.plan["layers"] if layer["type"] == "conv"]
+    assert sum("d2s" in layer["params"] for layer in convs) == 1 and convs[-1]["params"]["d2s"] == (3 if shape[1] == 1 else 4)
+
+
+def test_carn_shuffles_after_a_grouped_convolution_only():
+    """Its one pixel shuffle follows a convolution of 4 groups, whose kernels have no such store."""
+    net = network(given_model("carn_m_x2"), shapes={"input": (1, 3, 16, 24)})
+    (move,) = (op for op in net.ops if isinstance(op.problem, MoveProblem))
+    (producer,) = (op for op in net.ops if op.output == move.inputs[0])
+    assert move.problem.kind == "d2s_crd" and producer.problem.groups == 4

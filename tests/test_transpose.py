@@ -1,0 +1,172 @@
+"""Transposed convolution: one implicit GEMM per output phase, against onnxruntime; dense and 2:4; nothing zero-stuffed."""
+
+import math
+import random
+
+import numpy as np
+import onnx
+import pytest
+from reference_run import check_against_ort, feeds_for, model, network, node, ort_run
+
+import gpu_runtime as gr
+from cuda_kernels import sparse24
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from gpu_runtime.pipeline import DEFAULT_DEVICE
+from tactics.candidates import candidates, rejected
+from tactics.conv_gemm import padded_k
+from tactics.conv_transpose import phases
+from tactics.format import Format, padded_channels
+from tactics.predict import predict
+from tactics.problem import Activation, ConvProblem, ConvTransposeProblem
+from tactics.tactic import Tactic, Tile
+from tests.problems import assert_right, execute
+
+DEVICE = named("h200")
+TILE = Tile(64, 64, 64, 2, 2, 4)
+PROBLEM = ConvTransposeProblem(
+    2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=Activation("sigmoid"), sparse24=True
+)
+
+
+def draw(seed: int):
+    """(model, weights) of one ConvTranspose, all its attributes drawn; 2:4 along axis 0 for every second seed."""
+    rng, values = random.Random(seed), np.random.default_rng(seed)
+    c, k = rng.choice((3, 8, 12, 20)), rng.choice((1, 5, 16, 40))
+    size, stride = (rng.randint(1, 5), rng.randint(1, 5)), (rng.randint(1, 3), rng.randint(1, 3))
+    dilation = (1, 1) if seed % 3 else (rng.randint(1, 3), rng.randint(1, 3))
+    image = (rng.randint(1, 6), rng.randint(2, 6))
+    attributes = {"strides": stride, "dilations": dilation}
+    mode = rng.choice(("pads", "pads", "pads", "SAME_UPPER", "SAME_LOWER", "output_shape"))
+    if mode == "pads":
+        reach = [(size[i] - 1) * dilation[i] for i in range(2)]
+        pads = [rng.randint(0, max(min(reach[i % 2], 2), 0)) for i in range(4)]
+        extra = [rng.randint(0, stride[i] - 1) for i in range(2)]
+        lengths = [(image[i] - 1) * stride[i] + reach[i] + 1 + extra[i] - pads[i] - pads[i + 2] for i in range(2)]
+        attributes |= {"pads": pads if min(lengths) > 0 else (0, 0, 0, 0), "output_padding": extra}
+    elif mode == "output_shape":
+        full = [(image[i] - 1) * stride[i] + (size[i] - 1) * dilation[i] + 1 for i in range(2)]
+        attributes |= {"output_shape": [max(i, f - rng.randint(0, 2)) for i, f in zip(image, full, strict=True)]}
+    else:
+        attributes |= {"auto_pad": mode}
+        attributes.pop("dilations")
+    w = values.standard_normal((c, k, *size)).astype(np.float16).astype(np.float32) / np.float32(math.sqrt(c))
+    if c % 4 == 0 and seed % 2:
+        w = sparse24.prune(w, 0)
+    named_weights = {"w": w.astype(np.float16).astype(np.float32), "b": values.standard_normal(k).astype(np.float32)}
+    nodes = [node("ConvTranspose", "x w b", "a", **attributes), node("Relu", "a", "y")]
+    return model(nodes, {"x": (rng.randint(1, 2), c, *image)}, "y", named_weights)
+
+
+def run(problem, tactic, inputs, weights, **options):
+    gpu = Emulated(DEVICE, **options)
+    return execute(gpu, problem, tactic, inputs, weights), gpu.stats
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_onnxruntime(seed):
+    proto = draw(seed)
+    net = network(proto)
+    (op,) = net.ops
+    feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds_for(net, seed=seed).items()}
+    expected = ort_run(proto, feeds)["y"]
+    assert op.problem.out_shape == expected.shape and op.problem.act.name == "relu" and op.problem.bias
+    kernels = (
+        ["conv_dense", "conv_sparse24"] if isinstance(op.problem, ConvProblem) else ["transpose_dense", "transpose_sparse24"]
+    )
+    assert op.problem.sparse24 or seed % 2 == 0 or op.problem.c % 4
+    x = feeds["x"].astype(np.float16)
+    for kernel in kernels[: 2 if op.problem.sparse24 else 1]:
+        tactic = Tactic(kernel, TILE, (Format("fp16", "hwc8"),), Format("fp16", ("hwc8", "chw")[seed % 2]))
+        assert tactic in candidates(op.problem, DEVICE)
+        got, _ = run(op.problem, tactic, [x], op.weights)
+        assert_right(op.problem, tactic, got, expected)
+
+
+@pytest.mark.parametrize("kernel", ["transpose_dense", "transpose_sparse24"])
+def test_counters_residual_and_orders(kernel):
+    """Kernel 4, stride 2: 2 x 2 of the 16 taps in each of 4 phases; no conflicts; late copies and other orders agree."""
+    rng = np.random.default_rng(1)
+    p = PROBLEM
+    x, res = (rng.standard_normal(s).astype(np.float16) for s in p.in_shapes)
+    w = sparse24.prune((rng.standard_normal((p.k, p.c, p.r, p.s)) / 8).astype(np.float16)).astype(np.float32)
+    weights = {"w": w, "b": rng.standard_normal(p.k).astype(np.float32)}
+    expected = p.reference(x, w, weights["b"], res)
+    for y in ("hwc8", "chw32"):
+        tactic = Tactic(kernel, TILE, (Format("fp16", "hwc8"), Format("fp16", y)), Format("fp16", y))
+        got, stats = run(p, tactic, [x, res], weights)
+        assert_right(p, tactic, got, expected)
+        assert np.array_equal(got, run(p, tactic, [x, res], weights, async_mode="late", seed=2)[0])
+        assert len(stats) == 4
+        for (conv, *_), s in zip(phases(p), stats, strict=True):
+            assert (conv.r, conv.s) == (2, 2)
+            tiles = -(-padded_channels(y, p.k) // TILE.m) * -(-(p.n * 5 * 7) // TILE.n)
+            useful = tiles * padded_k(conv) * TILE.m * TILE.n // (16 * 8 * (32 if tactic.sparse else 16))
+            assert s.mma + s.mma_sp == useful and (s.mma_sp > 0) == tactic.sparse
+            assert s.excess_wavefronts == 0
+
+
+def test_phases_hold_every_tap_once():
+    for p in (PROBLEM, ConvTransposeProblem(1, 8, 4, 4, 8, 5, 3, (13, 9), (3, 2), (0, 1), (1, 1)),
+              ConvTransposeProblem(1, 8, 4, 4, 8, 3, 3, (11, 11), (2, 2), (0, 0), (2, 2))):  # fmt: skip
+        pairs = [(r, s) for _, _, rows, columns in phases(p) for r in rows for s in columns]
+        real = [pair for pair in pairs if min(pair) >= 0]
+        assert sorted(real) == sorted((r, s) for r in range(p.r) for s in range(p.s))
+
+
+def test_kernel_equal_to_stride_is_one_convolution_with_depth_to_space():
+    rng = np.random.default_rng(0)
+    w = {"w": rng.standard_normal((8, 5, 2, 2)).astype(np.float16).astype(np.float32), "b": np.arange(5, dtype=np.float32)}
+    w["s"] = rng.uniform(0, 1, (5, 1, 1)).astype(np.float32)
+    nodes = [node("ConvTranspose", "x w b", "a", strides=(2, 2)), node("PRelu", "a s", "y")]
+    net = check_against_ort(model(nodes, {"x": (2, 8, 3, 4)}, "y", w), 1e-5)
+    (op,) = net.ops
+    assert isinstance(op.problem, ConvProblem) and (op.problem.k, op.problem.r, op.problem.d2s) == (20, 1, 2)
+
+
+def test_residual_scale_and_groups():
+    rng = np.random.default_rng(0)
+    w = {
+        "w": rng.standard_normal((8, 4, 3, 3)).astype(np.float16).astype(np.float32),
+        "m": np.float32([1, 2, 0.5, -1]).reshape(4, 1, 1),
+    }
+    nodes = [node("ConvTranspose", "x w", "a", strides=(2, 2)), node("Mul", "a m", "p"), node("Add", "p z", "y")]
+    net = check_against_ort(model(nodes, {"x": (1, 8, 3, 4), "z": (1, 4, 7, 9)}, "y", w), 1e-3)
+    assert net.groups == (("y", ("apart", "into a")),)
+    grouped = [node("ConvTranspose", "x w", "y", group=2)]
+    with pytest.raises(gr.ModelError, match="ConvTranspose y: expected one group"):
+        network(model(grouped, {"x": (1, 8, 3, 4)}, "y", w))
+
+
+def test_names_predictions_and_reasons():
+    good = candidates(PROBLEM, DEVICE)
+    assert {t.kernel for t in good} == {"transpose_dense", "transpose_sparse24"}
+    for t in good[::40]:
+        assert Tactic.parse(t.name) == t
+        assert predict(PROBLEM, t, DEVICE)["total_us"] > 3 * DEVICE.launch_us
+    dense = ConvTransposeProblem(1, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1))
+    assert any(name == "transpose_sparse24" and "pattern_violation" in reason for name, reason in rejected(dense, DEVICE))
+
+
+@pytest.mark.parametrize("sparsity", ["disable", "force"])
+def test_an_engine(tmp_path, sparsity):
+    """--sparsity=force prunes along axis 0, the plan says what it picked, and the outputs are those of the pruned model."""
+    rng = np.random.default_rng(4)
+    w = {"w": rng.standard_normal((64, 64, 4, 4)).astype(np.float32) / 16, "b": rng.standard_normal(64).astype(np.float32)}
+    path = tmp_path / "up.onnx"
+    nodes = [node("ConvTranspose", "x w b", "a", strides=(2, 2), pads=(1, 1, 1, 1), name="up"), node("Relu", "a", "y")]
+    onnx.save(model(nodes, {"x": (1, 64, 6, 6)}, "y", w), path)
+    pruned = tmp_path / "pruned.onnx" if sparsity == "force" else None
+    engine = gr.build(path, sparsity=sparsity, device=DEFAULT_DEVICE, save_pruned=pruned)
+    x = rng.standard_normal((1, 64, 6, 6)).astype(np.float32)
+    with engine.context(device="emulator") as ctx:
+        y = ctx.run({"x": x})["y"]
+    expected = ort_run(pruned or path, {"x": x})["y"]
+    assert np.abs(y - expected).max() < 5e-3 * np.abs(expected).max()
+    (row,) = engine.sparsity["rows"]
+    assert row["layer"] == "up" and engine.sparsity["eligible"] == (["up"] if sparsity == "force" else [])
+    if pruned:
+        stored = onnx.numpy_helper.to_array(next(t for t in onnx.load(pruned).graph.initializer if t.name == "w"))
+        assert sparse24.fits(stored, 0).all()
+    types = [layer["LayerType"] for layer in engine.layer_info()["Layers"]]
+    assert types.count("Deconvolution") == 1
