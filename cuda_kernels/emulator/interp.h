@@ -135,12 +135,12 @@ struct Barrier {
     u32 joined[32] = {};
 };
 
-struct Cell {  // shadow of one shared-memory element (1, 2 or 4 bytes: the smallest access in the program)
+struct Cell {  // shadow of 16 bytes of shared memory, or of one element (1, 2 or 4 bytes: the smallest access in the program)
     u32 write_epoch, read_epoch, readers;
     u8 writer, flags;
     u16 lane;
 };
-enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8 };
+enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8, SPLIT = 16 };
 
 struct Sectors {  // what sectors.h knows of the sectors this worker's blocks touched
     std::vector<std::unique_ptr<u32[]>> chunks;
@@ -167,7 +167,7 @@ struct Block {
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 epochs = 1;
-    std::vector<Cell> cells;
+    std::vector<Cell> lines, cells;  // see shadow.h
     std::unordered_map<u32, std::vector<std::pair<u32, u32>>> more_readers;  // cell -> (mask, epoch)
     u32 fences = 0;           // see order.h
     Fences known, observed;

@@ -170,12 +170,9 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
         if (CHECK) {
             count_shared(k.counts[pc], ad, m, size);
             Shadow shadow{k, w, pc};
-            for (int i = 0; i < LANES; i++) {
-                if (!(m >> i & 1)) continue;
-                if (in.kind == K_ATOM) shadow.read((u32)ad[i], size, i, true);
-                if (write) shadow.write((u32)ad[i], size, i, cell_flags);
-                else shadow.read((u32)ad[i], size, i, (in.flags & STRONG) != 0);
-            }
+            if (in.kind == K_ATOM) shadow.read_lanes(ad, m, size, true);
+            if (write) shadow.write_lanes(ad, m, size, cell_flags);
+            else shadow.read_lanes(ad, m, size, (in.flags & STRONG) != 0);
         }
         for (int i = 0; i < LANES; i++) p[i] = k.smem + ad[i];
     } else if (space == LOCAL) {
@@ -363,8 +360,7 @@ inline void cp_async(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
             check_writer(k, src, reading, bytes, in.order, pc);
         c.bytes = written;
         Shadow shadow{k, w, pc};
-        for (int i = 0; i < LANES; i++)
-            if (m >> i & 1) shadow.write((u32)dst[i], bytes, i, PENDING);
+        shadow.write_lanes(dst, m, bytes, PENDING);
     }
     bool late = k.launch->late;
     for (int i = 0; i < LANES; i++) {
@@ -420,7 +416,7 @@ inline void ldmatrix(Block& k, Warp& w, const Ins& in, u32 pc) {
     if (CHECK) {
         count_shared(k.counts[pc], ad, m, 16);
         Shadow shadow{k, w, pc};
-        for (u32 i = 0; i < lanes; i++) shadow.read((u32)ad[i], 16, i, false);
+        shadow.read_lanes(ad, m, 16, false);
     }
     for (u32 j = 0; j < in.vec; j++) {
         u8* d = operand(k, w, in.o[j]);

@@ -66,7 +66,7 @@ void start(Block& k, u64 linear) {
     k.sectors.block++;
     k.fences = 0, k.known.clear(), k.observed.clear();
     if (CHECK) {
-        std::fill(k.cells.begin(), k.cells.end(), Cell{});
+        std::fill(k.lines.begin(), k.lines.end(), Cell{});
         k.more_readers.clear();
         memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
         memset(k.regs, 0xff, (size_t)n * k.prog->warp_bytes);
@@ -195,7 +195,8 @@ void furnish(Run& run, Block& k, u32 thread) {
     k.smem = aligned_bytes(l.smem_end, 0xff);
     k.local = aligned_bytes((size_t)warps * LANES * run.prog->local_bytes, 0xff);
     if (!l.checks) return;
-    k.cells.resize((l.smem_end >> run.prog->cell_shift) + 1), k.sectors.chunks.resize(run.chunks);
+    k.lines.resize(l.smem_end / 16 + 1), k.cells.resize(k.lines.size() << (4 - run.prog->cell_shift));
+    k.sectors.chunks.resize(run.chunks);
     run.counts[thread].resize(run.prog->ins.size()), k.counts = run.counts[thread].data();
 }
 

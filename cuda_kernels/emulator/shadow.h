@@ -10,19 +10,22 @@ namespace {
 
 // ---- shared-memory shadow
 
+// Nearly all accesses are of 16 bytes: a line is one cell for 16 bytes, until a smaller access splits it into cells of the smallest
+// size the program uses; the next write of the whole line makes it one again.
 struct Shadow {
     Block& k;
     Warp& w;
     u32 pc;
+    static constexpr u32 LINE = 1u << 31;  // more_readers of a line rather than of a cell
     u32 shift() const { return k.prog->cell_shift; }
 
-    [[noreturn]] void race(const char* kind, u32 cell, u32 other, const char* was, u32 lane) {
+    [[noreturn]] void race(const char* kind, u32 at, u32 other, const char* was, u32 lane) {
         fault("race", pc, 1u << lane, format("%s at shared address 0x%x: warp %u %s it and no barrier orders that before this access",
-            kind, (cell << shift()), other, was));
+            kind, at, other, was));
     }
     [[noreturn]] void pending(const char* what, u32 at, const Cell& c, u32 lane) {
         fault("cp.async", pc, 1u << lane, format("%s shared address 0x%x, which a cp.async of warp %u lane %u writes and that thread "
-            "has not waited for", what, at << shift(), c.writer, c.lane));
+            "has not waited for", what, at, c.writer, c.lane));
     }
     void check_writer(const Cell& c, u32 at, const char* kind, u32 lane) {
         if (c.writer != w.index && w.known[c.writer] < c.write_epoch) race(kind, at, c.writer, "wrote", lane);
@@ -33,59 +36,109 @@ struct Shadow {
             if (w.known[__builtin_ctz(r)] < epoch) return false;
         return true;
     }
-    void read(u32 at, u32 n, u32 lane, bool atomic) {
-        const u32 me = 1u << w.index, epoch = w.epoch;
-        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
-            Cell& c = k.cells[i];
-            // Nearly always: written, complete, ordered before this warp; read by nobody who is not.
-            if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
-                (c.read_epoch == epoch || w.min_known >= c.read_epoch)) {
-                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me;
-                c.read_epoch = epoch;
-                continue;
-            }
-            if (c.flags & PENDING) pending("read of", i, c, lane);
-            if (!(c.flags & VALID))
-                fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x: byte 0x%x was never written by "
-                    "this block", n, at, i << shift()));
-            if (!(atomic && (c.flags & ATOMIC))) check_writer(c, i, "read after write", lane);
-            if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
-            else {
-                if (c.readers && !ordered(c.readers, c.read_epoch)) {
-                    k.more_readers[i].push_back({c.readers, c.read_epoch});
-                    c.flags |= MORE_READERS;
-                }
-                c.readers = 1u << w.index, c.read_epoch = w.epoch;
-            }
-        }
-    }
-    void write(u32 at, u32 n, u32 lane, u8 flags) {
-        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++) {
-            Cell& c = k.cells[i];
-            if (!(c.flags & (PENDING | MORE_READERS)) && w.known[c.writer] >= c.write_epoch && w.min_known >= c.read_epoch) {
-                c = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
-                continue;
-            }
-            if (c.flags & PENDING) pending("write to", i, c, lane);
-            if (!(c.flags & flags & ATOMIC)) check_writer(c, i, "write after write", lane);
-            if (c.readers && !(flags & c.flags & ATOMIC)) {
-                check_readers(i, c.readers, c.read_epoch, lane);
-                if (c.flags & MORE_READERS) {
-                    for (auto& r : k.more_readers[i]) check_readers(i, r.first, r.second, lane);
-                    k.more_readers.erase(i);
-                }
-            }
-            c.writer = (u8)w.index, c.write_epoch = w.epoch, c.readers = 0, c.read_epoch = 0, c.flags = flags, c.lane = (u16)lane;
-        }
-    }
-    void check_readers(u32 i, u32 readers, u32 epoch, u32 lane) {
+    void check_readers(u32 at, u32 readers, u32 epoch, u32 lane) {
         if (w.min_known >= epoch) return;
         for (u32 r = readers & ~(1u << w.index); r; r &= r - 1)
-            if (w.known[__builtin_ctz(r)] < epoch) race("write after read", i, __builtin_ctz(r), "read", lane);
+            if (w.known[__builtin_ctz(r)] < epoch) race("write after read", at, __builtin_ctz(r), "read", lane);
+    }
+
+    // One cell. Nearly always: written, complete, ordered before this warp; read by nobody who is not.
+    void read_cell(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
+        if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
+            (c.read_epoch == w.epoch || w.min_known >= c.read_epoch)) {
+            c.readers = (c.read_epoch == w.epoch ? c.readers : 0) | 1u << w.index;
+            c.read_epoch = w.epoch;
+        } else read_rare(c, key, at, n, lane, atomic);
+    }
+    __attribute__((noinline)) void read_rare(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
+        if (c.flags & PENDING) pending("read of", at, c, lane);
+        if (!(c.flags & VALID))
+            fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x, never written by this block", n, at));
+        if (!(atomic && (c.flags & ATOMIC))) check_writer(c, at, "read after write", lane);
+        if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
+        else {
+            if (c.readers && !ordered(c.readers, c.read_epoch)) {
+                k.more_readers[key].push_back({c.readers, c.read_epoch});
+                c.flags |= MORE_READERS;
+            }
+            c.readers = 1u << w.index, c.read_epoch = w.epoch;
+        }
+    }
+    void write_cell(Cell& c, u32 key, u32 at, u32 lane, u8 flags) {
+        if ((c.flags & (PENDING | MORE_READERS)) || w.known[c.writer] < c.write_epoch || w.min_known < c.read_epoch)
+            write_rare(c, key, at, lane, flags);
+        c = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
+    }
+    __attribute__((noinline)) void write_rare(Cell& c, u32 key, u32 at, u32 lane, u8 flags) {
+        if (c.flags & PENDING) pending("write to", at, c, lane);
+        if (!(c.flags & flags & ATOMIC)) check_writer(c, at, "write after write", lane);
+        if (!c.readers || (flags & c.flags & ATOMIC)) return;
+        check_readers(at, c.readers, c.read_epoch, lane);
+        if (!(c.flags & MORE_READERS)) return;
+        for (auto& r : k.more_readers[key]) check_readers(at, r.first, r.second, lane);
+        k.more_readers.erase(key);
+    }
+
+    // The cells of a line, from now on each for itself.
+    Cell* split(u32 line) {
+        Cell *c = &k.lines[line], *cells = &k.cells[line << (4 - shift())];
+        if (c->flags & SPLIT) return cells;
+        for (u32 i = 0; i < 16u >> shift(); i++) {
+            cells[i] = *c;
+            if (c->flags & MORE_READERS) k.more_readers[(line << (4 - shift())) + i] = k.more_readers[LINE | line];
+        }
+        if (c->flags & MORE_READERS) k.more_readers.erase(LINE | line);
+        c->flags = SPLIT;
+        return cells;
+    }
+    template <class F>
+    void each_cell(u32 at, u32 n, F use) {
+        Cell* c = split(at >> 4);
+        for (u32 i = (at & 15) >> shift(), e = ((at & 15) + n) >> shift(); i < e; i++)
+            use(c[i], (at >> 4 << (4 - shift())) + i, (at & ~15u) + (i << shift()));
+    }
+
+    // Accesses of up to 16 bytes, aligned to their size.
+    void read(u32 at, u32 n, u32 lane, bool atomic) {
+        Cell& line = k.lines[at >> 4];
+        if (n == 16 && !(line.flags & SPLIT)) return read_cell(line, LINE | at >> 4, at, n, lane, atomic);
+        each_cell(at, n, [&](Cell& c, u32 key, u32 a) { read_cell(c, key, a, n, lane, atomic); });
+    }
+    void write(u32 at, u32 n, u32 lane, u8 flags) {
+        Cell& line = k.lines[at >> 4];
+        if (n == 16 && !(line.flags & SPLIT)) return write_cell(line, LINE | at >> 4, at, lane, flags);
+        each_cell(at, n, [&](Cell& c, u32 key, u32 a) { write_cell(c, key, a, lane, flags); });
+        if (n == 16) line = Cell{w.epoch, 0, 0, (u8)w.index, flags, (u16)lane};
+    }
+    // The same for lanes in m, with what they share kept in registers.
+    void read_lanes(const u64* ad, u32 m, u32 n, bool atomic) {
+        const u32 epoch = w.epoch, least = w.min_known, me = 1u << w.index, *known = w.known;
+        Cell* lines = k.lines.data();
+        for (u32 r = m; r; r &= r - 1) {
+            u32 i = __builtin_ctz(r);
+            Cell& c = lines[ad[i] >> 4];
+            if (n == 16 && (c.flags & (VALID | PENDING | SPLIT)) == VALID && known[c.writer] >= c.write_epoch &&
+                (c.read_epoch == epoch || least >= c.read_epoch)) {
+                c.readers = (c.read_epoch == epoch ? c.readers : 0) | me, c.read_epoch = epoch;
+            } else read((u32)ad[i], n, i, atomic);
+        }
+    }
+    void write_lanes(const u64* ad, u32 m, u32 n, u8 flags) {
+        const u32 least = w.min_known, *known = w.known;
+        const Cell fresh{w.epoch, 0, 0, (u8)w.index, flags, 0};
+        Cell* lines = k.lines.data();
+        for (u32 r = m; r; r &= r - 1) {
+            u32 i = __builtin_ctz(r);
+            Cell& c = lines[ad[i] >> 4];
+            if (n == 16 && !(c.flags & (PENDING | MORE_READERS | SPLIT)) && known[c.writer] >= c.write_epoch && least >= c.read_epoch)
+                c = fresh, c.lane = (u16)i;
+            else write((u32)ad[i], n, i, flags);
+        }
     }
     void complete(u32 at, u32 n) {
-        for (u32 i = at >> shift(), e = (at + n) >> shift(); i < e; i++)
-            k.cells[i].flags = VALID, k.cells[i].write_epoch = w.epoch;
+        Cell& line = k.lines[at >> 4];
+        if (n == 16 && !(line.flags & SPLIT)) line.flags = VALID, line.write_epoch = w.epoch;
+        else each_cell(at, n, [&](Cell& c, u32, u32) { c.flags = VALID, c.write_epoch = w.epoch; });
     }
 };
 
@@ -117,12 +170,25 @@ inline u32 phase_wavefronts(const u32* unit, u32 n, u32 groups) {
 
 // 128 bytes a wavefront: accesses of 4 bytes go in one phase of 32 lanes, of 8 in two of 16, of 16 in four of 8.
 inline void count_shared(Count& c, const u64* ad, u32 m, u32 size) {
-    u32 unit = size < 4 ? 4 : size, lanes = 128 / unit;
+    const u32 shift = size < 4 ? 2 : __builtin_ctz(size), lanes = 128 >> shift;
     c.bytes += (u64)__builtin_popcount(m) * size;
+    if (m == FULL) {  // nearly always no two lanes of a phase meet in a bank
+        u32 bank[LANES], phases = LANES / lanes, met = FULL;
+        for (u32 i = 0; i < LANES; i++) bank[i] = 1u << ((u32)ad[i] >> shift & (lanes - 1));
+        for (u32 j = 0; j < phases; j++) {
+            u32 all = 0;
+            for (u32 i = 0; i < lanes; i++) all |= bank[j * lanes + i];
+            met &= all;
+        }
+        if (met == (lanes == 32 ? FULL : (1u << lanes) - 1)) {
+            c.min_wavefronts += phases, c.wavefronts += phases;
+            return;
+        }
+    }
     for (u32 first = 0; first < LANES; first += lanes) {
         u32 units[32], n = 0;
         for (u32 i = first; i < first + lanes; i++)
-            if (m >> i & 1) units[n++] = (u32)ad[i] / unit;
+            if (m >> i & 1) units[n++] = (u32)ad[i] >> shift;
         if (!n) continue;
         c.min_wavefronts++, c.wavefronts += phase_wavefronts(units, n, lanes);
     }
