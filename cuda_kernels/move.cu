@@ -4,11 +4,12 @@
 // written in whole sectors, and a vector side in 16-byte pieces.
 //
 // Compile-time: KIND as below; IN_VEC / OUT_VEC: that side moves 8 channels in one 16-byte access (V >= 8, aligned channels,
-// and, for IN_VEC, consecutive channels map to consecutive channels); IN_F32 / OUT_F32: that side is FP32 instead of FP16.
+// and, for IN_VEC, consecutive channels map to consecutive channels); IN_TYPE: 0 FP16, 1 FP32, 2 unsigned 8-bit;
+// OUT_F32: the output is FP32 instead of FP16.
 #include "tensor.cuh"
 
 enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD };
-static_assert(!(IN_VEC && IN_F32) && !(OUT_VEC && OUT_F32), "16-byte accesses move halfs");
+static_assert(!(IN_VEC && IN_TYPE) && !(OUT_VEC && OUT_F32), "16-byte accesses move halfs");
 
 struct MoveParams {
   const void* x;
@@ -22,7 +23,8 @@ struct MoveParams {
 };
 
 __device__ __forceinline__ float load(const MoveParams& p, long long at) {
-  return IN_F32 ? static_cast<const float*>(p.x)[at] : __half2float(static_cast<const __half*>(p.x)[at]);
+  if (IN_TYPE == 2) return static_cast<float>(static_cast<const unsigned char*>(p.x)[at]);
+  return IN_TYPE == 1 ? static_cast<const float*>(p.x)[at] : __half2float(static_cast<const __half*>(p.x)[at]);
 }
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ MoveParams p) {

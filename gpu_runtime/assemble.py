@@ -202,7 +202,7 @@ def _argument(arg, layer: _Layer, offsets: Mapping[str, int], section_at: Mappin
 def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
     place = Place(info.name, canonical(fmt, info.shape4))
     return {
-        "name": info.name, "shape": list(info.shape), "dtype": info.dtype, "format": str(fmt), "shape4": list(info.shape4),
+        "name": info.name, "shape": list(info.shape), "dtype": fmt.dtype, "format": str(fmt), "shape4": list(info.shape4),
         "offset": offsets[_name(place)], "nbytes": num_bytes(fmt, info.shape4),
     }  # fmt: skip
 

@@ -123,6 +123,9 @@ def _flag_options(command):
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
               help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.")  # fmt: skip
 @click.option("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
+@click.option("--inputIOFormats", "input_formats", metavar="SPECS", help="Memory formats of the inputs, one for all or each: "
+              "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
+@click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, rtx4090 or h200. "
               "Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
@@ -138,9 +141,9 @@ def _flag_options(command):
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
-def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timing_cache, save_pruned, embed_cubins,
-                  verbose, verbosity, dump_layers, dump_profile, export_layers, export_profile, iterations,
-                  **accepted) -> None:  # fmt: skip
+def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, output_formats, shapes, device, timing_cache,
+                  save_pruned, embed_cubins, verbose, verbosity, dump_layers, dump_profile, export_layers, export_profile,
+                  iterations, **accepted) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     if bool(model) == bool(onnx):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
@@ -169,7 +172,8 @@ def build_command(model, onnx, engine_path, sparsity, fp16, shapes, device, timi
     pruned = io.BytesIO()
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
-        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, progress=progress,
+        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
+        output_formats=output_formats, progress=progress,
     )  # fmt: skip
     plan = engine.plan
     records = report.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
@@ -221,8 +225,8 @@ def _layer_times(engine, iterations: int):
     import numpy as np
 
     rng = np.random.default_rng(0)
-    types = {"fp32": np.float32, "fp16": np.float16}
-    inputs = {i["name"]: rng.standard_normal(i["shape"]).astype(types[i["dtype"]]) for i in engine.inputs}
+    types = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
+    inputs = {i["name"]: np.abs(rng.standard_normal(i["shape"])).astype(types[i["dtype"]]) for i in engine.inputs}
     with engine.context() as ctx:
         return ctx.profile(inputs, iterations)
 

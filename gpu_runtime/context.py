@@ -63,8 +63,9 @@ class Context:
     def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
-        NumPy in gives NumPy out; if every input is a CuPy array the outputs are CuPy arrays, ready on `self.gpu.stream`.
-        Raises ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
+        Arrays have ONNX's shape and the dtype of the engine's input (`engine.inputs`); the memory format is the engine's
+        business. NumPy in gives NumPy out; if every input is a CuPy array the outputs are CuPy arrays, ready on
+        `self.gpu.stream`. Raises ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
         """
         if self._closed:
             raise ValueError("this context is closed: make a new one with engine.context()")

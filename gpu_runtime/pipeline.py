@@ -14,12 +14,11 @@ from typing import BinaryIO
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from gpu_runtime import assemble, fuse, lower, onnx_import, planning, reasons
+from gpu_runtime import assemble, fuse, io_formats, lower, onnx_import, planning, reasons
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError
 from tactics import plan, predict, timing
-from tactics.format import Format
 
 SPARSITY = ("disable", "enable", "force")
 DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
@@ -34,6 +33,8 @@ def build(
     timing_cache: str | os.PathLike | None = None,
     save_pruned: str | os.PathLike | BinaryIO | None = None,
     embed_cubins: bool = False,
+    input_formats: io_formats.Spec | None = None,
+    output_formats: io_formats.Spec | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
     """Build an engine from an ONNX file.
@@ -42,8 +43,10 @@ def build(
     initializers to it (outputs change; `save_pruned`, a path or a file opened for writing bytes, gets that model once
     the build has succeeded). `device`: None takes the GPU at hand and measures, or, without one, plans for an H200 with
     predicted times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
-    measurements to use and extend. `progress(stage, detail)` is told what is being done. Raises ModelError for the
-    model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
+    measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs,
+    as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
+    model's types. `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a
+    bad argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
@@ -54,7 +57,8 @@ def build(
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
     network = lower.lower(fuse.fuse(imported))
 
-    ends = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
+    ends = io_formats.resolve(input_formats, network.inputs, "input")
+    ends |= io_formats.resolve(output_formats, network.outputs, "output")
     timer = make_timer(target, timing_cache)
     table = planning.tabulate(
         network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.lower import Network, Op
 from tactics import plan
-from tactics.candidates import candidates, rejected
+from tactics.candidates import at_edges, candidates, rejected
 from tactics.format import CONV_LAYOUTS, HALF_FORMATS, Format, canonical
 from tactics.problem import Problem, ReformatProblem
 from tactics.tactic import Tactic
@@ -20,6 +22,7 @@ Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
 # Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
 PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
 assert set(PREFERRED) == set(CONV_LAYOUTS)
+MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,27 @@ def representative(layout_shape, dtype: str = "fp16") -> tuple[Format, ...]:
     return tuple(found.values())
 
 
-def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format],
+def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
              progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
-    `sparse`: whether sparse tactics are considered; `progress` is told each op's name before it is timed.
+    `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
+    of which the fastest plan's is taken; `progress` is told each op's name before it is timed.
     """
+    asked = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
+    if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
+        raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
     named = {t: representative(shape) for t, shape in network.tensors.items()}
+    keys = {t: {canonical(f, network.tensors[t]) for f in fmts} for t, fmts in named.items()}
+    # What no kernel's own format coincides with: read or written directly by what can, else reformatted.
+    edges = {t: tuple(f for f in asked.get(t, ()) if canonical(f, network.tensors[t]) not in keys[t]) for t in named}
+    usable = {t: named[t] + edges[t] for t in named}
     times, missing = [], []
     for op in network.ops:
         progress(op.name)
-        wanted = [t for t in candidates(op.problem, device) if (sparse or not t.sparse) and _uses(op, t, named)]
+        around = [edges[t] for t in op.inputs], edges[op.output]
+        tactics = (v for t in candidates(op.problem, device) if sparse or not t.sparse for v in at_edges(t, *around))
+        wanted = list(dict.fromkeys(t for t in tactics if _uses(op, t, usable)))
         times.append(timer(op.problem, wanted))
         if not times[-1]:
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
@@ -64,11 +77,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
 
     formats = {t: tuple(canonical(f, network.tensors[t]) for f in fmts) for t, fmts in named.items()}
-    pinned = {t: canonical(f, network.tensors[t]) for t, f in io.items()}
-    for t, key in pinned.items():
-        formats[t] = tuple(dict.fromkeys((*formats[t], key)))
-    known = {(t, canonical(f, network.tensors[t])): f for t, fmts in named.items() for f in fmts}
-    known |= {(t, key): io[t] for t, key in pinned.items() if (t, key) not in known}
+    known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
     reformats: dict[tuple, int | None] = {}
 
     def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
@@ -82,11 +91,17 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         plan.Choice(op.name, op.inputs, op.output, tuple(_entry(op, t, time) for t, time in rows.items()), op.when)
         for op, rows in zip(network.ops, times, strict=True)
     )
-    graph = plan.Graph(
-        choices, network.groups, pinned, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
+    graph = plan.prune(plan.Graph(
+        choices, network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
         formats, reformat_ps,
-    )  # fmt: skip
-    return Table(network, device, io, tuple(times), plan.prune(graph))
+    ))  # fmt: skip
+    tables = []
+    for fmts in product(*asked.values()):
+        chosen = dict(zip(asked, fmts, strict=True))
+        pinned = {t: canonical(f, network.tensors[t]) for t, f in chosen.items()}
+        own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
+        tables.append(Table(network, device, chosen, tuple(times), replace(graph, pinned=pinned, formats=own)))
+    return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
 
 
 def format_of(table: Table, tensor: str, key: str) -> Format:

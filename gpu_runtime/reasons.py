@@ -80,7 +80,10 @@ def pattern(w: np.ndarray) -> tuple[float | None, list[int] | None]:
 
 def _best(times: dict[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
     rows = [(t, time) for t, time in times.items() if t.sparse == sparse]
-    order = planning.PREFERRED.index
+
+    def order(layout: str) -> int:  # an edge's own layout comes last
+        return (*planning.PREFERRED, layout).index(layout)
+
     return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
 
 

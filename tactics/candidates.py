@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 from cuda_kernels.device import Device
 from tactics import families
+from tactics.format import Format
 from tactics.problem import Problem
+from tactics.step import linear
 from tactics.tactic import Tactic
 
 
@@ -18,6 +23,27 @@ def candidates(problem: Problem, device: Device) -> tuple[Tactic, ...]:
 def rejected(problem: Problem, device: Device) -> tuple[tuple[str, str], ...]:
     """(tactic or family, reason) for each one that cannot."""
     return _split(problem, device)[1]
+
+
+# Kernels that take a tensor's strides at run time: what reads (writes) hwc8 does so with every FP16 layout of V >= 8, what
+# reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
+ANY_INPUT = frozenset(("conv_dense", "conv_sparse24", "move", "pool", "pool_global", "softmax"))
+ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
+
+
+def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
+    """`tactic` itself, then the same binary on formats that a network's inputs (`ins`, per input) or outputs may have.
+
+    Only the first input varies, and an output not where a second input shares its format.
+    """
+    def others(fmt: Format, asked: Collection[Format], able: frozenset[str]) -> list[Format]:
+        if tactic.kernel not in able or str(fmt) not in ("fp16:hwc8", "fp16:chw"):
+            return [fmt]
+        return [fmt, *(f for f in asked if f.dtype == "fp16" and linear(f) == linear(fmt) and f != fmt)]
+
+    alone = len(tactic.ins) == 1
+    for x, y in product(others(tactic.ins[0], ins[0], ANY_INPUT), others(tactic.out, out if alone else (), ANY_OUTPUT)):
+        yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
 
 
 @lru_cache(maxsize=4096)

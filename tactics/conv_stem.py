@@ -26,8 +26,8 @@ from tactics.tactic import Tactic, Tile
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
 BANKS = 32
-# An image as it comes from outside; FP16 or FP32 hwc is read like uint8.
-INPUTS = tuple(Format.parse(f) for f in ("fp16:chw", "fp32:chw", "uint8:hwc", "fp16:hwc", "fp32:hwc"))
+# An image as it comes from outside.
+INPUTS = tuple(Format.parse(f) for f in ("fp16:chw", "fp32:chw", "uint8:chw", "fp16:hwc", "fp32:hwc", "uint8:hwc"))
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 TILES = tuple(
     Tile(*t, 16, *w, 1)

@@ -118,6 +118,7 @@ def _pointwise(p: PointwiseProblem, tactic: Tactic) -> tuple[Launch, ...]:
     return (Launch("pointwise", tuple(sorted(values.items())), grid(total // vec), (256, 1, 1), 0, args),)
 
 
+IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd")
 
 
@@ -131,7 +132,7 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whol
     in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
     out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
     values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
-              "IN_F32": int(not half_in), "OUT_F32": int(not half_out)}  # fmt: skip
+              "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
     args = (
         ("in", source), ("out", 0), *view(x_fmt, in_shape), *view(y_fmt, whole), *ints(n, c, h, w),
         *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),

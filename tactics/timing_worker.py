@@ -84,7 +84,8 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
-    if isinstance(problem, ConvProblem) and problem.c <= 4:  # an image: whole numbers that uint8 holds too
+    image = isinstance(problem, ConvProblem) and problem.c <= 4
+    if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
         inputs[0] = np.round(4 * np.abs(inputs[0]))
     if getattr(problem, "op", "") == "div":  # no division by nearly zero
         inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]

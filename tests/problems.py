@@ -93,7 +93,8 @@ OTHERS: dict[str, Problem] = {
             ("fp16:hwc8", "fp32:chw"), ("fp16:chw32", "fp32:chw"), ("fp16:chw", "fp16:hwc8"), ("fp16:hwc8", "fp16:chw"),
             ("fp16:hwc8", "fp16:hwc16"), ("fp16:hwc16", "fp16:hwc8"), ("fp16:chw", "fp16:chw32"),
             ("fp16:chw32", "fp16:hwc8"), ("fp16:hwc8", "fp16:chw32"), ("fp16:chw", "fp16:chw2"),
-            ("fp16:chw16", "fp16:hwc"), ("fp16:hwc", "fp16:hwc16"),
+            ("fp16:chw16", "fp16:hwc"), ("fp16:hwc", "fp16:hwc16"), ("fp16:chw2", "fp32:chw16"), ("fp32:hwc", "fp16:chw2"),
+            ("uint8:hwc", "fp16:hwc8"), ("uint8:chw", "fp16:chw"),
         )
     },
 }  # fmt: skip

@@ -1,0 +1,247 @@
+"""Networks whose inputs and outputs have any format: both dialects, plans, runs against onnxruntime, the command line."""
+
+import json
+from functools import lru_cache
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+import gpu_runtime as gr
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from gpu_runtime import io_formats
+from gpu_runtime.cli import program
+from gpu_runtime.lower import TensorInfo
+from tactics.candidates import at_edges, candidates
+from tactics.format import LAYOUTS, Format
+from tactics.problem import Activation, ConvProblem, MoveProblem, PoolProblem, SoftmaxProblem
+from tactics.step import linear
+from tactics.timing_worker import random_data, reference
+from tests.conftest import DIGITS, model_path
+from tests.problems import assert_right, execute
+
+TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
+SIX = ("chw", "chw2", "hwc8", "hwc16", "chw16", "chw32")
+
+
+def network(path, channels=(40, 36), size=(7, 9), two=False):
+    """One convolution (and, with `two`, another beside it with an input and output of its own), saved to `path`."""
+    rng = np.random.default_rng(0)
+    (c, k), nodes, weights, ins, outs = channels, [], [], [], []
+    for i in ("", "2") if two else ("",):
+        w = (rng.standard_normal((k, c, 3, 3)) / np.sqrt(9 * c)).astype(np.float16).astype(np.float32)
+        bias = np.linspace(-1, 1, k, dtype=np.float32)
+        weights += [numpy_helper.from_array(w, f"w{i}"), numpy_helper.from_array(bias, f"b{i}")]
+        nodes += [helper.make_node("Conv", [f"x{i}", f"w{i}", f"b{i}"], [f"t{i}"], f"conv{i}", pads=[1, 1, 1, 1]),
+                  helper.make_node("Relu", [f"t{i}"], [f"y{i}"], f"relu{i}")]  # fmt: skip
+        ins.append(helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [1, c, *size]))
+        outs.append(helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [1, k, *size]))
+    model = helper.make_model(helper.make_graph(nodes, "g", ins, outs, weights), opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, path)
+    return str(path)
+
+
+def image(engine, seed=0):
+    """Whole numbers, the same in every type."""
+    rng = np.random.default_rng(seed)
+    return {i["name"]: rng.integers(0, 9, i["shape"]).astype(TYPES[i["dtype"]]) for i in engine.inputs}
+
+
+def check(path, engine, **options):
+    x = image(engine)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    arrays = session.run(None, {k: v.astype(np.float32) for k, v in x.items()})
+    expected = dict(zip([o.name for o in session.get_outputs()], arrays, strict=True))
+    with engine.context(device="emulator", poison=True, **options) as ctx:
+        got = ctx.run(x)
+    for info in engine.outputs:
+        y = got[info["name"]]
+        assert y.dtype == TYPES[info["dtype"]] and y.shape == tuple(info["shape"])
+        assert np.abs(y - expected[info["name"]]).max() < 2e-3 * np.abs(expected[info["name"]]).max()
+
+
+def copies(engine):
+    return [layer for layer in engine.plan["layers"] if layer["type"] == "reformat"]
+
+
+@lru_cache
+def model(folder, c, k):
+    return network(folder / f"{c}_{k}.onnx", (c, k))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("y", SIX)
+@pytest.mark.parametrize("x", SIX)
+def test_convolutions_take_and_give_every_format(folder, x, y):
+    """40 and 36 channels: padded differently by every vector width."""
+    path = model(folder, 40, 36)
+    engine = gr.build(path, device="h200", input_formats=f"fp16:{x}", output_formats=f"fp16:{y}")
+    assert engine.inputs[0]["format"] == f"fp16:{x}" and engine.outputs[0]["format"] == f"fp16:{y}"
+    check(path, engine)
+
+
+KINDS = {
+    "conv": ConvProblem(2, 37, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
+    "sparse": ConvProblem(1, 40, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
+    "stem": ConvProblem(1, 3, 9, 12, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
+    "pool": PoolProblem(1, 37, 9, 9, "max", 3, 3, (4, 4), stride=(2, 2)),
+    "move": MoveProblem(1, 37, 6, 5, "window", (37, 5, 4), start=(0, 1, 1)),
+    "softmax": SoftmaxProblem(2, 37, 5, 4),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_binary_takes_and_gives_every_layout(kind):
+    """Every (in, out) pair, executed directly: padding zero, no conflicts in convolutions."""
+    problem, device = KINDS[kind], named("h200")
+    formats = [Format("fp16", layout) for layout in (*SIX, "hwc")]
+    ins = [f for f in formats if kind != "stem" or f.layout in ("chw", "hwc")]
+    found = {}
+    for t in candidates(problem, device):
+        small = t.tile is None or t.tile.n == 64
+        if small and t.sparse == (kind == "sparse") and (kind != "stem" or t.kernel == "conv_stem"):
+            for v in at_edges(t, [formats], formats):
+                found.setdefault((v.ins[0], v.out), v)
+    pairs = {(x, y) for x in ins for y in formats if kind != "pool" or linear(x) == linear(y)}
+    assert pairs <= set(found)
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
+    for pair in sorted(pairs):
+        gpu = Emulated(device)
+        assert_right(problem, found[pair], execute(gpu, problem, found[pair], inputs, weights), expected)
+        assert not isinstance(problem, ConvProblem) or gpu.stats[-1].excess_wavefronts == 0
+
+
+@pytest.mark.parametrize("x,y", [("chw2", "chw2"), ("hwc", "chw16"), ("chw16", "hwc"), ("chw", "chw2")])
+def test_odd_channels(folder, x, y):
+    path = model(folder, 37, 35)
+    check(path, gr.build(path, device="h200", input_formats=f"fp16:{x}", output_formats=f"fp16:{y}"))
+
+
+@pytest.mark.parametrize("x", ["uint8:hwc", "uint8:chw", "fp32:hwc", "fp16:hwc", "fp32:chw", "fp32:chw32"])
+@pytest.mark.parametrize("c", [3, 20])
+def test_images(folder, c, x):
+    """Few channels: no copy before the convolution, whatever the image is. More: one copy, whose result is the same."""
+    path = model(folder, c, 16)
+    engine = gr.build(path, device="h200", input_formats=x, output_formats="fp16:hwc8")
+    assert engine.inputs[0]["dtype"] == x.partition(":")[0]
+    reads = [layer["inputs"][0]["format"] for layer in engine.plan["layers"] if layer["type"] == "conv"]
+    if c == 3 and x != "fp32:chw32":
+        assert reads == [x] and not copies(engine)
+    check(path, engine)
+
+
+def test_alternatives_and_several_tensors(tmp_path):
+    path = network(tmp_path / "two.onnx", two=True)
+    engine = gr.build(path, device="h200", input_formats=["fp16:chw+hwc8", "fp32:chw"], output_formats={"y2": "fp16:chw2"})
+    assert [i["format"] for i in engine.inputs] == ["fp16:hwc8", "fp32:chw"]
+    assert [o["format"] for o in engine.outputs] == ["fp32:chw", "fp16:chw2"]
+    each = [gr.build(path, device="h200", input_formats=[f, "fp32:chw"], output_formats={"y2": "fp16:chw2"})
+            for f in ("fp16:chw", "fp16:hwc8")]  # fmt: skip
+    assert engine.plan["plan"]["total_us"] == min(e.plan["plan"]["total_us"] for e in each)
+    check(path, engine)
+
+
+INFOS = (TensorInfo("a", (1, 3, 4, 4), "fp32", (1, 3, 4, 4)), TensorInfo("b", (1, 8, 4, 4), "fp16", (1, 8, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    "spec,expected",
+    [
+        (None, ["fp32:chw", "fp16:chw"]),
+        ("chw16", ["fp32:chw16", "fp16:chw16"]),
+        ("fp16:hwc8", ["fp16:hwc8"] * 2),
+        ("uint8:hwc,chw", ["uint8:hwc", "fp16:chw"]),
+        ("fp16:chw16+hwc8,chw2", ["fp16:chw16 fp16:hwc8", "fp16:chw2"]),
+        ({"b": "fp32:hwc"}, ["fp32:chw", "fp32:hwc"]),
+    ],
+    ids=str,
+)
+def test_both_dialects(spec, expected):
+    found = io_formats.resolve(spec, INFOS, "input")
+    assert [" ".join(map(str, found[t.name])) for t in INFOS] == expected
+
+
+WRONG = [
+    ("nhwc", "unknown layout 'nhwc', expected one of chw, chw2, hwc"),
+    ("fp16:", "unknown layout ''"),
+    ("int8:chw32", "may have the type fp32, fp16, uint8, not 'int8'"),
+    ("uint8:chw32", "uint8 comes as chw or hwc"),
+    ("chw,chw,chw", r"3 for 2 inputs \(a, b\): give one for all, or one for each"),
+    ({"c": "chw"}, "no input c; it has a, b"),
+    ([1, 2], "expected text such as fp16:hwc8"),
+]
+
+
+@pytest.mark.parametrize("spec,message", WRONG, ids=str)
+def test_what_is_wrong_is_said(spec, message):
+    with pytest.raises(ValueError, match=message):
+        io_formats.resolve(spec, INFOS, "input")
+
+
+def test_outputs_are_not_uint8_and_alternatives_are_limited(tmp_path):
+    with pytest.raises(ValueError, match="an output may have the type fp32, fp16, not 'uint8'"):
+        io_formats.resolve("uint8:hwc", INFOS, "output")
+    with pytest.raises(ValueError, match="more than 64 combinations"):
+        path = network(tmp_path / "two.onnx", two=True)
+        gr.build(path, device="h200", input_formats="+".join(LAYOUTS), output_formats="chw+hwc")
+
+
+def test_wrong_dtype_of_an_array_names_the_right_one(folder):
+    engine = gr.build(model(folder, 3, 16), device="h200", input_formats="uint8:hwc")
+    with engine.context(device="emulator") as ctx, pytest.raises(ValueError, match=r"expected dtype uint8.*astype\(np.uint8\)"):
+        ctx.run({"x": np.zeros((1, 3, 7, 9), np.float32)})
+
+
+def test_command_line(tmp_path):
+    path = network(tmp_path / "n.onnx", (3, 16))
+    engine, layers = tmp_path / "n.engine", tmp_path / "layers.json"
+    args = ["build", path, "-o", str(engine), "--device=h200", f"--exportLayerInfo={layers}"]
+    done = CliRunner().invoke(program, [*args, "--inputIOFormats=uint8:hwc", "--outputIOFormats=fp16:chw16+hwc8"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(layers.read_text())["Layers"][0]["Inputs"][0]["Format/Datatype"] == "Channel major UINT8 format"
+    loaded = gr.load(engine)
+    assert loaded.inputs[0]["format"] == "uint8:hwc" and loaded.outputs[0]["format"] in ("fp16:chw16", "fp16:hwc8")
+    check(path, loaded)
+    np.save(tmp_path / "x.npy", image(loaded)["x"])
+    run = ["run", str(engine), f"--input=x={tmp_path / 'x.npy'}", f"--output={tmp_path / 'y.npz'}", "--emulate"]
+    assert CliRunner().invoke(program, run).exit_code == 0
+    assert np.load(tmp_path / "y.npz")["y"].dtype == np.float16
+    bad = CliRunner().invoke(program, ["build", path, "--device=h200", "--inputIOFormats=nchw"])
+    assert bad.exit_code != 0 and "unknown layout 'nchw'" in str(bad.exception)
+
+
+REAL = {"squeezenet11_fp16": {}, "resnet20_cifar10": {"input": (1, 3, 32, 32)}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_no_copy_before_published_networks(name):
+    engine = gr.build(model_path(name), device="h200", shapes=REAL[name])
+    assert not network_copies(engine)
+    assert engine.plan["layers"][0]["tactic"].startswith("conv_stem")
+
+
+def network_copies(engine):
+    """Copies of a network input."""
+    names = {i["name"] for i in engine.inputs}
+    return [layer["name"] for layer in copies(engine) if layer["inputs"][0]["name"] in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 2048])
+def test_no_copy_before_the_digits_networks(batch):
+    for name in ("dense", "sparse"):
+        engine = gr.build(DIGITS / f"digits_{name}.onnx", sparsity="enable", device="h200", shapes={"x": (batch, 1, 8, 8)})
+        assert not network_copies(engine)
+        assert engine.plan["layers"][0]["tactic"].startswith("conv_stem")
