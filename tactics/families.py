@@ -4,7 +4,7 @@ A family has candidates(problem, device), launches(problem, tactic), pack(proble
 predict(problem, tactic, device).
 """
 
-from tactics import conv_gemm, conv_stem, conv_transpose, movement
+from tactics import conv_depthwise, conv_gemm, conv_stem, conv_transpose, movement
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
@@ -17,13 +17,13 @@ from tactics.problem import (
 )
 
 OF_KERNEL = {
-    "conv_stem": conv_stem,
+    "conv_stem": conv_stem, "conv_depthwise": conv_depthwise,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
 }  # fmt: skip
 OF_PROBLEM = {
-    ConvProblem: (conv_gemm, conv_stem), ConvTransposeProblem: (conv_transpose,), PoolProblem: (movement,),
+    ConvProblem: (conv_gemm, conv_stem, conv_depthwise), ConvTransposeProblem: (conv_transpose,), PoolProblem: (movement,),
     PointwiseProblem: (movement,), MoveProblem: (movement,),
     ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
 }  # fmt: skip

@@ -99,15 +99,34 @@ OTHERS: dict[str, Problem] = {
     },
 }  # fmt: skip
 
-PROBLEMS = EVERY_TACTIC | CONVS | OTHERS
+
+def depthwise(n, c, h, w, r, s, multiplier=1, **how) -> ConvProblem:
+    return ConvProblem(n, c, h, w, c * multiplier, r, s, groups=c, **how)
+
+
+SAME = {"pad": (1, 1, 1, 1), "bias": True}
+DEPTHWISE: dict[str, Problem] = {
+    "depthwise_3x3": depthwise(2, 32, 18, 21, 3, 3, **SAME, act=RELU),
+    "depthwise_stride": depthwise(1, 48, 23, 17, 3, 3, **SAME, stride=(2, 2), residual=True, act=RELU),
+    "depthwise_5x5": depthwise(1, 24, 13, 12, 5, 5, pad=(2, 2, 2, 2), act=SIGMOID),
+    "depthwise_7x7": depthwise(1, 72, 7, 7, 7, 7, pad=(3, 3, 3, 3), bias=True, residual=True),
+    "depthwise_dilated": depthwise(1, 20, 19, 26, 3, 3, pad=(4, 2, 4, 2), dilation=(4, 2)),
+    "depthwise_asymmetric": depthwise(2, 9, 14, 23, 2, 5, stride=(3, 2), pad=(0, 4, 1, 2), dilation=(2, 3), bias=True),
+    "depthwise_larger_dilation": depthwise(1, 16, 4, 5, 3, 3, pad=(6, 6, 6, 6), dilation=(6, 6), bias=True),
+    **{f"depthwise_x{m}": depthwise(1, 21, 6, 9, 3, 3, m, **SAME, act=PRELU) for m in (2, 3, 4, 5, 8, 11)},
+    **{f"depthwise_{a.name}": depthwise(1, 12, 9, 3, 3, 1, bias=True, residual=True, act=a) for a in ACTS},
+}
+
+PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS
 
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
-    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS, and of CONVS `per_conv` of each family, drawn once."""
+    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; of CONVS and DEPTHWISE `per_conv` of each
+    family, drawn once."""
     result = []
     for name, problem in PROBLEMS.items():
         tactics = candidates(problem, device)
-        if name in CONVS:
+        if name in CONVS or name in DEPTHWISE:
             families = [t for t in tactics if not t.sparse], [t for t in tactics if t.sparse]
             tactics = [t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f)))]
         result += [(name, problem, tactic) for tactic in tactics]

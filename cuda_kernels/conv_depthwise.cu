@@ -1,0 +1,247 @@
+// conv_depthwise: each output channel from one input channel (groups == C, any multiplier K/C), FP16 in and out, FP32 accumulate.
+//
+//   block: C_BLOCK x VEC channels of a patch of output pixels    thread: TH x TW of those pixels for VEC channels
+//   +----+----+----+                                             x[0..COLS): one input row's columns, loaded once, slid over
+//   | t0 | t1 | t2 |  threads t: VEC == 8 (V >= 8): channels     the S taps and the TH output rows that need it; neighbouring
+//   +----+----+----+  fastest, so a pixel's 16-byte chunks lie   threads overlap by the window's reach, which L1 serves
+//   | t3 | t4 | t5 |  side by side; VEC == 1 (linear): columns   weights: FP32 in shared memory [tap][4 channels][chunk],
+//   +----+----+----+  fastest                                    every lane of a chunk reads the same 16 bytes
+//
+// The trick: dilation d is d x d interleaved convolutions without dilation. A block takes the outputs of one of them: outputs
+// STEP = d / gcd(d, stride) apart read columns d * (j*E + s) apart, E = stride / gcd(d, stride): any dilation slides in registers.
+//
+// Compile-time: VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
+// MULTIPLIED (1: K > C).
+#include "activation.cuh"
+#include "tensor.cuh"
+
+constexpr int THREADS = C_BLOCK * H_BLOCK * W_BLOCK;
+constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
+constexpr int PART = VEC == 8 ? 4 : 1, PARTS = VEC / PART;           // channels whose products are formed at once
+// Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
+constexpr int PART_BYTES = ((R * S + 2) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
+static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
+static_assert(THREADS <= 1024, "a block has at most 1024 threads");
+static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
+static_assert(COLS <= 32, "a word holds which columns lie inside the image");
+
+struct DepthwiseParams {
+  const __half* x;
+  const __half* w;      // [R * S][w_pitch]
+  const float* bias;    // [w_pitch], zeros where there is none
+  const float* slope;   // [w_pitch], prelu only
+  const __half* residual;  // as y
+  __half* y;
+  View in, out;
+  int h, w_in, k, p, q;
+  int y_c, w_pitch;  // channels of y, and of a row of weights, with padding
+  int multiplier;
+  int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w, step_h, step_w;
+  int tiles_h, tiles_w, phases_h, phases_w;  // patches of one interleaved convolution; how many of those there are
+  float alpha, beta;
+};
+
+struct Place {  // what a thread computes; channels and pixels past the tensor's end included
+  int channel, local, image, row, col;  // row, col: first output pixel; local: its chunk within the block
+};
+
+__device__ __forceinline__ Place place(const DepthwiseParams& p) {
+  int id = blockIdx.x;
+  const int c_tiles = (p.y_c + C_BLOCK * VEC - 1) / (C_BLOCK * VEC), c_tile = id % c_tiles;
+  id /= c_tiles;
+  const int tile_w = id % p.tiles_w;
+  id /= p.tiles_w;
+  const int tile_h = id % p.tiles_h;
+  id /= p.tiles_h;
+  const int phase_w = id % p.phases_w;
+  id /= p.phases_w;
+  const int phase_h = id % p.phases_h;
+  constexpr int SPOTS = H_BLOCK * W_BLOCK;
+  const int t = threadIdx.x, local = VEC == 8 ? t % C_BLOCK : t / SPOTS, spot = VEC == 8 ? t / C_BLOCK : t % SPOTS;
+  Place at;
+  at.local = local, at.channel = (c_tile * C_BLOCK + local) * VEC, at.image = id / p.phases_h;
+  at.row = phase_h + p.step_h * (tile_h * H_BLOCK + spot / W_BLOCK) * TH;
+  at.col = phase_w + p.step_w * (tile_w * W_BLOCK + spot % W_BLOCK) * TW;
+  return at;
+}
+
+// The block's weights, bias and slope as FP32: [part][tap][chunk][PART]; taps R*S and R*S + 1 are bias and slope.
+__device__ __forceinline__ u32 staged(u32 base, int part, int tap, int local) {
+  return base + part * PART_BYTES + (tap * C_BLOCK + local) * (PART * 4);
+}
+__device__ __forceinline__ void put(u32 at, const float* v) {
+  if (PART == 4)
+    sts_128(at, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+  else
+    sts_32(at, __float_as_uint(v[0]));
+}
+__device__ __forceinline__ void get(u32 at, float (&v)[4]) {
+  const uint4 bits = lds_128(at);
+  v[0] = __uint_as_float(bits.x), v[1] = __uint_as_float(bits.y), v[2] = __uint_as_float(bits.z), v[3] = __uint_as_float(bits.w);
+}
+__device__ __forceinline__ void get(u32 at, float (&v)[1]) { v[0] = __uint_as_float(lds_32(at)); }
+
+__device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int channel0, u32 base) {
+  for (int i = threadIdx.x; i < R * S * C_BLOCK; i += THREADS) {
+    const int tap = i / C_BLOCK, local = i % C_BLOCK, channel = channel0 + local * VEC;
+    float v[VEC] = {};
+    if (channel < p.w_pitch) load_vec(p.w + tap * p.w_pitch + channel, v);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) put(staged(base, part, tap, local), v + part * PART);
+  }
+#pragma unroll
+  for (int row = 0; row < (ACT == ACT_PRELU ? 2 : 1); ++row) {
+    for (int i = threadIdx.x; i < C_BLOCK * PARTS; i += THREADS) {
+      const int channel = channel0 + i * PART;
+      const float* from = (row ? p.slope : p.bias) + channel;
+      float v[PART] = {};
+      if (channel < p.w_pitch) {
+        if (PART == 4) {
+          const uint4 bits = ldg_128(from);
+          v[0] = __uint_as_float(bits.x), v[PART / 4] = __uint_as_float(bits.y);
+          v[PART / 2] = __uint_as_float(bits.z), v[PART - 1] = __uint_as_float(bits.w);
+        } else {
+          v[0] = *from;
+        }
+      }
+      put(staged(base, i % PARTS, R * S + row, i / PARTS), v);
+    }
+  }
+  __syncthreads();
+}
+
+// Multiplier m > 1: output channels k..k+7 read at most 4 neighbouring input channels, all of one chunk: `shift` bits into it.
+// Pair j of outputs takes two halfs of those four, as the byte permutation `pick[j]` says.
+struct Spread {
+  int shift;
+  u32 pick[4];
+  __device__ __forceinline__ void init(int channel, int m) {
+    const int first = channel / m;
+    shift = first % 8 * 16;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const u32 a = (channel + 2 * j) / m - first, b = (channel + 2 * j + 1) / m - first;
+      pick[j] = 0x1010 + 0x22 * a + 0x2200 * b;
+    }
+  }
+  __device__ __forceinline__ uint4 apply(const uint4& x) const {
+    typedef unsigned long long u64;
+    const u64 lo = x.x | static_cast<u64>(x.y) << 32, hi = x.z | static_cast<u64>(x.w) << 32;
+    const u64 four = shift >= 64 ? hi >> (shift - 64) : lo >> shift | hi << 1 << (63 - shift);
+    const u32 a = static_cast<u32>(four), b = static_cast<u32>(four >> 32);
+    return make_uint4(__byte_perm(a, b, pick[0]), __byte_perm(a, b, pick[1]), __byte_perm(a, b, pick[2]), __byte_perm(a, b, pick[3]));
+  }
+};
+struct Single {  // the linear variant's channel is its own
+  __device__ __forceinline__ void init(int, int) {}
+  __device__ __forceinline__ u16 apply(u16 x) const { return x; }
+};
+
+__device__ __forceinline__ uint4 load_if(bool ok, const __half* at, Spread) { return ldg_128_if(ok, at); }
+__device__ __forceinline__ u16 load_if(bool ok, const __half* at, Single) { return ok ? __half_as_ushort(*at) : u16(0); }
+__device__ __forceinline__ void unpack_part(const uint4& x, int part, float (&v)[4]) {
+  const u32 a = part ? x.z : x.x, b = part ? x.w : x.y;
+  const float2 lo = __half22float2(*reinterpret_cast<const __half2*>(&a)), hi = __half22float2(*reinterpret_cast<const __half2*>(&b));
+  v[0] = lo.x, v[1] = lo.y, v[2] = hi.x, v[3] = hi.y;
+}
+__device__ __forceinline__ void unpack_part(u16 x, int, float (&v)[1]) { v[0] = __half2float(__ushort_as_half(x)); }
+
+template <class Bits, class Source>  // what one access brings, and how it becomes VEC channels
+__device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& at, u32 weights, float (&acc)[TH][TW][VEC]) {
+  const int channel = MULTIPLIED ? at.channel / p.multiplier : at.channel, chunk = channel & ~(VEC - 1);
+  Source source;
+  if (MULTIPLIED) source.init(at.channel, p.multiplier);
+  const int h0 = at.row * p.stride_h - p.pad_t, w0 = at.col * p.stride_w - p.pad_l;
+  u32 inside = 0;
+#pragma unroll
+  for (int j = 0; j < COLS; ++j) inside |= static_cast<u32>(static_cast<u32>(w0 + j * p.dil_w) < static_cast<u32>(p.w_in)) << j;
+  const __half* from = p.x + p.in.at(at.image, chunk, 0);
+  const int column = p.dil_w * p.in.pixel;
+
+  for (int i = 0; i < ROWS; ++i) {
+    const int h = h0 + i * p.dil_h;
+    if (static_cast<u32>(h) >= static_cast<u32>(p.h)) continue;
+    const int offset = (h * p.w_in + w0) * p.in.pixel;
+    Bits x[COLS];
+#pragma unroll
+    for (int j = 0; j < COLS; ++j) x[j] = load_if(inside >> j & 1, from + (offset + j * column), source);
+    if (MULTIPLIED) {
+#pragma unroll
+      for (int j = 0; j < COLS; ++j) x[j] = source.apply(x[j]);
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      float v[COLS][PART];
+#pragma unroll
+      for (int j = 0; j < COLS; ++j) unpack_part(x[j], part, v[j]);
+#pragma unroll
+      for (int a = 0; a < TH; ++a) {
+        const int r = i - a * E_H;  // the filter row through which this input row enters output row a
+        if (static_cast<u32>(r) >= R) continue;
+#pragma unroll
+        for (int s = 0; s < S; ++s) {
+          float w[PART];
+          get(staged(weights, part, r * S + s, at.local), w);
+#pragma unroll
+          for (int b = 0; b < TW; ++b)
+#pragma unroll
+            for (int c = 0; c < PART; ++c) acc[a][b][part * PART + c] += w[c] * v[b * E_W + s][c];
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+  __shared__ __align__(16) char shared[PARTS * PART_BYTES];
+  const u32 weights = smem_u32(shared);
+  const Place at = place(p);
+  stage_weights(p, at.channel - at.local * VEC, weights);
+  if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;
+
+  float acc[TH][TW][VEC] = {};
+  if (at.channel < p.k) {  // not all padding
+#if VEC == 8
+    multiply<uint4, Spread>(p, at, weights, acc);
+#else
+    multiply<u16, Single>(p, at, weights, acc);
+#endif
+  }
+
+  // Bias, residual and activation in FP32, one rounding.
+  float bias[VEC], slope[VEC];
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    float v[PART] = {};
+    get(staged(weights, part, R * S, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) bias[part * PART + c] = v[c];
+    if (ACT == ACT_PRELU) get(staged(weights, part, R * S + 1, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
+  }
+#pragma unroll
+  for (int a = 0; a < TH; ++a) {
+    const int row = at.row + a * p.step_h;
+    if (row >= p.p) break;
+    const long long to = p.out.at(at.image, at.channel, row * p.q + at.col);
+    const int column = p.step_w * p.out.pixel;
+    float added[TW][VEC] = {};
+    if (RES) {  // the whole row before its first store, which may be to the same bytes
+#pragma unroll
+      for (int b = 0; b < TW; ++b)
+        if (at.col + b * p.step_w < p.q) load_vec(p.residual + to + b * column, added[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < TW; ++b) {
+      if (at.col + b * p.step_w >= p.q) break;
+      float v[VEC];
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        v[c] = activate<ACT>(acc[a][b][c] + bias[c] + added[b][c], p.alpha, p.beta, slope[c]);
+        if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
+      }
+      store_vec(p.y + to + b * column, v);
+    }
+  }
+}

@@ -1,0 +1,361 @@
+"""Depthwise convolution: every case against the reference with all checks on, its counters, binaries, and whole networks."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import gpu_runtime as gr
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import ARCHITECTURES, NAMED, named
+from cuda_kernels.launch import Emulated
+from tactics import conv_depthwise
+from tactics.candidates import candidates, rejected
+from tactics.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
+from tactics.format import Format, num_bytes
+from tactics.launches import launches, pack_weights
+from tactics.predict import predict, predict_us
+from tactics.problem import Activation, ConvProblem
+from tactics.step import linear
+from tactics.tactic import Patch, Tactic
+from tactics.timing_worker import random_data, reference
+from tests.conftest import model_path
+from tests.ort_budget import budgets
+from tests.problems import DEPTHWISE, assert_right, depthwise, execute
+
+DEVICE = named("h200")
+LIMITS = {3: 1.15, 5: 1.20, 7: 1.25}
+
+
+def tactic(problem, patch, x="hwc16", y="hwc16"):
+    x, y = Format("fp16", x), Format("fp16", y)
+    return Tactic("conv_depthwise", patch, (x, y) if problem.residual else (x,), y)
+
+
+@lru_cache
+def data(problem):
+    """(inputs, weights, expected), drawn and computed once."""
+    inputs, weights = random_data(problem)
+    return inputs, weights, reference(problem, inputs, weights)
+
+
+def run(problem, t, **options):
+    """(output with padding, record of the launch) in the emulator, after comparing with the reference."""
+    inputs, weights, expected = data(problem)
+    gpu = Emulated(DEVICE, **options)
+    got = execute(gpu, problem, t, inputs, weights)
+    assert_right(problem, t, got, expected)
+    (stats,) = gpu.stats
+    return got, stats
+
+
+def drawn(problem):
+    """One linear tactic and three of unlike layouts on vectors, with patches of one shape per side (one binary each)."""
+    found = sorted(candidates(problem, DEVICE))
+    assert found and all(t.kernel == "conv_depthwise" for t in found)
+    rows = random.Random(str(problem)).sample(found, len(found))
+    vectors = [t for t in rows if not linear(t.out)]
+    one = [t for t in vectors if t.tile == vectors[0].tile]
+    return [next(t for t in rows if linear(t.out)), *{(t.ins[0], t.out): t for t in one}.values()][:4]
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_against_the_reference(name):
+    problem = DEPTHWISE[name]
+    for t in drawn(problem):
+        _, stats = run(problem, t)
+        assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+        assert stats.mma == stats.mma_sp == 0
+        if problem.c % 16 == 0 and problem.k % 16 == 0 and not linear(t.out):
+            assert stats.sectors == stats.ideal_sectors
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_every_tactic_against_the_reference(name):
+    for t in candidates(DEPTHWISE[name], DEVICE):
+        run(DEPTHWISE[name], t)
+
+
+@pytest.mark.parametrize("options", [{"async_mode": "late"}, {"seed": 1}, {"seed": 3, "threads": 1}], ids=str)
+@pytest.mark.parametrize("name", ["depthwise_stride", "depthwise_asymmetric", "depthwise_x5"])
+def test_modes_and_orders_agree_bit_for_bit(name, options):
+    for t in drawn(DEPTHWISE[name]):
+        assert np.array_equal(run(DEPTHWISE[name], t)[0], run(DEPTHWISE[name], t, **options)[0])
+
+
+@pytest.mark.parametrize("name", ["depthwise_stride", "depthwise_asymmetric", "depthwise_larger_dilation", "depthwise_x3"])
+def test_each_output_byte_is_written_once(name):
+    """The output is the last allocation before the launch; padded channels are written too."""
+    problem = DEPTHWISE[name]
+    for t in drawn(problem):
+        gpu = Emulated(DEVICE)
+        allocated, allocate = [], gpu.allocate
+        gpu.allocate = lambda n, allocate=allocate, allocated=allocated: allocated.append(allocate(n)) or allocated[-1]
+
+        def launch(*args, gpu=gpu, allocated=allocated):
+            options = replace(gpu._options, track_writes=(allocated[-1],))
+            gpu.stats.append(gpu._emulator.launch(*args, gpu._memory, options=options))
+
+        gpu.launch = launch
+        execute(gpu, problem, t, *data(problem)[:2])
+        assert (gpu.stats[0].writes[allocated[-1]] == 1).all()
+
+
+# ---- bytes
+
+
+def tensors(problem, t):
+    """Bytes of the input and the output."""
+    return num_bytes(t.ins[0], problem.in_shapes[0]) + num_bytes(t.out, problem.out_shape)
+
+
+def covered(problem, t, stats):
+    """Block-unique bytes of input and output over the tensors': what blocks read of weights and bias taken off."""
+    blocks = launches(problem, t)[0].grid[0]
+    weights = blocks * t.tile.channels * (problem.r * problem.s * 2 + 4)
+    return (stats.block_unique_bytes - weights) / tensors(problem, t)
+
+
+@pytest.mark.parametrize("layouts", [("hwc8", "hwc8"), ("hwc16", "chw32"), ("chw32", "hwc8")], ids="-".join)
+@pytest.mark.parametrize("reach", LIMITS)
+def test_bytes_and_sectors(reach, layouts):
+    """Of the tactic that is predicted to be fastest, at 56 x 56: sectors are whole, halos small, DRAM moves everything once."""
+    pad = reach // 2
+    problem = depthwise(1, 64, 56, 56, reach, reach, pad=(pad,) * 4, bias=True, act=Activation("relu"))
+    tactics = [t for t in candidates(problem, DEVICE) if (t.ins[0].layout, t.out.layout) == layouts]
+    t = min(tactics, key=lambda t: (predict_us(problem, t, DEVICE), t.name))
+    _, stats = run(problem, t)
+    assert stats.sectors == stats.ideal_sectors
+    assert covered(problem, t, stats) <= LIMITS[reach]
+    assert stats.launch_unique_bytes <= 1.02 * (tensors(problem, t) + weight_bytes(problem))
+
+
+@pytest.mark.parametrize("patch", VECTOR_PATCHES, ids=str)
+def test_halo_is_what_the_emulator_counts(patch):
+    problem = depthwise(1, 64, 41, 33, 3, 3, pad=(1, 1, 1, 1), bias=True)
+    t = tactic(problem, patch)
+    _, stats = run(problem, t)
+    assert stats.sectors == stats.ideal_sectors and stats.excess_wavefronts == 0
+    assert covered(problem, t, stats) == pytest.approx(halo(problem, patch), abs=1e-9)
+
+
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_a_dilated_window_reads_no_more_than_a_dense_one(dilation):
+    """Interleaved convolutions share no pixel, so their blocks' halos are those of smaller images."""
+    problem = depthwise(1, 16, 48, 48, 3, 3, pad=(dilation,) * 4, dilation=(dilation,) * 2)
+    t = tactic(problem, Patch(16, 16, 16, 2, 4))
+    _, stats = run(problem, t)
+    assert stats.sectors == stats.ideal_sectors
+    assert covered(problem, t, stats) <= LIMITS[3]
+    assert stats.launch_unique_bytes <= 1.02 * (tensors(problem, t) + weight_bytes(problem))
+
+
+@pytest.mark.parametrize("size", [7, 14, 28, 56, 112, 113, 200])
+@pytest.mark.parametrize("reach", LIMITS)
+def test_every_candidate_keeps_its_halo_small(reach, size):
+    pad = reach // 2
+    problem = depthwise(1, 96, size, size, reach, reach, pad=(pad,) * 4)
+    for t in candidates(problem, DEVICE):
+        assert linear(t.out) or halo(problem, t.tile) <= LIMITS[reach]
+
+
+# ---- candidates, launches, packing, predictions
+
+
+@pytest.mark.parametrize("device", NAMED)
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_every_problem_has_tactics_and_reasons(name, device):
+    problem, d = DEPTHWISE[name], named(device)
+    found = candidates(problem, d)
+    assert {f.layout for t in found for f in (t.ins[0], t.out)} >= {"chw", "hwc8", "hwc16", "chw32"}
+    for t in found:
+        assert Tactic.parse(t.name) == t
+        (launch,) = launches(problem, t)
+        assert launch.block[0] == threads(t) <= 1024 and launch.smem == 0
+        assert predict(problem, t, d)["bound"] in ("issue", "l1", "l2", "dram", "launch")
+    assert all(reason for _, reason in rejected(problem, d))
+    assert any("vectors of one width" in reason for _, reason in rejected(problem, d))
+
+
+def test_what_is_not_depthwise_is_refused_with_its_reason():
+    for c, groups in ((16, 1), (16, 4), (1, 1)):
+        problem = ConvProblem(1, c, 8, 8, 16, 3, 3, groups=groups)
+        assert not any(t.kernel == "conv_depthwise" for t in candidates(problem, DEVICE))
+        assert any(name == "conv_depthwise" and "not depthwise" in reason for name, reason in rejected(problem, DEVICE))
+    wide = depthwise(1, 8, 40, 40, 3, 31, pad=(0, 15, 0, 15))
+    assert candidates(wide, DEVICE), "a linear tactic's window is as wide as the filter"
+    assert any("at most 32" in r for _, r in rejected(wide, DEVICE))
+    large = depthwise(1, 8, 40, 40, 15, 15, pad=(7, 7, 7, 7))
+    assert any("would spill" in r for _, r in rejected(large, DEVICE))
+
+
+def test_packed_weights():
+    problem = depthwise(1, 10, 5, 5, 3, 2, 2, bias=True, act=Activation("prelu"))
+    w = np.arange(20 * 6, dtype=np.float32).reshape(20, 1, 3, 2)
+    t = tactic(problem, VECTOR_PATCHES[0])
+    sections = pack_weights(problem, t, {"w": w, "b": np.ones(20), "slope": np.full(20, 2)})
+    packed = sections["w"].reshape(6, 32)
+    assert packed.dtype == np.float16 and not packed[:, 20:].any()
+    assert (packed[:, :20] == w.reshape(20, 6).T).all()
+    assert sections["b"].tolist() == [1] * 20 + [0] * 12 and sections["slope"].sum() == 40
+    assert sum(s.nbytes for n, s in sections.items() if n != "slope") == weight_bytes(problem)
+
+
+@pytest.mark.parametrize("device", NAMED)
+def test_predictions(device):
+    """They grow with the work and never beat memory; a large 3x3 layer comes close to it."""
+    d = named(device)
+    best = {}
+    for n in (1, 8, 64):
+        problem = depthwise(n, 256, 56, 56, 3, 3, pad=(1, 1, 1, 1))
+        best[n] = min(predict_us(problem, t, d) for t in candidates(problem, d))
+    assert best[1] < best[8] < best[64]
+    memory = 2 * 64 * 256 * 56 * 56 * 2 / (d.dram_gbps * 1e3)
+    assert memory < best[64] < 1.5 * memory + d.launch_us
+
+
+# ---- binaries
+
+
+def worst(patch, linear_format):
+    """The widest window that this patch accepts, with everything else that needs registers."""
+    layout = "chw" if linear_format else "hwc8"
+    for reach, stride in ((7, 2), (7, 1), (5, 2), (5, 1), (3, 2), (3, 1)):
+        pad, act = (reach // 2,) * 4, Activation("prelu")
+        problem = depthwise(1, 64, 30, 30, reach, reach, 2, stride=(stride,) * 2, pad=pad, bias=True, residual=True, act=act)
+        t = tactic(problem, patch, layout, layout)
+        if not conv_depthwise.reason(problem, t, DEVICE, limit=9.0):
+            return problem, t
+    raise AssertionError(f"{patch} accepts no window")
+
+
+PATCHES = [*((p, False) for p in VECTOR_PATCHES), *((p, True) for p in LINEAR_PATCHES)]
+# One of each thread's tile; of equal ones the block with most threads, which leaves each the fewest registers.
+SHAPES = {(p.th, p.tw): (p, lin) for p, lin in sorted(PATCHES, key=lambda row: threads(worst(*row)[1]))}
+
+
+def compiles(problem, t, sm):
+    (launch,) = launches(problem, t)
+    c = compile_kernel(launch.kernel, dict(launch.values), sm)
+    assert c.spill_bytes == 0 and c.local_bytes == 0, f"{t.name} for {sm}: {c.log}"
+    assert c.regs * threads(t) <= 65536
+    assert abs(c.static_smem - conv_depthwise._smem(problem, t)) <= 1024  # sm_90 reserves 1 KiB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "{}x{}".format(*s))
+def test_widest_windows_compile_without_spills(shape, sm):
+    compiles(*worst(*SHAPES[shape]), sm)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("reach,stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)])
+@pytest.mark.parametrize("row", PATCHES, ids=lambda row: f"{row[0]}-{'chw' if row[1] else 'hwc8'}")
+def test_every_patch_and_window_compiles_without_spills(row, reach, stride, sm):
+    pad, act = (reach // 2,) * 4, Activation("silu")
+    problem = depthwise(1, 64, 30, 30, reach, reach, stride=(stride,) * 2, pad=pad, residual=True, act=act)
+    t = tactic(problem, row[0], *(("chw", "chw") if row[1] else ()))
+    if not conv_depthwise.reason(problem, t, DEVICE, limit=9.0):
+        compiles(problem, t, sm)
+
+
+# ---- networks
+
+
+def mobilenet(path):
+    """Inverted residuals as in MobileNet v2 and v3: expand, depthwise (stride, 5x5, dilated, multiplied), project, add."""
+    rng = np.random.default_rng(5)
+    nodes, weights = [], []
+
+    def conv(x, y, k, c, r, group=1, stride=1, dilation=1, act=None):
+        w = (rng.standard_normal((k, c // group, r, r)) * np.sqrt(2 / (c // group * r * r))).astype(np.float32)
+        weights.extend([numpy_helper.from_array(w, y + ".w"), numpy_helper.from_array(
+            rng.normal(0, 0.1, k).astype(np.float32), y + ".b")])  # fmt: skip
+        window = {"strides": [stride] * 2, "dilations": [dilation] * 2, "pads": [dilation * (r // 2)] * 4, "group": group}
+        nodes.append(helper.make_node("Conv", [x, y + ".w", y + ".b"], [y + ".sum" if act else y], name=y, **window))
+        if act:
+            nodes.append(helper.make_node(act, [y + ".sum"], [y], name=y + "." + act))
+
+    conv("x", "stem", 16, 3, 3, stride=2, act="HardSwish")
+    conv("stem", "a.expand", 48, 16, 1, act="Relu")
+    conv("a.expand", "a.depthwise", 48, 48, 3, group=48, act="Relu")
+    conv("a.depthwise", "a.project", 16, 48, 1)
+    nodes.append(helper.make_node("Add", ["a.project", "stem"], ["a"], name="a.add"))
+    conv("a", "b.expand", 72, 16, 1, act="HardSwish")
+    conv("b.expand", "b.depthwise", 72, 72, 5, group=72, stride=2, act="HardSwish")
+    conv("b.depthwise", "b.project", 24, 72, 1)
+    conv("b.project", "c.dilated", 24, 24, 3, group=24, dilation=2)
+    nodes.append(helper.make_node("Add", ["b.project", "c.dilated"], ["c"], name="c.add"))
+    conv("c", "d.multiplied", 72, 24, 3, group=24, act="Relu")
+    conv("d.multiplied", "d.project", 32, 72, 1)
+    nodes.append(helper.make_node("GlobalAveragePool", ["d.project"], ["pooled"], name="pool"))
+    conv("pooled", "y", 10, 32, 1)
+    graph = helper.make_graph(
+        nodes, "mobilenet_like", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 40, 36])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 10, 1, 1])], weights,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def check_network(path, x, depthwise_layers):
+    engine = gr.build(path, sparsity="enable")
+    with engine.context(device="emulator") as context:
+        got = context.run({"x": x})
+    for name, budget in budgets(path, {"x": x}).items():
+        budget.check(got[name], name)
+    used = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("conv_depthwise")]
+    assert len(used) == depthwise_layers
+    return engine, used
+
+
+def test_a_mobilenet(tmp_path):
+    x = np.random.default_rng(1).standard_normal((2, 3, 40, 36), np.float32)
+    engine, used = check_network(mobilenet(tmp_path / "m.onnx"), x, 4)
+    assert any(layer["params"]["residual"] for layer in used), "the add behind the dilated convolution is part of it"
+    reasons = {row["layer"]: row["reason"] for row in engine.sparsity["rows"]}
+    assert Counter(reasons.values())["grouped_conv"] == 4
+
+
+@pytest.mark.slow
+def test_the_backbone_of_a_published_network(tmp_path):
+    """DeepLab v3's MobileNet v2 with its dilated depthwise convolutions, from its first convolution to its last."""
+    model = onnx.load(model_path("deeplabv3_mnv2_257"))
+    convs = [n for n in model.graph.node if n.op_type == "Conv"]
+    grouped = [n for n in convs if any(a.name == "group" and a.i > 1 for a in n.attribute)]
+    last = grouped[-1].output[0]
+    path = tmp_path / "backbone.onnx"
+    cut(model, convs[0].input[0], last, (1, 3, 65, 65), path)
+    x = np.random.default_rng(2).uniform(-1, 1, (1, 3, 65, 65)).astype(np.float32)
+    _, used = check_network(path, x, len(grouped))
+    assert {tuple(layer["params"]["dilation"]) for layer in used} >= {(1, 1), (2, 2)}
+
+
+def cut(model, first, last, shape, path):
+    """The nodes between the tensors `first` and `last` as a model of input x, of the given shape, and output y."""
+    wanted, nodes = {last}, []
+    for node in reversed(model.graph.node):
+        if set(node.output) & wanted and first not in node.output:
+            nodes.append(node)
+            wanted |= set(node.input)
+    nodes.reverse()
+    for node in nodes:
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                names[i] = {first: "x", last: "y"}.get(name, name)
+    graph = helper.make_graph(
+        nodes, "cut", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [i for i in model.graph.initializer if i.name in wanted],
+    )  # fmt: skip
+    inferred = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    )
+    onnx.save(inferred, path)
