@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime import memory
+from gpu_runtime import inplace, memory
 from gpu_runtime.engine import pack
+from gpu_runtime.inplace import Place
 from gpu_runtime.lower import Op
 from gpu_runtime.planning import Table, format_of
 from tactics import plan
-from tactics.format import Format, canonical, num_bytes
+from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
+from tactics.step import own_strides
 from tactics.tactic import Tactic
 
 WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
+Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
 TYPES = {
     "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
@@ -25,17 +28,9 @@ TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor in one memory layout: `key` is the canonical format. Two names of one layout share a place."""
-
-    tensor: str
-    key: str
-
-
 @dataclass(slots=True)
 class _Layer:
-    """One layer while the order is being found; `ins` and `out` are (place, printed name, format)."""
+    """One layer while the order is being found; `ins` and `out` are (place, printed name, format). No tactic: a NoOp."""
 
     name: str
     op: Op | None
@@ -59,12 +54,14 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
                 weights[layer.sections[name]] = array
     arena, rows = pack(weights)
     section_at = {r["name"]: r["offset"] for r in rows}
-    placement, blocks = _place(table, layers)
+    home = inplace.homes(table.network, chosen)
+    placement, blocks = _place(table, layers, home)
+    offsets = _offsets(table, layers, home, placement.offsets)
 
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
-        for launch in launches(layer.problem, layer.tactic) if layer.tactic else ():
-            args = [_argument(a, layer, placement.offsets, section_at) for a in launch.args]
+        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home)) if layer.tactic else ():
+            args = [_argument(a, layer, offsets, section_at) for a in launch.args]
             steps.append({
                 "kernel": launch.kernel, "values": dict(launch.values), "grid": list(launch.grid),
                 "block": list(launch.block), "smem": launch.smem, "args": args, "covers": [i],
@@ -73,7 +70,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
     data = {
         "inputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.inputs],
         "outputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.outputs],
-        "layers": [_describe(layer, placement.offsets) for layer in layers],
+        "layers": [_describe(table, layer, offsets, home) for layer in layers],
         "steps": steps,
         "memory": {
             "activation_bytes": placement.total_bytes,
@@ -98,14 +95,20 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     }
     made, layers, todo = set(edges), [], list(ops)
 
+    def called(place: Place, fmt: Format, otherwise: str) -> str:
+        """A network output's own name is that of what the caller gets; its other formats and places bear another."""
+        t = place.tensor
+        leaves = t in outside and fmt == table.io[t] and place.key == canonical(fmt, network.tensors[t])
+        return t if leaves else otherwise
+
     def provide(place: Place, fmt: Format, label: str) -> str:
         """Make `place` available under the format name `fmt`; returns the tensor's printed name there."""
         if place not in ready:
             src = Place(place.tensor, hops[place])
             src_fmt = format_of(table, src.tensor, src.key)
-            src_name = provide(src, src_fmt, label)
+            src_name = provide(src, src_fmt, f"{label} by way of {src_fmt.layout}")
             problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
-            name = place.tensor if place.tensor in outside and table.io[place.tensor] == fmt else f"Reformatted {label}"
+            name = called(place, fmt, f"Reformatted {label}")
             layers.append(_Layer(
                 f"Reformatting CopyNode for {label}", None, problem, Tactic("move", None, (src_fmt,), fmt),
                 [(src, src_name, src_fmt)], (place, name, fmt), table.graph.reformat_ps(place.tensor, src.key, place.key) / 1e6,
@@ -113,7 +116,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             ready[place] = (name, fmt)
         name, have = ready[place]
         if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it
-            other = place.tensor if place.tensor in outside and table.io[place.tensor] == fmt else f"{label} as {fmt.layout}"
+            other = called(place, fmt, f"{label} as {fmt.layout}")
             layers.append(_Layer(
                 f"NoOp for {label}", None, None, None, [(place, name, have)], (place, other, fmt), 0.0,
                 network.tensors[place.tensor],
@@ -126,16 +129,20 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         op = next(o for o in todo if set(o.inputs) <= made)
         todo.remove(op)
         entry = chosen.entries[op.name]
-        tactic = Tactic.parse(entry.tactic)
+        if entry.tactic == inplace.IN_PLACE:
+            tactic, out_fmt = None, format_of(table, op.output, entry.out)
+            in_fmts = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
+        else:
+            tactic = Tactic.parse(entry.tactic)
+            in_fmts, out_fmt = tactic.ins, tactic.out
         ins = []
-        for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, tactic.ins, strict=True)):
+        for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, in_fmts, strict=True)):
             place = Place(tensor, key)
             ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
         place = Place(op.output, entry.out)
-        # A network output that leaves in another format keeps its own name for the copy that leaves.
-        name = op.output if op.output not in outside or table.io[op.output] == tactic.out else f"{op.output} inside"
-        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, tactic.out), entry.time_ps / 1e6))
-        ready[place] = (name, tactic.out)
+        name = called(place, out_fmt, op.output if op.output not in outside else f"{op.output} inside")
+        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
+        ready[place] = (name, out_fmt)
         made.add(op.output)
     for i, t in enumerate(network.outputs):
         place = Place(t.name, canonical(table.io[t.name], t.shape4))
@@ -143,27 +150,31 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     return layers
 
 
-def _place(table: Table, layers: list[_Layer]) -> tuple[memory.Placement, list[memory.Block]]:
-    """Offsets by "tensor@key". Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay."""
+def _place(table: Table, layers: list[_Layer], home: Home) -> tuple[memory.Placement, list[memory.Block]]:
+    """Offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them.
+
+    Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
+    """
     network, end = table.network, len(layers) + 1
     first: dict[Place, int] = {}
     last: dict[Place, int] = {}
     size: dict[Place, int] = {}
 
-    def touch(place: Place, fmt: Format, when: int) -> None:
+    def touch(place: Place, when: int) -> None:
+        place, _ = home.get(place, (place, 0))
         first.setdefault(place, when)
         last[place] = max(last.get(place, when), when)
-        size[place] = num_bytes(fmt, network.tensors[place.tensor])
+        size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
 
     for t in network.inputs:
         place = Place(t.name, canonical(table.io[t.name], t.shape4))
-        touch(place, table.io[t.name], 0)
-        touch(place, table.io[t.name], end)
+        touch(place, 0)
+        touch(place, end)
     for i, layer in enumerate(layers, 1):
-        for place, _, fmt in (*layer.ins, layer.out):
-            touch(place, fmt, i)
+        for place, _, _ in (*layer.ins, layer.out):
+            touch(place, i)
     for t in network.outputs:
-        touch(Place(t.name, canonical(table.io[t.name], t.shape4)), table.io[t.name], end)
+        touch(Place(t.name, canonical(table.io[t.name], t.shape4)), end)
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
     scratch = [(i, s) for i, x in enumerate(layers, 1) if x.tactic for s in launches(x.problem, x.tactic) if s.workspace]
     if scratch:  # one workspace for all that need one, and counters that stay zero between them
@@ -171,6 +182,32 @@ def _place(table: Table, layers: list[_Layer]) -> tuple[memory.Placement, list[m
         blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
         blocks.append(memory.Block(COUNTERS, max(s.counters for _, s in scratch), 0, end))
     return memory.place(blocks), blocks
+
+
+def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int], Strides]:
+    """Format, shape and strides of the memory that a place with memory of its own has."""
+    fmt, shape = format_of(table, place.tensor, place.key), table.network.tensors[place.tensor]
+    return fmt, shape, strides(fmt, shape)
+
+
+def _offsets(table: Table, layers: list[_Layer], home: Home, own: Mapping[str, int]) -> dict[str, int]:
+    """Byte offset of every place: those in another begin at their first channel there."""
+    offsets = dict(own)
+    for place in {p: None for layer in layers for p, _, _ in (*layer.ins, layer.out) if p in home}:
+        root, c = home[place]
+        fmt, _, s = _whole(table, root)
+        elements = (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
+        offsets[_name(place)] = own[_name(root)] + elements * DTYPES[fmt.dtype].itemsize
+    return offsets
+
+
+def _strides(table: Table, layer: _Layer, home: Home) -> tuple[Strides, ...] | None:
+    """Of the layer's inputs, then of its output; None where all of them have memory of their own."""
+    places = [place for place, _, _ in (*layer.ins, layer.out)]
+    if not any(p in home for p in places):
+        return None
+    own = own_strides(layer.problem, layer.tactic)
+    return tuple(_whole(table, home[p][0])[2] if p in home else s for p, s in zip(places, own, strict=True))
 
 
 def _frees(blocks, offsets: Mapping[str, int], last_step: Mapping[int, int], num_layers: int) -> list:
@@ -207,18 +244,24 @@ def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
     }  # fmt: skip
 
 
-def _describe(layer: _Layer, offsets: Mapping[str, int]) -> dict:
+def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Home) -> dict:
     op, problem = layer.op, layer.problem
 
     def tensor(place: Place, name: str, fmt: Format, shape) -> dict:
-        return {"name": name, "shape4": list(shape), "format": str(fmt), "offset": offsets[_name(place)]}
+        found = {"name": name, "shape4": list(shape), "format": str(fmt), "offset": offsets[_name(place)]}
+        if place in home:
+            root, channel = home[place]
+            whole, shape4, _ = _whole(table, root)
+            at = {"offset": offsets[_name(root)], "channel": channel}
+            found["inside"] = {"shape4": list(shape4), "format": str(whole), **at}
+        return found
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     out_shape = problem.out_shape if problem is not None else layer.shape
     conv = isinstance(problem, (ConvProblem, ConvTransposeProblem))
     return {
         "name": layer.name,
-        "type": TYPES[type(problem).__name__] if problem is not None else "noop",
+        "type": TYPES[type(problem).__name__] if layer.tactic else "noop",
         "nodes": list(op.nodes) if op else [],
         "layer": op.layer or None if op else None,
         "problem": str(problem) if problem is not None else "",

@@ -103,9 +103,11 @@ class Context:
         for layer in reversed(self.plan["layers"]):
             for out in layer["outputs"]:
                 if out["name"] == name:
-                    fmt = Format.parse(out["format"])
-                    flat = self.gpu.read(self._arena + out["offset"], num_bytes(fmt, tuple(out["shape4"])))
-                    return from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(out["shape4"]))
+                    whole = out.get("inside", out | {"channel": 0})
+                    fmt, first = Format.parse(whole["format"]), whole["channel"]
+                    flat = self.gpu.read(self._arena + whole["offset"], num_bytes(fmt, tuple(whole["shape4"])))
+                    values = from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(whole["shape4"]))
+                    return values[:, first : first + out["shape4"][1]]
         raise ValueError(f"no layer writes a tensor {name!r}")
 
     def close(self) -> None:

@@ -143,6 +143,10 @@ def fuse(imported: Imported) -> Fused:
             weights = {} if slope is None else {"slope": slope}
             x, y = used[0].inputs[0], used[-1].outputs[0]
             emit(node, Layer("Identity", node, _label(used), _names(used), (x,), y, weights, act), used)
+        elif node.op_type == "Split":
+            for i, y in enumerate(node.outputs):  # a layer for each part that somebody wants
+                if y.uses() or y.is_graph_output():
+                    emit(node, Layer("Split", node, f"{node.name} part {i}", (node.name,), (node.inputs[0],), y), [node])
         else:
             layer, more = _with_activation(_binary(node)) if node.op_type in BINARY else (_plain(node), [])
             emit(node, layer, [node, *more])

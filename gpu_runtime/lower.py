@@ -201,7 +201,7 @@ def _op(layer: Layer, views: _Views) -> Op:
     node = layer.node
     if layer.op not in PROBLEMS:
         raise _Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
-    for out in node.outputs[1:]:
+    for out in node.outputs[1:] if layer.op != "Split" else ():
         if out.uses() or out.is_graph_output():
             raise _Refused(f"its output {out.name!r} is used; only the first is supported")
     inputs = layer.inputs
@@ -382,6 +382,18 @@ def _slice(layer: Layer, shapes, out, weights) -> MoveProblem:
     return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), tuple(step[1:]))
 
 
+def _split(layer: Layer, shapes, out, weights) -> MoveProblem:
+    """One part of a Split: its sizes are those of the outputs, whatever said so."""
+    outputs, rank = layer.node.outputs, len(shape_of(layer.output))
+    axis = attribute(layer.node, "axis", 0) % rank
+    at = _axis4(axis, rank)
+    if at == 0:
+        raise _Refused("expected parts along channels, rows or columns, got parts of the batch")
+    start = [0] * 4
+    start[at] = sum(shape_of(y)[axis] for y in outputs[: outputs.index(layer.output)])
+    return MoveProblem(*shapes[0], "window", out[1:], tuple(start[1:]))
+
+
 def _pad(layer: Layer, shapes, out, weights) -> MoveProblem:
     pads, value, axes = _constants(layer, 1, 2, 3)
     rank, dims = len(shape_of(layer.output)), shapes[0]
@@ -446,7 +458,7 @@ PROBLEMS = {
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
     **dict.fromkeys(("Identity", *BINARY), _pointwise),
     **dict.fromkeys(("d2s_crd", "d2s_dcr"), _depth_to_space),
-    "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Pad": _pad, "Resize": _resize,
+    "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Split": _split, "Pad": _pad, "Resize": _resize,
 }  # fmt: skip
 WHY = {
     "SpaceToDepth": "expected to be read by convolutions alone, without dilation, groups or automatic padding",

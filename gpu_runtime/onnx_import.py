@@ -39,8 +39,8 @@ OPS = {
     "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
     "DepthToSpace", "Div", "Dropout", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid",
     "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax",
-    "ReduceMean", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "SpaceToDepth", "Squeeze", "Sub", "Sum",
-    "Tanh", "Transpose", "Unsqueeze", "Upsample",
+    "ReduceMean", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "SpaceToDepth", "Split", "Squeeze", "Sub",
+    "Sum", "Tanh", "Transpose", "Unsqueeze", "Upsample",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from gpu_runtime import assemble, fuse, io_formats, lower, onnx_import, planning, reasons
+from gpu_runtime import assemble, fuse, inplace, io_formats, lower, onnx_import, planning, reasons
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError
@@ -55,7 +55,7 @@ def build(
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network = lower.lower(fuse.fuse(imported))
+    network = inplace.share(lower.lower(fuse.fuse(imported)))
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from cuda_kernels.device import Device
+from gpu_runtime import inplace
 from gpu_runtime.errors import ModelError
+from gpu_runtime.inplace import base
 from gpu_runtime.lower import Network, Op
 from tactics import plan
 from tactics.candidates import at_edges, candidates, rejected
-from tactics.format import CONV_LAYOUTS, HALF_FORMATS, Format, canonical
-from tactics.problem import Problem, ReformatProblem
+from tactics.families import STRIDED
+from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
+from tactics.problem import ConcatProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
 from tactics.timing import Time
 
 Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
+MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 
-# Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
-PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
-assert set(PREFERRED) == set(CONV_LAYOUTS)
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
+
+__all__ = ["PREFERRED", "Table", "force_layer", "forced_us", "format_of", "representative", "rivals", "tabulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +40,6 @@ class Table:
     io: Mapping[str, Format]
     times: tuple[Mapping[Tactic, Time], ...]
     graph: plan.Graph
-
-
-def representative(layout_shape, dtype: str = "fp16") -> tuple[Format, ...]:
-    """The distinct FP16 formats of an NCHW shape, one name for each memory layout."""
-    found: dict[str, Format] = {}
-    for layout in PREFERRED:
-        fmt = Format(dtype, layout)
-        found.setdefault(canonical(fmt, layout_shape), fmt)
-    return tuple(found.values())
 
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
@@ -77,18 +71,20 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
 
     formats = {t: tuple(canonical(f, network.tensors[t]) for f in fmts) for t, fmts in named.items()}
+    placed = inplace.placed_keys(network, plan.MAX_FORMATS - len(PREFERRED) - 1)
+    formats = {t: (*own, *placed[t]) for t, own in formats.items()}
     known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
     reformats: dict[tuple, int | None] = {}
 
     def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
-        problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, src]), str(known[tensor, dst]))
+        problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, base(src)]), str(known[tensor, base(dst)]))
         if problem not in reformats:
             found = timer(problem, candidates(problem, device))
             reformats[problem] = min((_ps(t) for t in found.values()), default=None)
         return reformats[problem]
 
     choices = tuple(
-        plan.Choice(op.name, op.inputs, op.output, tuple(_entry(op, t, time) for t, time in rows.items()), op.when)
+        plan.Choice(op.name, op.inputs, op.output, tuple(_entries(op, rows, placed)), op.when)
         for op, rows in zip(network.ops, times, strict=True)
     )
     graph = plan.prune(plan.Graph(
@@ -108,7 +104,7 @@ def format_of(table: Table, tensor: str, key: str) -> Format:
     """The name of a canonical key on a tensor: that of the kernels, else that of the network's edge."""
     shape = table.network.tensors[tensor]
     for fmt in (*representative(shape), table.io.get(tensor)):
-        if fmt is not None and canonical(fmt, shape) == key:
+        if fmt is not None and canonical(fmt, shape) == base(key):
             return fmt
     raise ValueError(f"tensor {tensor} has no format {key}")
 
@@ -132,6 +128,8 @@ def rivals(table: Table) -> dict:
     names = {
         str(f): {t: canonical(f, shape) for t, shape in table.network.tensors.items()} for f in HALF_FORMATS
     }
+    places = table.graph.formats
+    names = {f: {t: tuple(k for k in places[t] if base(k) == key) for t, key in keys.items()} for f, keys in names.items()}
     single = plan.best_single_format(table.graph, names)
     try:
         greedy = plan.greedy(table.graph).total_ps / 1e6
@@ -149,9 +147,25 @@ def _uses(op: Op, tactic: Tactic, named: Mapping[str, tuple[Format, ...]]) -> bo
     return tactic.out in named[op.output] and all(f in named[t] for f, t in zip(tactic.ins, op.inputs, strict=True))
 
 
-def _entry(op: Op, tactic: Tactic, time: Time) -> plan.Entry:
-    ins = tuple(canonical(f, s) for f, s in zip(tactic.ins, op.problem.in_shapes, strict=True))
-    return plan.Entry(tactic.name, ins, canonical(tactic.out, op.problem.out_shape), _ps(time), tactic.sparse)
+def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
+    """What may run `op`: each tactic with its tensors in every place that its kernel can reach, and the op in place."""
+    tensors = (*op.inputs, op.output)
+    for tactic, time in times.items():
+        shapes = (*op.problem.in_shapes, op.problem.out_shape)
+        own = [canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True)]
+        ways = [[k] for k in own]
+        if tactic.kernel in STRIDED:
+            ways = [[k, *(p for p in placed[t] if base(p) == k)] for k, t in zip(own, tensors, strict=True)]
+        if isinstance(op.problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
+            ways[:-1] = [[k] for k in own[:-1]]
+        if getattr(op.problem, "residual", False):  # kernels read it with the output's strides
+            ways[1:] = [[k] for k in own[1:]]
+        for *ins, out in product(*ways):
+            yield plan.Entry(tactic.name, tuple(ins), out, _ps(time), tactic.sparse)
+    for ins, out in inplace.entries(op):
+        keys = zip((*ins, out), tensors, strict=True)
+        for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
+            yield plan.Entry(inplace.IN_PLACE, tuple(ins), out, 0)
 
 
 def _ps(time: Time) -> int:

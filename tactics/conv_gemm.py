@@ -23,10 +23,10 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, LAYOUTS, num_bytes, num_elements, padded_channels, strides
+from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view_args
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -139,11 +139,14 @@ class Store:
     name: str = ""
 
 
-def launches(p: ConvProblem, tactic: Tactic, store: Store | None = None) -> tuple[Launch, ...]:
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
     t, x_fmt, y_fmt = tactic.tile, tactic.ins[0], tactic.out
     store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
-    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]), out[3], strides(y_fmt, out).pixel
+    x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, out))
+    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]), out[3], y.pixel
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
@@ -155,7 +158,7 @@ def launches(p: ConvProblem, tactic: Tactic, store: Store | None = None) -> tupl
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s),
         *ints(-(-p.c // 8), padded_k(p) // t.k, -(-len(row_order(p, y_fmt.layout)) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view(x_fmt, p.in_shapes[0]), *view(y_fmt, out), *ints(y_c), *alpha_beta(p),
+        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p),
         *(ints(
             store.step[0] * y_w * y_pixel, store.step[1] * y_pixel, (store.first[0] * y_w + store.first[1]) * y_pixel,
             y_w * y_pixel,

@@ -17,6 +17,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics import conv_gemm
 from tactics.conv_gemm import Store
+from tactics.format import Strides
 from tactics.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import Launch
 from tactics.tactic import Tactic
@@ -78,8 +79,8 @@ def candidates(p: ConvTransposeProblem, device: Device) -> Iterator[tuple[Tactic
             yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), reason
 
 
-def launches(p: ConvTransposeProblem, tactic: Tactic) -> tuple[Launch, ...]:
-    return tuple(step for conv, store, *_ in phases(p) for step in conv_gemm.launches(conv, _gemm(tactic), store))
+def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    return tuple(step for conv, store, *_ in phases(p) for step in conv_gemm.launches(conv, _gemm(tactic), store, lie))
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

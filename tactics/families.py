@@ -1,7 +1,8 @@
 """Which module knows a kernel, and which modules may have tactics for a problem. Two tables; a new family is a line in each.
 
 A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights) and
-predict(problem, tactic, device).
+predict(problem, tactic, device). The launches of kernels in STRIDED take the strides of inputs and output as
+`lie`, so that their tensors may lie inside others.
 """
 
 from tactics import conv_depthwise, conv_gemm, conv_stem, conv_transpose, movement
@@ -28,3 +29,7 @@ OF_PROBLEM = {
     ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
+STRIDED = (
+    "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24", "move", "pointwise", "pool", "pool_global",
+    "softmax",
+)  # fmt: skip

@@ -113,6 +113,41 @@ def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> str:
     return f"{fmt.dtype}:planes{lay.vector}"
 
 
+# Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
+PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
+assert set(PREFERRED) == set(CONV_LAYOUTS)
+
+
+def representative(shape: tuple[int, int, int, int], dtype: str = "fp16") -> tuple[Format, ...]:
+    """The distinct formats of an NCHW shape, one name for each memory layout."""
+    found: dict[str, Format] = {}
+    for layout in PREFERRED:
+        fmt = Format(dtype, layout)
+        found.setdefault(canonical(fmt, shape), fmt)
+    return tuple(found.values())
+
+
+def part_key(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) -> str | None:
+    """The canonical key of channels first .. first + c of a tensor of shape `whole` in `fmt`, seen as a tensor inside it.
+
+    None where the part cannot be one: it begins or ends inside a vector, so that 16-byte accesses would be misaligned or
+    a store would reach into the next part. Only the last part ends with, and owns, the padding of the whole.
+    """
+    n, channels, h, w = whole
+    lay = LAYOUTS[fmt.layout]
+    unit = lay.vector if lay.blocked else min(lay.vector, 8)
+    last = first + c == channels
+    if first % unit or (c % unit and not last):
+        return None
+    padded = padded_channels(fmt.layout, channels) - first if last else c
+    shape = (n, c, h, w)
+    key = canonical(fmt, shape) if lay.blocked else f"{fmt.dtype}:last{padded}"
+    for f in representative(shape, fmt.dtype):  # kernels know the part by that name, and take vectors of its width
+        if canonical(f, shape) == key and (LAYOUTS[f.layout].vector < 8) == (lay.vector < 8):
+            return key
+    return None
+
+
 def to_memory(x: np.ndarray, fmt: Format) -> np.ndarray:
     """NCHW array -> the flat memory image of that format, padded channels zero."""
     n, c, h, w = x.shape

@@ -7,14 +7,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from tactics import families
+from tactics.format import Strides
 from tactics.problem import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
 
-def launches(problem: Problem, tactic: Tactic) -> tuple[Launch, ...]:
-    """What to launch, in order. Shapes come from the problem, formats from the tactic."""
-    return families.OF_KERNEL[tactic.kernel].launches(problem, tactic)
+def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    """What to launch, in order. Shapes come from the problem, formats from the tactic.
+
+    `lie`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
+    kernels of families.STRIDED).
+    """
+    family = families.OF_KERNEL[tactic.kernel]
+    return family.launches(problem, tactic, lie=lie) if lie else family.launches(problem, tactic)
 
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, canonical, num_bytes, padded_channels
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, padded_channels
 from tactics.problem import (
     POINTWISE_OPS,
     ConcatProblem,
@@ -21,7 +21,7 @@ from tactics.problem import (
     SoftmaxProblem,
 )
 from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, grid, ints, linear, view
+from tactics.step import NULL, Launch, act_code, alpha_beta, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
@@ -32,8 +32,8 @@ def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic | str,
     return CANDIDATES[type(problem)](problem)
 
 
-def launches(problem: Problem, tactic: Tactic) -> tuple[Launch, ...]:
-    return LAUNCHERS[type(problem)](problem, tactic)
+def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    return LAUNCHERS[type(problem)](problem, tactic, lie or own_strides(problem, tactic))
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -75,12 +75,12 @@ CANDIDATES = {
 }  # fmt: skip
 
 
-def _pool(p: PoolProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = (("AVG", int(p.kind == "avg")), ("VEC", vec))
-    views = (*view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape))
+    views = (*view_args(lie[0]), *view_args(lie[1]))
     if tactic.kernel == "pool_global":
         args = (("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
         blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
@@ -93,36 +93,36 @@ def _pool(p: PoolProblem, tactic: Tactic) -> tuple[Launch, ...]:
     return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
 
 
-def _pointwise(p: PointwiseProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def _pointwise(p: PointwiseProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     fmt = tactic.out
-    key = canonical(fmt, p.out_shape).partition(":")[2]
-    cp = padded_channels(fmt.layout, p.c)
-    total = p.n * cp * p.h * p.w
-    if key.startswith("last"):
-        vec = 8 if cp % 8 == 0 else 1
-        inner, pixels, blocks, v = cp // vec, p.n * p.h * p.w, 1, cp
+    cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
+    vec = 1 if linear(fmt) else 8
+    if vec == 1 or canonical(fmt, p.out_shape).partition(":")[2].startswith("planes"):
+        inner, blocks = v // vec, cp // v
     else:
-        v = LAYOUTS[fmt.layout].vector
-        vec = 8 if v >= 8 else 1
-        inner, pixels, blocks = v // vec, p.h * p.w, cp // v
+        inner, blocks, v = cp // vec, 1, cp
+    total = p.n * cp * p.h * p.w // vec
     values = {
         "VEC": vec, "OP": list(POINTWISE_OPS).index(p.op), "SWAP": int(p.swap), "ACT": act_code(p),
         "OPERAND": ("none", "tensor", "channel", "scalar").index(p.operand),
+        "STRIDED": int(lie != own_strides(p, tactic)),
     }  # fmt: skip
+    tensor = p.operand == "tensor"
     args = (
-        ("in", 0), ("in", 1) if p.operand == "tensor" else NULL,
+        ("in", 0), ("in", 1) if tensor else NULL,
         ("weights", "operand") if p.operand in ("channel", "scalar") else NULL,
-        ("weights", "slope") if p.act.name == "prelu" else NULL, ("out", 0), ("i64", total // vec),
-        *ints(inner, pixels, blocks, v, p.c), *alpha_beta(p),
+        ("weights", "slope") if p.act.name == "prelu" else NULL, ("out", 0), ("i64", total),
+        *ints(inner, p.h * p.w, blocks, v, p.c), *alpha_beta(p),
+        *view_args(lie[0]), *view_args(lie[int(tensor)]), *view_args(lie[-1]),
     )  # fmt: skip
-    return (Launch("pointwise", tuple(sorted(values.items())), grid(total // vec), (256, 1, 1), 0, args),)
+    return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)
 
 
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd")
 
 
-def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, *, kind="window", start=(0, 0, 0),
+def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, lie, *, kind="window", start=(0, 0, 0),
                  step=(1, 1, 1), fill=0.0, first_c=0, last=True) -> Launch:  # fmt: skip
     """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
     n, c, h, w = in_shape
@@ -134,34 +134,34 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whol
     values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
               "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
     args = (
-        ("in", source), ("out", 0), *view(x_fmt, in_shape), *view(y_fmt, whole), *ints(n, c, h, w),
+        ("in", source), ("out", 0), *view_args(lie[source]), *view_args(lie[-1]), *ints(n, c, h, w),
         *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),
     )  # fmt: skip
     threads = n * -(-covered // 8) * out_h * out_w
     return Launch("move", tuple(sorted(values.items())), grid(threads), (256, 1, 1), 0, args)
 
 
-def _move(p: MoveProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def _move(p: MoveProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     how = {"kind": p.kind, "start": p.start, "step": p.step, "fill": p.fill}
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, **how),)
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie, **how),)
 
 
-def _reformat(p: ReformatProblem, tactic: Tactic) -> tuple[Launch, ...]:
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape),)
+def _reformat(p: ReformatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie),)
 
 
-def _concat(p: ConcatProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     result, first = [], 0
     for i, c in enumerate(p.channels):
         x, last = p.in_shapes[i], i == len(p.channels) - 1
-        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, first_c=first, last=last))
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, lie, first_c=first, last=last))
         first += c
     return tuple(result)
 
 
-def _softmax(p: SoftmaxProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def _softmax(p: SoftmaxProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     args = (
-        ("in", 0), ("out", 0), *view(tactic.ins[0], p.in_shapes[0]), *view(tactic.out, p.out_shape),
+        ("in", 0), ("out", 0), *view_args(lie[0]), *view_args(lie[1]),
         *ints(p.n, p.c, p.h * p.w, padded_channels(tactic.out.layout, p.c)),
     )  # fmt: skip
     return (Launch("softmax", (), (-(-p.n * p.h * p.w // 8), 1, 1), (256, 1, 1), 0, args),)

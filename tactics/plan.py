@@ -226,23 +226,23 @@ def greedy(graph: Graph) -> Plan:
     return _rival(graph, options, entries, "greedy")
 
 
-def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, str]] | None = None) -> Plan | None:
+def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None) -> Plan | None:
     """The best plan in which every tensor has one and the same format wherever its ops allow; None if there is none.
 
-    `names`: format name -> {tensor: its key under that name}, as one format has different keys on different tensors;
-    without it, equal keys are one format.
+    `names`: format name -> {tensor: its keys under that name}, as one format has different keys on different tensors,
+    and in different places; without it, equal keys are one format.
     """
     _check(graph)
     if names is None:
         keys = dict.fromkeys(key for t in _tensors(graph) for key in _formats(graph, t))
-        names = {key: dict.fromkeys(_tensors(graph), key) for key in keys}
+        names = {key: dict.fromkeys(_tensors(graph), (key,)) for key in keys}
     plans = []
     for name, key in names.items():
         choices = []
         for c in graph.choices:
             usable = tuple(_cells(graph, c).values())
-            fit = [sum(f == key.get(t) for t, f in zip(c.inputs, e.ins, strict=True)) for e in usable]
-            fit = [n + (e.out == key.get(c.output)) for n, e in zip(fit, usable, strict=True)]
+            fit = [sum(f in key.get(t, ()) for t, f in zip(c.inputs, e.ins, strict=True)) for e in usable]
+            fit = [n + (e.out in key.get(c.output, ())) for n, e in zip(fit, usable, strict=True)]
             best = max(fit, default=0)
             choices.append(replace(c, entries=tuple(e for n, e in zip(fit, usable, strict=True) if n == best)))
         narrow = replace(graph, choices=tuple(choices))

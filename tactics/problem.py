@@ -381,6 +381,12 @@ class MoveProblem:
     def out_shape(self) -> tuple[int, int, int, int]:
         return (self.n, *self.out)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the output is nothing but some neighbouring channels of the input."""
+        rows_and_columns = (self.start[1:], self.step, self.out[1:]) == ((0, 0), (1, 1, 1), (self.h, self.w))
+        return self.kind == "window" and rows_and_columns and self.start[0] >= 0 and self.start[0] + self.out[0] <= self.c
+
     def source(self, c, h, w):
         """Input coordinates of output coordinates (integer arrays that broadcast)."""
         b = self.step[1]

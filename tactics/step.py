@@ -1,14 +1,14 @@
 """A launch as plain data, and how kernel arguments are written; shared by all kernel families.
 
-An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for pointers, or ("i32" | "i64" | "f32", value), in the order
-of the kernel's parameter struct.
+An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for pointers, or
+("i32" | "i64" | "f32", value), in the order of the kernel's parameter struct.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tactics.format import LAYOUTS, Format, strides
+from tactics.format import LAYOUTS, Format, Strides, strides
 from tactics.problem import ACTIVATIONS
 
 Arg = tuple[str, int | float | str]
@@ -43,9 +43,18 @@ def ints(*values: int) -> tuple[Arg, ...]:
 
 
 def view(fmt: Format, shape) -> tuple[Arg, ...]:
-    """A tensor's strides, as the kernels' struct View takes them."""
-    s = strides(fmt, shape)
+    """The strides of a tensor with memory of its own, as the kernels' struct View takes them."""
+    return view_args(strides(fmt, shape))
+
+
+def view_args(s: Strides) -> tuple[Arg, ...]:
     return ints(s.n, s.block, s.pixel, s.log2v)
+
+
+def own_strides(problem, tactic) -> tuple[Strides, ...]:
+    """Of the inputs, then of the output, where each has memory of its own."""
+    shapes = (*problem.in_shapes, problem.out_shape)
+    return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
 
 def act_code(problem) -> int:

@@ -375,7 +375,7 @@ def test_single_format_names_translate_keys():
     entries = tuple(Entry("k", (a,), b, 10) for a in ("x.p", "x.q") for b in ("y.p", "y.q"))
     formats = {"x": ("x.p", "x.q"), "y": ("y.p", "y.q")}
     graph = Graph((Choice("f", ("x",), "y", entries),), (), {"x": "x.q"}, ("x",), ("y",), formats, lambda *_: 5)
-    names = {"p": {"x": "x.p", "y": "y.p"}, "q": {"x": "x.q", "y": "y.q"}}
+    names = {"p": {"x": ("x.p",), "y": ("y.p",)}, "q": {"x": ("x.q",), "y": ("y.q",)}}
     plan = best_single_format(graph, names)
     assert plan.method == "single format q" and plan.entries["f"].ins == ("x.q",) and plan.total_ps == 10
 

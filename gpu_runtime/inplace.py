@@ -1,0 +1,130 @@
+"""Tensors that lie inside others: the pieces of a Concat in its output, the parts that a Split takes in its input.
+
+A place in an op is one more format of a tensor: the key "fp16:last64@cat.1" is the canonical format fp16:last64, stored
+as input 1 of op cat. A tensor is produced in one key; another key, another place, costs a copy. So the planner needs no
+rule of its own: running an op in place is an entry of no time that wants its tensors in its places. A tensor in several
+Concats, or bound by the caller, is copied into all places but (at most) one.
+
+Which memory a place is follows from the plan alone (`homes`): pieces lie in what their op produces, which may be the
+piece of another op again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from gpu_runtime.lower import Network, Op
+from tactics import plan
+from tactics.format import canonical, num_elements, part_key, representative
+from tactics.problem import ConcatProblem, MoveProblem
+
+IN_PLACE = "in_place"  # the tactic of an entry that launches nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor in one format and, where the key names one, in one op's memory. Two names of one layout share a place."""
+
+    tensor: str
+    key: str
+
+
+def base(key: str) -> str:
+    """The canonical format of a key, without its place."""
+    return key.partition("@")[0]
+
+
+def entries(op: Op) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys of the inputs, key of the output) for each format in which `op` needs no kernel; none for most ops."""
+    problem = op.problem
+    if isinstance(problem, ConcatProblem):
+        firsts = (0, *accumulate(problem.channels))
+        for fmt in representative(problem.out_shape):
+            keys = [part_key(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.channels, strict=False)]
+            if None not in keys and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
+                yield tuple(f"{key}@{op.name}.{i}" for i, key in enumerate(keys)), canonical(fmt, problem.out_shape)
+    elif isinstance(problem, MoveProblem) and problem.is_part:
+        for fmt in representative(problem.in_shapes[0]):
+            key = part_key(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
+            if key is not None:
+                yield (canonical(fmt, problem.in_shapes[0]),), f"{key}@{op.name}"
+
+
+def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
+    """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
+    found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
+    for op in network.ops:
+        for ins, out in entries(op):
+            for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
+                if "@" in key and len(found[tensor]) < most:
+                    found[tensor][key] = None
+    return {t: tuple(keys) for t, keys in found.items()}
+
+
+def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
+    """Place -> (the place with memory of its own in which it lies, its first channel there), of all that lie in another."""
+    inside: dict[Place, tuple[Place, int]] = {}
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        if entry is None or entry.tactic != IN_PLACE or not plan.holds(op.when, chosen.options):
+            continue
+        out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
+        if isinstance(op.problem, ConcatProblem):
+            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.channels)), strict=False))
+        else:
+            inside[out] = ins[0], op.problem.start[0]
+
+    def root(place: Place) -> tuple[Place, int]:
+        if place not in inside:
+            return place, 0
+        parent, first = inside[place]
+        top, before = root(parent)
+        return top, before + first
+
+    return {place: root(place) for place in inside}
+
+
+# ---- one memory for concats of concats
+
+
+def share(network: Network) -> Network:
+    """The same network in which Concats that hold others hold them as one piece.
+
+    A run of inputs that is all that an earlier Concat joins is replaced by its output (the blocks of a DenseNet become
+    prefixes of one memory), and a run that is all parts of one tensor, in order, by that tensor. Parts that nothing
+    reads any more are dropped.
+    """
+    parts: dict[str, tuple[str, int, int, int]] = {}  # part -> tensor, first channel, end, channels of the tensor
+    joined: dict[tuple[str, ...], str] = {}  # inputs of a Concat -> its output
+    result = []
+    for op in network.ops:
+        p = op.problem
+        if isinstance(p, MoveProblem) and p.is_part and not op.when:
+            parts[op.output] = op.inputs[0], p.start[0], p.start[0] + p.out[0], p.c
+        if isinstance(p, ConcatProblem) and not op.when:
+            inputs, channels = _shortest(op.inputs, p.channels, joined, parts)
+            joined = {op.inputs: op.output, inputs: op.output} | joined
+            op = replace(op, inputs=inputs, problem=replace(p, channels=channels))
+        result.append(op)
+    read = {t.name for t in network.outputs} | {t for op in result for t in op.inputs}
+    ops = tuple(op for op in result if op.output in read or op.output not in parts)
+    used = {t.name for t in network.inputs} | {t for op in ops for t in (*op.inputs, op.output)}
+    return replace(network, ops=ops, tensors={t: shape for t, shape in network.tensors.items() if t in used})
+
+
+def _shortest(inputs, channels, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The pieces of a Concat after all replacements, the longest run first."""
+    for length in range(len(inputs), 1, -1):
+        for i in range(len(inputs) - length + 1):
+            run = inputs[i : i + length]
+            whole = joined.get(run)
+            if whole is None and all(t in parts for t in run):
+                sources, firsts, ends, sizes = zip(*(parts[t] for t in run), strict=True)
+                if len(set(sources)) == 1 and (*firsts, sizes[0]) == (0, *ends):
+                    whole = sources[0]
+            if whole is not None:
+                merged = (*channels[:i], sum(channels[i : i + length]), *channels[i + length :])
+                return _shortest((*inputs[:i], whole, *inputs[i + length :]), merged, joined, parts)
+    return inputs, channels
