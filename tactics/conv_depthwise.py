@@ -19,7 +19,7 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, num_bytes, num_elements, padded_channels
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
 from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
@@ -190,8 +190,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     extra = 15 if p.k > p.c and vec == 8 else 0
     columns_cost = rows * columns * (vec + 2 + extra)
     instructions = outputs * (vec * (taps + 4) + (4 if p.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
-    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2
-    patch_bytes = t.h * t.w * t.channels * 2
+    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
+    patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
     active = min(device.num_sms, blocks)
     clk = {
         "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
@@ -211,6 +211,13 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weight_bytes(p))
     worst = max(clk, key=clk.get)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+
+
+def _straddle(fmt: Format, c: int, channels: int) -> float:
+    """Sectors over bytes of a block's `channels` of one pixel: where pixels lie an odd number of 16 bytes apart, every second
+    one begins in the middle of a sector that holds another block's channels."""
+    odd = not LAYOUTS[fmt.layout].blocked and padded_channels(fmt.layout, c) % 16 and channels < c
+    return 1 + 8 / channels if odd else 1.0
 
 
 def weight_bytes(p: ConvProblem) -> int:

@@ -15,7 +15,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from tactics import conv_depthwise
-from tactics.candidates import candidates, rejected
+from tactics.candidates import at_edges, candidates, rejected
 from tactics.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
@@ -73,6 +73,16 @@ def test_against_the_reference(name):
         assert stats.mma == stats.mma_sp == 0
         if problem.c % 16 == 0 and problem.k % 16 == 0 and not linear(t.out):
             assert stats.sectors == stats.ideal_sectors
+
+
+@pytest.mark.parametrize("x,y", [("chw16", "hwc8"), ("hwc8", "chw16"), ("chw2", "chw"), ("chw", "hwc"), ("hwc", "chw2")])
+@pytest.mark.parametrize("name", ["depthwise_asymmetric", "depthwise_x3"])
+def test_formats_of_the_networks_edge(name, x, y):
+    """The same binaries on the formats that only a network's inputs and outputs have."""
+    problem, around = DEPTHWISE[name], [Format("fp16", layout) for layout in (x, y)]
+    compiled = {t.tile for t in drawn(problem)}
+    near = [v for t in candidates(problem, DEVICE) if t.tile in compiled for v in at_edges(t, [around], around)]
+    run(problem, next(v for v in near if [*v.ins, v.out] == around))
 
 
 @pytest.mark.long
@@ -317,6 +327,7 @@ def check_network(path, x, depthwise_layers):
     return engine, used
 
 
+@pytest.mark.slow
 def test_a_mobilenet(tmp_path):
     x = np.random.default_rng(1).standard_normal((2, 3, 40, 36), np.float32)
     engine, used = check_network(mobilenet(tmp_path / "m.onnx"), x, 4)
