@@ -6,7 +6,8 @@ import random
 import numpy as np
 import onnx
 import pytest
-from reference_run import check_against_ort, feeds_for, model, network, node, ort_run
+from ort_budget import budgets
+from reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
@@ -170,3 +171,21 @@ def test_an_engine(tmp_path, sparsity):
         assert sparse24.fits(stored, 0).all()
     types = [layer["LayerType"] for layer in engine.layer_info()["Layers"]]
     assert types.count("Deconvolution") == 1
+
+
+@pytest.mark.slow
+def test_a_published_u_net(tmp_path):
+    """The illumination estimator of tbefn: 3 ConvTransposes, one of which cuts its last row, and dilated convolutions."""
+    whole = onnx.shape_inference.infer_shapes(onnx.load(given_model("tbefn_180x320")))
+    path = tmp_path / "estimator.onnx"
+    onnx.save(onnx.utils.Extractor(whole).extract_model(["Placeholder"], ["mul:0"]), path)
+    engine = gr.build(path, device=DEFAULT_DEVICE)
+    types = [layer["type"] for layer in engine.plan["layers"]]
+    up = [layer for layer in engine.plan["layers"] if "transpose" in layer["name"]]
+    assert len(up) == 3 and types.count("conv_transpose") == 1 and "move" not in types
+    assert sorted(layer["params"].get("d2s", 1) for layer in up) == [1, 2, 2]
+    x = np.random.default_rng(0).uniform(0, 1, (1, 3, 180, 320)).astype(np.float32)
+    with engine.context(device="emulator") as ctx:
+        got = ctx.run({"Placeholder": x})
+    for name, budget in budgets(path, {"Placeholder": x}).items():
+        budget.check(got[name], name)
