@@ -1,4 +1,4 @@
-// move: output elements copied from other places of the input: reformat, cast, slice, pad, concat piece, upsample, depth-to-space.
+// move: output elements copied from other places of the input: reformat, cast, slice, pad, concat piece, upsample, shuffles.
 //
 // A thread owns 8 output channels of one pixel; neighbouring threads own neighbouring pixels, so a linear side is read or
 // written in whole sectors, and a vector side in 16-byte pieces.
@@ -8,7 +8,7 @@
 // OUT_F32: the output is FP32 instead of FP16.
 #include "tensor.cuh"
 
-enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD };
+enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD, KIND_S2D_DCR, KIND_S2D_CRD, KIND_CHANNELS };
 static_assert(!(IN_VEC && IN_TYPE) && !(OUT_VEC && OUT_F32), "16-byte accesses move halfs");
 
 struct MoveParams {
@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
   if (KIND == KIND_UPSAMPLE) h = oh / p.step_h, w = ow / p.step_w;
   if (KIND == KIND_D2S_DCR || KIND == KIND_D2S_CRD)
     h = oh / p.step_h, w = ow / p.step_h, corner = (oh % p.step_h) * p.step_h + ow % p.step_h;
+  if (KIND == KIND_CHANNELS) h = oh, w = ow;
   const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(p.h) && static_cast<unsigned>(w) < static_cast<unsigned>(p.w);
 
   float v[8];
@@ -57,8 +58,15 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
       if (KIND == KIND_UPSAMPLE) c = c0 + j;
       if (KIND == KIND_D2S_DCR) c = corner * p.filled + c0 + j;
       if (KIND == KIND_D2S_CRD) c = (c0 + j) * p.step_h * p.step_h + corner;
+      int at_h = h, at_w = w;  // space-to-depth: step_h is the block, h and w its first pixel
+      if (KIND == KIND_S2D_DCR || KIND == KIND_S2D_CRD) {
+        const int corners = p.step_h * p.step_h, which = KIND == KIND_S2D_DCR ? (c0 + j) / p.c : (c0 + j) % corners;
+        c = KIND == KIND_S2D_DCR ? (c0 + j) % p.c : (c0 + j) / corners;
+        at_h += which / p.step_h, at_w += which % p.step_h;
+      }
+      if (KIND == KIND_CHANNELS) c = (c0 + j) % p.step_h * (p.c / p.step_h) + (c0 + j) / p.step_h;  // step_h groups
       const bool ok = inside && c0 + j < p.filled && c >= 0 && c < p.c;
-      v[j] = ok ? load(p, p.in.at(image, c, h * p.w + w)) : p.fill;
+      v[j] = ok ? load(p, p.in.at(image, c, at_h * p.w + at_w)) : p.fill;
     }
   }
 #pragma unroll

@@ -33,7 +33,7 @@ class Layer:
     pointwise "operand" [C] or [1], activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
     named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
     mode of depth-to-space over the result, before the residual; `s2d`: the block of space-to-depth over the input, whose
-    taps "w" holds already (kernel sizes, strides and pads of the node grow by it).
+    taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
     """
 
     op: str
@@ -49,6 +49,7 @@ class Layer:
     d2s: int = 1
     d2s_mode: str = "dcr"
     s2d: int = 1
+    block: int = 1
     when: tuple[tuple[str, str], ...] = ()
 
 
@@ -82,10 +83,11 @@ def fuse(imported: Imported) -> Fused:
         if shuffle and _all_readers_take(shuffle):
             taken[shuffle.output] = shuffle
             covered.update(shuffle.nodes)
-        elif shuffle and shuffle.kind.startswith("d2s"):
+        elif shuffle:
             used = shuffle.nodes
             x, y = used[0].inputs[0], shuffle.output
-            emit(node, Layer(shuffle.kind, used[0], used[len(used) // 2].name, _names(used), (x,), y), used)
+            layer = Layer(shuffle.kind, used[0], used[len(used) // 2].name, _names(used), (x,), y, block=shuffle.size)
+            emit(node, layer, used)
         elif node.op_type in VIEWS:
             continue
         elif node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and (core := _convolution(node)):

@@ -410,9 +410,8 @@ def _pad(layer: Layer, shapes, out, weights) -> MoveProblem:
     return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), fill=float(value[0]) if value else 0.0)
 
 
-def _depth_to_space(layer: Layer, shapes, out, weights) -> MoveProblem:
-    block = out[2] // shapes[0][2]
-    return MoveProblem(*shapes[0], layer.op, out[1:], step=(1, block, block))
+def _shuffle(layer: Layer, shapes, out, weights) -> MoveProblem:
+    return MoveProblem(*shapes[0], layer.op, out[1:], step=(1, layer.block, layer.block))
 
 
 def _resize(layer: Layer, shapes, out, weights) -> MoveProblem:
@@ -453,15 +452,15 @@ def _nearest(i: np.ndarray, scale: float, size: int, out: int, turn: str, roundi
 
 
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
+SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
 PROBLEMS = {
     **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
     **dict.fromkeys(("Identity", *BINARY), _pointwise),
-    **dict.fromkeys(("d2s_crd", "d2s_dcr"), _depth_to_space),
+    **dict.fromkeys(SHUFFLES, _shuffle),
     "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Split": _split, "Pad": _pad, "Resize": _resize,
 }  # fmt: skip
 WHY = {
-    "SpaceToDepth": "expected to be read by convolutions alone, without dilation, groups or automatic padding",
     "BatchNormalization": "expected inference mode and constant statistics",
     "PRelu": "expected a constant slope, scalar or [C,1,1]",
     "Clip": "expected constant scalar bounds",

@@ -20,7 +20,8 @@ WIDTH = 120
 SEPARATOR = "\u001e"  # between the ONNX nodes of one layer, as TensorRT writes it
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
-MOVE_TYPES = {"window": "Slice", "upsample": "Resize", "d2s_dcr": "Shuffle", "d2s_crd": "Shuffle"}
+MOVE_TYPES = {"window": "Slice", "upsample": "Resize", **dict.fromkeys(
+    ("d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"), "Shuffle")}
 TRT_ACTIVATIONS = {"none": "NONE", "relu": "RELU"}
 
 

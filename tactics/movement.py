@@ -119,7 +119,7 @@ def _pointwise(p: PointwiseProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
 
 
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
-MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd")
+MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
 
 
 def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, lie, *, kind="window", start=(0, 0, 0),

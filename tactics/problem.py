@@ -353,7 +353,8 @@ class MoveProblem:
 
     kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
     kind "upsample": x[n, c, h // step_h, w // step_w] (nearest, integer factors);
-    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h.
+    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h; "s2d_dcr" / "s2d_crd" its inverse;
+    kind "channels": a shuffle of step_h groups, out[n, j*groups + g] = x[n, g*(c/groups) + j].
     """
 
     n: int
@@ -367,7 +368,7 @@ class MoveProblem:
     fill: float = 0.0
 
     def __post_init__(self):
-        if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd"):
+        if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"):
             raise ValueError(f"move: unknown kind {self.kind!r}")
 
     def __str__(self) -> str:
@@ -396,7 +397,12 @@ class MoveProblem:
             return c, h // self.step[1], w // self.step[2]
         if self.kind == "d2s_dcr":
             return ((h % b) * b + w % b) * self.out[0] + c, h // b, w // b
-        return (c * b + h % b) * b + w % b, h // b, w // b
+        if self.kind == "d2s_crd":
+            return (c * b + h % b) * b + w % b, h // b, w // b
+        if self.kind == "channels":
+            return c % b * (self.c // b) + c // b, h, w
+        corner, c = (c // self.c, c % self.c) if self.kind == "s2d_dcr" else (c % b**2, c // b**2)
+        return c, h * b + corner // b, w * b + corner % b
 
     def reference(self, x) -> np.ndarray:
         x = np.asarray(x, np.float32)

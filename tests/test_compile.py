@@ -24,7 +24,7 @@ PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
 OTHERS = [
     *(("pointwise", {"VEC": v, "OP": 1, "OPERAND": o, "SWAP": 0, "ACT": 3, "STRIDED": o - 1}) for v in (1, 8) for o in (1, 2)),
     *(("move", {"KIND": k, "IN_VEC": i, "OUT_VEC": o, "IN_TYPE": 0, "OUT_F32": 0})
-      for k in range(4) for i in (0, 1) for o in (0, 1) if not (i and k > 1)),
+      for k in range(7) for i in (0, 1) for o in (0, 1) if not (i and k > 1)),
     *(("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_TYPE": t, "OUT_F32": 0}) for t in (1, 2)),
     ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),

@@ -1,6 +1,7 @@
 """Depth-to-space, space-to-depth and channel shuffles next to a convolution are part of it: no layer, no bytes of their own."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,17 @@ def test_unpadded_linear_rows_are_fewer_mmas_and_a_candidate():
     for layout in ("hwc8", "chw"):
         order = np.array(row_order(p, layout))
         assert sorted(order[order >= 0]) == list(range(48))
+
+
+def test_split_k_and_depth_to_space():
+    """Parameters of both stand in one struct."""
+    p = ConvProblem(1, 64, 5, 7, 12, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=PRELU, sparse24=True, d2s=2)
+    inputs, w = random_data(p)
+    for kernel in ("conv_dense", "conv_sparse24"):
+        t = tactic(kernel, p, "hwc8", "hwc8")
+        t = replace(t, tile=replace(TILE, split=4))
+        assert t in candidates(p, DEVICE)
+        assert_right(p, t, execute(Emulated(DEVICE), p, t, inputs, w), reference(p, inputs, w))
 
 
 def test_vector_stores_fill_whole_sectors():
@@ -197,10 +209,23 @@ def test_space_to_depth_keeps_the_2_to_4_pattern():
     assert net.ops[0].problem.sparse24
 
 
-def test_space_to_depth_read_by_others_is_refused_by_name():
-    nodes = [node("SpaceToDepth", "x", "d", blocksize=2), node("Relu", "d", "y")]
-    with pytest.raises(gr.ModelError, match="SpaceToDepth d: expected to be read by convolutions alone"):
-        network(model(nodes, X, "y"))
+@pytest.mark.parametrize("kind", ["s2d_dcr", "s2d_crd", "channels", "SpaceToDepth"])
+def test_a_shuffle_that_no_convolution_takes_is_one_move(kind):
+    first, extra = [node("SpaceToDepth", "x", "d", blocksize=2)], {}
+    if kind != "SpaceToDepth":
+        first, extra = written_out(kind, "x", "d", X["x"], 2)
+    net = check_against_ort(model([*first, node("Relu", "d", "y")], X, "y", extra), 1e-6)
+    assert [op.problem.kind for op in net.ops if isinstance(op.problem, MoveProblem)] == [
+        "s2d_dcr" if kind == "SpaceToDepth" else kind
+    ]
+
+
+def test_a_dilated_or_grouped_convolution_takes_no_shuffle():
+    w = {"w": weights(4, 32, 2, 2), "v": weights(32, 1, 3, 3)}
+    nodes = [node("SpaceToDepth", "x", "d", blocksize=2), node("Conv", "d w", "y", dilations=(2, 1))]
+    nodes += [node("Conv", "d v", "z", group=32, pads=(1, 1, 1, 1))]
+    net = check_against_ort(model(nodes, X, "y z", w), 1e-5)
+    assert sum(isinstance(op.problem, MoveProblem) for op in net.ops) == 1
 
 
 @pytest.mark.parametrize("where", ["before", "after", "both"])
