@@ -18,10 +18,10 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, Format, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problem import ConvProblem
 from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic, Tile
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
@@ -186,8 +186,9 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return max(g.steps * (64 + t.m * 32) + (p.c * g.plane * 2 + 15) // 16 * 16, t.m * t.n * 2 + t.n * 4)
 
 
-def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, g, x_fmt, y_fmt = tactic.tile, _geometry(p, tactic), tactic.ins[0], tactic.out
+    x, *_, y = lie or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
@@ -199,7 +200,7 @@ def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s), *ints(1, g.steps, -(-p.k // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape), *ints(y_c), *alpha_beta(p),
+        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p),
         ("weights", "taps"), *ints(g.log2_tw, tiles_h, tiles_w, g.rows, g.cols, g.pitch, g.plane),
         *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)),
     )  # fmt: skip

@@ -79,6 +79,22 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
+def test_two_stems_write_into_one_tensor(tmp_path):
+    """Branches of an image joined by Concat: each convolution stores its channels where they belong."""
+    rng = np.random.default_rng(0)
+    weights = [(rng.standard_normal((16, 3, r, r)) / (2 * r)).astype(np.float16).astype(np.float32) for r in (3, 5)]
+    nodes = [helper.make_node("Conv", ["x", f"w{i}"], [f"t{i}"], f"conv{i}", pads=[i + 1] * 4) for i in (0, 1)]
+    nodes.append(helper.make_node("Concat", ["t0", "t1"], ["y"], "join", axis=1))
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, c, 10, 12]) for n, c in (("x", 3), ("y", 32))]
+    tensors = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], tensors)
+    path = str(tmp_path / "branches.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    engine = gr.build(path, device="h200", input_formats="uint8:hwc", output_formats="fp16:hwc8")
+    assert [s["kernel"] for s in engine.plan["steps"]] == ["conv_stem", "conv_stem"]
+    check(path, engine)
+
+
 @pytest.mark.parametrize("y", SIX)
 @pytest.mark.parametrize("x", SIX)
 def test_convolutions_take_and_give_every_format(folder, x, y):
