@@ -19,10 +19,10 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view_args
 from tactics.tactic import Patch, Tactic
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -143,11 +143,12 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
-def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, vec, multiplier = tactic.tile, vector(tactic), p.k // p.c
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     y_c = padded_channels(y_fmt.layout, p.k)
+    x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, p.out_shape))
     values = {
         "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
         "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": int(p.residual),
@@ -155,7 +156,7 @@ def launches(p: ConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
     }  # fmt: skip
     args = (
         ("in", 0), ("weights", "w"), ("weights", "b"), ("weights", "slope") if p.act.name == "prelu" else NULL,
-        ("in", 1) if p.residual else NULL, ("out", 0), *view(x_fmt, p.in_shapes[0]), *view(y_fmt, p.out_shape),
+        ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
         *ints(p.h, p.w, p.k, p.p, p.q, y_c, _pitch(p), multiplier, *p.stride, p.pad[0], p.pad[1], *p.dilation, *steps),
         *ints(*counts, *phases), *alpha_beta(p),
     )  # fmt: skip

@@ -30,6 +30,6 @@ OF_PROBLEM = {
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 STRIDED = (
-    "conv_stem", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24", "move", "pointwise", "pool",
-    "pool_global", "softmax",
+    "conv_stem", "conv_depthwise", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24", "move", "pointwise",
+    "pool", "pool_global", "softmax",
 )  # fmt: skip

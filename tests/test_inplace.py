@@ -30,7 +30,7 @@ from tactics.problem import (
     PoolProblem,
     SoftmaxProblem,
 )
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Patch, Tactic, Tile
 from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
 
 DEVICE = "h200"
@@ -316,6 +316,7 @@ def test_parts_fit_the_formats_vector(layout, first, c, key):
 
 H8, CHW, CHW32 = (Format("fp16", layout) for layout in ("hwc8", "chw", "chw32"))
 DENSE, SPARSE = Tile(64, 64, 64, 2, 2, 4), Tile(64, 64, 64, 2, 2, 4)
+PATCH = Patch(64, 8, 8, 2, 4)
 LEAKY = Activation("leaky_relu", (0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
 AROUND = {
@@ -327,6 +328,10 @@ AROUND = {
         ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8), ((32, 96, CHW32), (24, 60, H8)),
     ),
     "conv_stem": (ConvProblem(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1)), "conv_stem", None, (CHW, H8), ((5, 9, CHW), (16, 48, H8))),
+    "conv_depthwise": (
+        ConvProblem(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
+        ((8, 56, H8), (32, 80, CHW32)),
+    ),
     "conv_shuffled": (ConvProblem(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
     "transpose": (
         ConvTransposeProblem(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_dense", DENSE, (H8, H8),
