@@ -25,7 +25,7 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
-__all__ = ["PREFERRED", "Table", "force_layer", "forced_us", "format_of", "representative", "rivals", "tabulate"]
+__all__ = ["PREFERRED", "Table", "forced_us", "format_of", "representative", "rivals", "tabulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +109,12 @@ def format_of(table: Table, tensor: str, key: str) -> Format:
     raise ValueError(f"tensor {tensor} has no format {key}")
 
 
-def force_layer(table: Table, layer: str, sparse: bool) -> dict[str, Callable[[plan.Entry], bool]]:
-    """Wherever fusion puts this layer's weights, only its sparse (or only its dense) tactics."""
-    return {op.name: (lambda e: e.sparse == sparse) for op in table.network.ops if op.layer == layer}
-
-
-def forced_us(table: Table, layer: str, sparse: bool) -> float | None:
-    """The best plan's total in microseconds with this layer forced sparse or dense; None where no such plan exists."""
-    try:
-        return plan.solve(table.graph, force=force_layer(table, layer, sparse)).total_ps / 1e6
-    except ValueError:
-        return None
+def forced_us(table: Table, wanted: Mapping[str, bool]) -> dict[str, float | None]:
+    """Layer -> sparse or not: the best plan's total in microseconds with that one layer forced so, wherever fusion puts
+    its weights; None where no such plan exists."""
+    names = {layer: tuple(dict.fromkeys(op.name for op in table.network.ops if op.layer == layer)) for layer in wanted}
+    totals = plan.forced(table.graph, [(names[layer], sparse) for layer, sparse in wanted.items()])
+    return {layer: None if ps is None else ps / 1e6 for layer, ps in zip(wanted, totals, strict=True)}
 
 
 def rivals(table: Table) -> dict:

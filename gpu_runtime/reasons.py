@@ -25,7 +25,13 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool) -> d
     pattern_violation, channels_not_multiple_of_4, grouped_conv.
     """
     ops = {i: op for i, op in enumerate(table.network.ops) if op.layer and plan.holds(op.when, chosen.options)}
-    rows = [_row(table, chosen, op, table.times[i], mode, measured) for i, op in ops.items()]
+    wanted = {
+        op.layer: not chosen.entries[op.name].sparse
+        for i, op in ops.items()
+        if _best(table.times[i], sparse=True) and _best(table.times[i], sparse=False)
+    }
+    forced = planning.forced_us(table, wanted)
+    rows = [_row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer)) for i, op in ops.items()]
     return {
         "mode": mode,
         "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
@@ -34,7 +40,9 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool) -> d
     }
 
 
-def _row(table: Table, chosen: plan.Plan, op: Op, times: dict[Tactic, Time], mode: str, measured: bool) -> dict:
+def _row(table: Table, chosen: plan.Plan, op: Op, times: dict[Tactic, Time], mode: str, measured: bool,
+         other_us: float | None) -> dict:  # fmt: skip
+    """`other_us`: the plan's total with this layer forced the other way."""
     share, offender = pattern(op.weights["w"])
     dense = _best(times, sparse=False)
     sparse = _best(times, sparse=True)
@@ -50,9 +58,7 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: dict[Tactic, Time], mod
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail}
-    if dense is not None:
-        other = planning.forced_us(table, op.layer, not picked)
-        row["other_cost_us"] = None if other is None else other - chosen.total_ps / 1e6
+    row["other_cost_us"] = None if other_us is None else other_us - chosen.total_ps / 1e6
     if not measured and dense is not None:
         row["p_sparse_faster"] = _p_faster(sparse[1].us, dense[1].us)
     if picked:
