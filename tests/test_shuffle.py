@@ -15,7 +15,7 @@ from cuda_kernels.launch import Emulated
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates
 from tactics.conv_gemm import padded_k, row_order
-from tactics.format import Format, padded_channels
+from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
 from tactics.problem import Activation, ConvProblem, MoveProblem, depth_to_space, space_to_depth
 from tactics.step import linear
@@ -101,11 +101,19 @@ def test_split_k_and_depth_to_space():
         assert_right(p, t, execute(Emulated(DEVICE), p, t, inputs, w), reference(p, inputs, w))
 
 
-def test_vector_stores_fill_whole_sectors():
-    p = ConvProblem(1, 16, 8, 8, 128, 1, 1, d2s=2)
-    gpu = Emulated(DEVICE)
-    execute(gpu, p, tactic("conv_dense", p, "hwc8", "hwc8"), *random_data(p))
-    assert gpu.stats[0].sectors == gpu.stats[0].ideal_sectors
+@pytest.mark.parametrize("p", [
+    ConvProblem(1, 16, 8, 8, 128, 1, 1, d2s=2), ConvProblem(1, 16, 8, 8, 48, 1, 1, d2s=4, d2s_mode="crd"),
+], ids=str)  # fmt: skip
+def test_the_shuffled_tensor_is_stored_once_in_whole_sectors(p):
+    """Launch-unique bytes are the output's with its padding, and nothing else; for vectors no sector is stored twice."""
+    for y in ("hwc8", "chw"):
+        t = tactic("conv_dense", p, "hwc8", y)
+        gpu = Emulated(DEVICE)
+        execute(gpu, p, t, *random_data(p))
+        (stats,) = gpu.stats
+        assert stats.launch_unique_store_bytes == num_bytes(t.out, p.out_shape)
+        if y == "hwc8":
+            assert stats.sectors == stats.ideal_sectors
 
 
 @pytest.mark.slow
