@@ -8,7 +8,7 @@
 //   +------+-----------+
 //
 // The trick: K runs over (tap, 8-channel chunk), so a stage may span taps and a 3-channel input wastes 5 of 8, not 61 of 64.
-#include "split_k.cuh"
+#include "grouped.cuh"
 
 constexpr int A_TILE = BK / 16 * 512;  // bytes of one 16-row tile per stage
 constexpr int A_BYTES = BM / 16 * A_TILE;
@@ -36,9 +36,10 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_constant__ ConvParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) conv_dense(const __grid_constant__ ConvParams all) {
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
+  const ConvParams& p = of_group<A_TILE, 0>(all);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
   const int m_tiles = (output_rows(p) + BM - 1) / BM;
   const Share share = share_of_block(p);

@@ -9,7 +9,7 @@
 //   +-------+-----------+
 //
 // The trick: weights are operand A, the only one that may be sparse, and selectors 0 and 1 read one metadata load twice.
-#include "split_k.cuh"
+#include "grouped.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
 constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
@@ -45,9 +45,10 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid_constant__ ConvParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) conv_sparse24(const __grid_constant__ ConvParams all) {
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
+  const ConvParams& p = of_group<A_TILE, E_TILE>(all);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
   const int m_tiles = (output_rows(p) + BM - 1) / BM;
   const Share share = share_of_block(p);

@@ -447,8 +447,10 @@ def _with_shuffle(layer: Layer) -> tuple[Layer, list[ir.Node]]:
     """A convolution with the depth-to-space or channel shuffle that alone reads its output, and its nodes."""
     reader = single_reader(layer.output)
     shuffle = None if reader is None or layer.op != "Conv" or layer.d2s > 1 else _shuffle(reader)
-    if shuffle is None or shuffle.kind.startswith("s2d") or attribute(layer.node, "group", 1) != 1:
+    if shuffle is None or shuffle.kind.startswith("s2d"):
         return layer, []
+    if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
+        return layer, []  # only crd keeps the channels of one group together; depthwise kernels store as they compute
     more = {"label": f"{layer.label} + {_label(shuffle.nodes)}", "nodes": layer.nodes + _names(shuffle.nodes),
             "output": shuffle.output}  # fmt: skip
     if shuffle.kind == "channels":

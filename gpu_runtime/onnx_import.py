@@ -454,9 +454,11 @@ def _weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorPr
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
     """Axis of the input channels when `node` reads a constant of that rank at `slot` as its weights, else None."""
-    if node.op_type in ("Conv", "ConvTranspose") and slot == 1:
+    if node.op_type == "Conv" and slot == 1:
+        return 1, ""  # of one group, where there are several
+    if node.op_type == "ConvTranspose" and slot == 1:
         group = _int_attribute(node, "group", 1)
-        return 1 if node.op_type == "Conv" else 0, "" if group == 1 else f"grouped convolution (group={group})"
+        return 0, "" if group == 1 else f"grouped convolution (group={group})"
     if node.op_type == "Gemm" and slot == 1:
         return (1 if _int_attribute(node, "transB", 0) else 0), ""
     if node.op_type == "MatMul" and rank >= 2:

@@ -62,16 +62,17 @@ SPARSE_TILES = tuple(
 def sparse_family_reason(p: ConvProblem) -> str:
     """Why no sparse tactic may run these weights, or an empty string."""
     if p.groups != 1:
-        return "grouped_conv: sparse tactics exist for groups = 1 only"
-    if p.c % 4:
+        if (p.c // p.groups) % 4:
+            return f"grouped_conv: a group has {p.c // p.groups} input channels, not a multiple of 4"
+    elif p.c % 4:
         return f"channels_not_multiple_of_4: C = {p.c}"
     return "" if p.sparse24 else "pattern_violation: the weights are not 2:4 along the input channels"
 
 
 def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
     """(tactic or family, reason against it or "")."""
-    if p.groups != 1:
-        yield "conv_dense", f"grouped convolution (groups = {p.groups}) has no tactic yet"
+    if 1 < p.groups == p.c:
+        yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
         return
     if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
         yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
@@ -82,7 +83,7 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
         for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
-            reason = tile_reason(tactic, device)
+            reason = tile_reason(tactic, device) or group_reason(p, tactic)
             yield tactic, reason
             for split in () if reason or linear(x) or linear(y) else splits(p, tactic, device):
                 yield replace(tactic, tile=replace(tile, split=split)), ""
@@ -90,10 +91,49 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[int, ...]:
     """Into how many blocks it may pay to split K: where tiles leave half of the GPU idle, and each block keeps two stages."""
-    tiles, stages = num_tiles(p, tactic), padded_k(p) // tactic.tile.k
+    tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.tile.k
     if 2 * tiles > device.num_sms:
         return ()
     return tuple(s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms)[-3:]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side."""
+
+    one: ConvProblem
+    count: int
+    groups: int
+
+
+@lru_cache(maxsize=4096)
+def merged(p: ConvProblem) -> Merged:
+    """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
+    found = []
+    for groups in range(1, p.groups + 1):
+        c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
+        # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
+        stored = k // p.d2s**2 if k % p.d2s**2 == 0 and (p.d2s == 1 or p.d2s_mode == "crd") else 1
+        if p.groups % groups == 0 and (count == 1 or c % 8 == stored % 8 == 0):
+            one = replace(p, c=c, k=k, groups=1)
+            found.append((count * -(-k // 16) * padded_k(one), groups, Merged(one, count, groups)))
+    return min(found)[2]
+
+
+def group_reason(p: ConvProblem, tactic: Tactic) -> str:
+    """Why a grouped convolution cannot run so, or an empty string."""
+    m = merged(p)
+    if m.count == 1:
+        return ""
+    if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
+        return f"a group of {m.one.k} output channels fills half of the tile or less"
+    for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
+        layout = LAYOUTS[fmt.layout]
+        if (layout.blocked or p.d2s > 1) and c % layout.vector:
+            return f"{side}: a group of {c} channels does not start a plane of {fmt}"
+    if padded_channels(tactic.out.layout, p.out_shape[1]) != p.out_shape[1]:
+        return f"output: the padded channels of {tactic.out} belong to no group"
+    return ""
 
 
 def tile_reason(tactic: Tactic, device: Device) -> str:
@@ -142,21 +182,22 @@ class Store:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, x_fmt, y_fmt = tactic.tile, tactic.ins[0], tactic.out
+    t, x_fmt, y_fmt, m = tactic.tile, tactic.ins[0], tactic.out, merged(p)
+    one = m.one
     store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
     x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, out))
-    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]), out[3], y.pixel
+    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1], out[3], y.pixel
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
-        "SPLIT": int(t.split > 1), **({"D2S": p.d2s} if store else {}),
+        "SPLIT": int(t.split > 1), **({"D2S": p.d2s} if store else {}), **({"GROUPED": 1} if m.count > 1 else {}),
     }  # fmt: skip
     args = (
         ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL, ("weights", "b"),
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
-        *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s),
-        *ints(-(-p.c // 8), padded_k(p) // t.k, -(-len(row_order(p, y_fmt.layout)) // 16)),
+        *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
+        *ints(-(-one.c // 8), padded_k(one) // t.k, -(-len(row_order(one, y_fmt.layout)) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p),
         *(ints(
@@ -164,18 +205,21 @@ def launches(
             y_w * y_pixel,
         ) if store else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split)) if t.split > 1 else ()),
+        *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
     )  # fmt: skip
     tiles = num_tiles(p, tactic)
     return (Launch(
-        tactic.kernel, tuple(sorted(values.items())), (tiles * t.split, 1, 1), (t.threads, 1, 1), conv_smem(tactic), args,
+        tactic.kernel, tuple(sorted(values.items())), (tiles // m.count * t.split, m.count, 1), (t.threads, 1, 1),
+        conv_smem(tactic), args,
         **({"workspace": tiles * t.split * t.m * t.n * 4, "counters": tiles * 4} if t.split > 1 else {}),
     ),)  # fmt: skip
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
-    """Output tiles of a tactic: blocks, before K is split."""
-    rows = p.d2s**2 * padded_channels(tactic.out.layout, p.out_shape[1])
-    return -(-rows // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+    """Output tiles of a tactic, of all groups: blocks, before K is split."""
+    m = merged(p)
+    channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
+    return m.count * -(-p.d2s**2 * channels // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
 
 
 @lru_cache(maxsize=1024)
@@ -192,16 +236,25 @@ def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
     return tuple(np.pad(channel, padding, constant_values=-1).reshape(-1).tolist())
 
 
+def _first_channel(s: Strides, c: int) -> int:
+    """Elements from a tensor's start to channel c, which starts a vector or lies in a pixel with all channels before it."""
+    return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
+
+
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] as [rows, (r, s, c padded to 8) padded to 64] in fragment order; bias and slope padded to 16 rows."""
-    order = np.array(row_order(p, tactic.out.layout))
-    rows, sources = np.flatnonzero(order >= 0), order[order >= 0]
-    m16 = -(-len(order) // 16)
-    c8 = padded_channels("hwc8", p.c)
-    flat = np.zeros((m16 * 16, padded_k(p)), np.float16)
-    taps = np.zeros((p.k, p.r, p.s, c8), np.float16)
-    taps[..., : p.c] = np.asarray(weights["w"], np.float16).transpose(0, 2, 3, 1)
-    flat[rows, : p.r * p.s * c8] = taps.reshape(p.k, -1)[sources]
+    """Weights [K,C/g,R,S] as [count][rows, (r, s, c padded to 8) padded to 64] of the merged groups, each padded to 16 rows,
+    in fragment order; bias and slope in the same rows."""
+    m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
+    one, c8 = m.one, padded_channels("hwc8", m.one.c)
+    order = np.array(row_order(one, tactic.out.layout))
+    rows, sources, rows16 = np.flatnonzero(order >= 0), order[order >= 0], -(-len(order) // 16) * 16
+    taps = np.zeros((m.count, one.k, p.r, p.s, c8), np.float16)
+    w = np.asarray(weights["w"], np.float16).reshape(m.count, m.groups, kg, cg, p.r, p.s).transpose(0, 1, 2, 4, 5, 3)
+    for i in range(m.groups):
+        taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
+    flat = np.zeros((m.count, rows16, padded_k(one)), np.float16)
+    flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
+    flat = flat.reshape(m.count * rows16, -1)
     sections = {}
     if tactic.sparse:
         kept, codes = sparse24.compress(flat)
@@ -211,17 +264,17 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
     for name, used in (("b", True), ("slope", p.act.name == "prelu")):
         if used:
-            row = np.zeros(m16 * 16, np.float32)
+            row = np.zeros((m.count, rows16), np.float32)
             if weights.get(name) is not None:
-                row[rows] = np.asarray(weights[name], np.float32)[sources]
-            sections[name] = row
+                row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
+            sections[name] = row.reshape(-1)
     return sections
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     t, clk_us = tactic.tile, 1 / device.clock_mhz
-    blocks = launches(p, tactic)[0].grid[0]
-    stages = -(-padded_k(p) // t.k // t.split)
+    blocks = num_tiles(p, tactic) * t.split
+    stages = -(-padded_k(merged(p).one) // t.k // t.split)
     resident = max(1, min(
         device.smem_per_sm // (conv_smem(tactic) + 1024),
         device.max_threads_per_sm // t.threads,
@@ -262,7 +315,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes of the packed weights a convolution tactic reads from DRAM."""
-    dense = -(-len(row_order(p, tactic.out.layout)) // 16) * 16 * padded_k(p) * 2
+    m = merged(p)
+    dense = m.count * -(-len(row_order(m.one, tactic.out.layout)) // 16) * 16 * padded_k(m.one) * 2
     return dense // 2 + dense // 16 if tactic.sparse else dense
 
 

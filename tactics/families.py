@@ -5,7 +5,7 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 `lie`, so that their tensors may lie inside others.
 """
 
-from tactics import conv_depthwise, conv_gemm, conv_stem, conv_transpose, movement
+from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, movement
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
@@ -18,18 +18,19 @@ from tactics.problem import (
 )
 
 OF_KERNEL = {
-    "conv_stem": conv_stem, "conv_depthwise": conv_depthwise,
+    "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
 }  # fmt: skip
 OF_PROBLEM = {
-    ConvProblem: (conv_gemm, conv_stem, conv_depthwise), ConvTransposeProblem: (conv_transpose,), PoolProblem: (movement,),
+    ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
+    PoolProblem: (movement,),
     PointwiseProblem: (movement,), MoveProblem: (movement,),
     ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 STRIDED = (
-    "conv_stem", "conv_depthwise", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24", "move", "pointwise",
-    "pool", "pool_global", "softmax",
+    "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
+    "move", "pointwise", "pool", "pool_global", "softmax",
 )  # fmt: skip

@@ -53,6 +53,8 @@ CONVS: dict[str, Problem] = {
     "conv_gemm": ConvProblem(5, 200, 1, 1, 10, 1, 1, bias=True, sparse24=True),
     "conv_deep": ConvProblem(1, 256, 4, 4, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
     "conv_wide": ConvProblem(1, 32, 40, 41, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_grouped": ConvProblem(1, 128, 6, 5, 128, 3, 3, pad=(1, 1, 1, 1), groups=2, bias=True, act=RELU, sparse24=True),
+    "conv_grouped_small": ConvProblem(1, 48, 9, 9, 48, 3, 3, pad=(1, 1, 1, 1), groups=6, bias=True, residual=True),
     "conv_many_outputs": ConvProblem(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
     "conv_residual_none": ConvProblem(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
     "conv_residual_prelu": ConvProblem(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),

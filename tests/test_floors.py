@@ -11,8 +11,8 @@ ORDER = """
 cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
 cuda_kernels.emulator.*
 cuda_kernels.launch
-tactics.format  tactics.problem  tactics.tactic  tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_stem
-tactics.conv_depthwise  tactics.conv_transpose  tactics.movement
+tactics.format  tactics.problem  tactics.tactic  tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
+tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.movement
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.fuse  gpu_runtime.lower

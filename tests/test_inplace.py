@@ -324,6 +324,14 @@ AROUND = {
         ConvProblem(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True), "conv_dense", DENSE, (H8, H8),
         ((8, 56, H8), (16, 72, H8)),
     ),
+    "conv_groups": (
+        ConvProblem(1, 32, 6, 5, 32, 3, 3, groups=2, bias=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8),
+        ((8, 56, H8), (16, 72, H8)),
+    ),
+    "conv_grouped": (
+        ConvProblem(2, 32, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), groups=4, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (CHW32, H8), ((32, 96, CHW32), (8, 40, H8)),
+    ),
     "conv_sparse": (
         ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8), ((32, 96, CHW32), (24, 60, H8)),
     ),

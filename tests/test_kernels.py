@@ -15,7 +15,7 @@ from cuda_kernels.compile import compile_many
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.conv_gemm import padded_k
+from tactics.conv_gemm import merged, padded_k
 from tactics.launches import launches
 from tactics.problem import ConvProblem
 from tactics.step import linear
@@ -96,8 +96,8 @@ def test_convolution(name):
 
 def check_counters(problem: ConvProblem, tactic, stats):
     t = tactic.tile
-    blocks = launches(problem, tactic)[0].grid[0]
-    mmas = blocks * padded_k(problem) * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
+    blocks = np.prod(launches(problem, tactic)[0].grid)
+    mmas = blocks * padded_k(merged(problem).one) * t.m * t.n // (16 * 8 * (32 if tactic.sparse else 16))
     assert (stats.mma_sp, stats.mma) == ((mmas, 0) if tactic.sparse else (0, mmas))
     assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
     if problem.c % 16 == 0 and problem.k % 16 == 0 and not linear(tactic.ins[0]) and not linear(tactic.out):

@@ -129,6 +129,7 @@ NETWORKS = {
     "super_resolution_10": upscaler(4, 3, 3, np.float32, "blueangels", "L", 672, 672),
     "realesr_animevideov3": upscaler(18, 17, 4, np.float32, "grace_hopper", "RGB", 160, 128),
     "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 96, 64),
+    "carn_m_x2": upscaler(44, 41, 2, np.float32, "grace_hopper", "RGB", 128, 96),  # 19 of them with 4 groups
     "sci_180x320": Network("input", 3, 0, darkened, expect_brighter),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
 }
@@ -245,13 +246,3 @@ def test_poison_late_copies_and_other_orders_change_nothing(execute, name, spars
     with done.engine.context(device="emulator", poison=True, async_mode="late", seed=3) as ctx:
         for output, y in ctx.run(done.feeds).items():
             assert np.array_equal(y, done.outputs[output]), output
-
-
-def test_grouped_convolutions_are_refused_by_name():
-    path = model_path("carn_m_x2")
-    grouped = [n.name for n in onnx.load(path).graph.node if any(a.name == "group" and a.i > 1 for a in n.attribute)]
-    assert len(grouped) == 19
-    with pytest.raises(gr.ModelError, match="grouped convolution") as refused:
-        gr.build(path, device=DEFAULT_DEVICE, shapes={"input": (1, 3, 24, 32)})
-    for node in grouped:
-        assert node in str(refused.value)

@@ -237,17 +237,17 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
         node("Constant", "", "k", value=onnx.numpy_helper.from_array(weights(8, 8, 1, 1))),
         node("Conv", "x k", "a"), node("Conv", "a grouped", "b", group=2), node("Conv", "b both", "c"),
         node("Conv", "c both", "d", group=1), node("Mul", "d scale", "e"), node("Conv", "e scale", "f"),
-        node("Reshape", "flat shape", "made"), node("Conv", "f made", "y"),
+        node("Reshape", "flat shape", "made"), node("Conv", "f made", "g"), node("Conv", "g thin", "y", group=4),
     ]  # fmt: skip
-    w = {"grouped": weights(8, 4, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
+    w = {"grouped": weights(8, 4, 1, 1), "thin": weights(8, 2, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
     w |= {"flat": weights(8), "shape": np.int64([8, 1, 1, 1])}
     nodes[6].input[1] = "scale"
     imported = onnx_import.read(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
-    assert imported.pruned == ("k", "both")  # a Constant node is stored; a weight read twice is pruned once
+    assert imported.pruned == ("k", "grouped", "both")  # a Constant node is stored; a weight read twice is pruned once
     assert imported.not_pruned == (
-        ("grouped", "grouped convolution (group=2)"),
         ("scale", "also read by Mul e"),
         ("made", "computed by Reshape made, not stored"),
+        ("thin", "shape [8, 2, 1, 1]: the input channels (axis 1) are not a multiple of 4"),
     )
     fewer = model([node("Conv", "x w", "y")], {"x": (1, 3, 3, 3)}, "y", {"w": weights(8, 3, 1, 1)})
     imported = onnx_import.read(save(tmp_path, fewer), prune=True)

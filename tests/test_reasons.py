@@ -19,7 +19,7 @@ SHAPE = (1, 64, 8, 8)
 def network(w: np.ndarray, groups: int = 1) -> Network:
     """x -> one convolution -> y, both ends fp16:chw outside."""
     k, c = w.shape[0], w.shape[1] * groups
-    fits = groups == 1 and c % 4 == 0 and bool(sparse24.fits(w).all())
+    fits = w.shape[1] % 4 == 0 and bool(sparse24.fits(w).all())
     problem = ConvProblem(1, c, 8, 8, k, 1, 1, groups=groups, sparse24=fits)
     ends = [TensorInfo("x", (1, c, 8, 8), "fp16", (1, c, 8, 8)), TensorInfo("y", (1, k, 8, 8), "fp16", (1, k, 8, 8))]
     op = Op("conv", problem, ("x",), "y", {"w": w}, ("conv",), (), "conv")
@@ -102,6 +102,15 @@ def test_pattern_violation():
 def test_channels_not_multiple_of_4():
     r = row(network(W[:, :6]), timer(10, 8, 1))
     assert (r["verdict"], r["reason"], r["detail"]) == ("not_eligible", "channels_not_multiple_of_4", "C = 6")
+
+
+def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels():
+    r = row(network(W24[:, :32], groups=2), timer(10, 8, 1))
+    assert (r["verdict"], r["reason"]) == ("sparse", "picked")
+    r = row(network(W[:, :32], groups=2), timer(10, 8, 1))
+    assert (r["verdict"], r["reason"]) == ("not_eligible", "pattern_violation")
+    r = row(network(W[:, :2], groups=32), timer(10, 8, 1))
+    assert (r["verdict"], r["reason"]) == ("not_eligible", "grouped_conv") and "2 input channels" in r["detail"]
 
 
 def test_one_row_per_layer_wherever_fusion_puts_it():

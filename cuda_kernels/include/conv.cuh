@@ -6,13 +6,13 @@
 // little. A tensor's element is at n*ns + (c >> log2v)*bs + pixel*ps + (c & (V-1)) halfs (tactics/format.py).
 #pragma once
 #include "activation.cuh"
-#include "ptx.cuh"
+#include "swizzle.cuh"
 
 // Compile-time values, set with -D:
 //   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
-//   SPLIT   1: blocks share an output tile along K (include/split_k.cuh)
+//   SPLIT   1: blocks share an output tile along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
 //   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
@@ -54,17 +54,10 @@ struct ConvParams {
   u32* counters;   // [tile], zero before and after
   int splits;
 #endif
+#if GROUPED
+  int x_group, y_group;  // elements from one group's first channel to the next one's
+#endif
 };
-
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of ROW_CHUNKS chunks per row. The XOR spreads the 8 rows that
-// ldmatrix reads at once, and the 8 chunks that a row store writes, over all banks.
-template <int ROW_CHUNKS>
-__device__ __forceinline__ u32 swizzled(int row, int chunk) {
-  static_assert(ROW_CHUNKS >= 2, "a row is at least 32 bytes");
-  if (ROW_CHUNKS >= 8) return (row * ROW_CHUNKS + (chunk ^ (row & 7))) * 16;
-  if (ROW_CHUNKS == 4) return (row * 4 + (chunk ^ ((row >> 1) & 3))) * 16;
-  return (row * 2 + (chunk ^ ((row >> 2) & 1))) * 16;
-}
 
 // Operand B, vector formats: a thread owns one chunk column and every (THREADS / CHUNKS)-th pixel of the tile.
 struct PixelLoader {

@@ -1,0 +1,277 @@
+// conv_grouped: convolution in many small groups on mma.sync.m16n8k16, FP16 in and out, FP32 accumulate.
+//
+//      K: (tap, 8 channels)    n8       A (pixels)   a patch of the image with the channels of the block's units, loaded once;
+//     +--------------------+ +----+                  [position][IN_CHUNKS] chunks, swizzled; ldmatrix reads 16 pixels x 16
+//     | tap 0 | tap 1 | .. | | W  |     B (weights)  [unit][k16][n8][32 lanes] 8 bytes, fragment order, all of the block's
+//     | 16 pixels of unit  | |unit|     unit         one group, or a few packed block-diagonally, whichever needs fewer MMAs
+//     +--------------------+ +----+     warps        WARPS_UNIT x WARPS_PIXEL: a warp takes every WARPS_UNIT-th unit, one at
+//                                                    a time, and its share of the pixels
+// The trick: weights are the 8-wide operand and the taps of one unit stand densely along K, so 8 output channels of 8 input
+// channels waste 10 % (9 taps in 5 steps), not half; a tap is a shift of the patch, so no pixel is loaded once per tap.
+#include "activation.cuh"
+#include "swizzle.cuh"
+
+// Compile-time values, set with -D:
+//   PIXELS   output pixels of a block, at most: tile_h x tile_w of one image
+//   IN_CHUNKS, OUT_CHUNKS   16-byte chunks of 8 channels per pixel in the patch and in the staging tile of the output
+//   NT   8-wide tiles that cover a unit's output channels; ODD   1: a unit has an odd number of them
+//   IN_LINEAR, OUT_LINEAR, ACT, RES   as in conv.cuh
+constexpr int THREADS = 32 * WARPS_UNIT * WARPS_PIXEL;
+constexpr int MT = PIXELS / 16 / WARPS_PIXEL;  // a warp's 16-pixel tiles
+constexpr int STAGING_BYTES = PIXELS * OUT_CHUNKS * 16;
+
+static_assert(PIXELS % (16 * WARPS_PIXEL) == 0, "a warp has whole 16-pixel tiles");
+static_assert((IN_CHUNKS & (IN_CHUNKS - 1)) == 0 && (OUT_CHUNKS & (OUT_CHUNKS - 1)) == 0, "the swizzle permutes powers of two");
+static_assert(THREADS % IN_CHUNKS == 0, "a thread keeps to its chunk of the channels");
+static_assert(IN_CHUNKS <= 16, "the tap table holds a chunk in 4 bits");
+static_assert(PIXELS % 64 == 0, "rows of the linear staging tile are whole swizzle patterns");
+
+struct GroupedParams {
+  const __half* x;
+  const uint4* w;
+  const float* bias;       // [k], zeros where there is none
+  const float* slope;      // [k], prelu only
+  const __half* residual;  // as y
+  __half* y;
+  int c, h, w_in, k, p, q, s;
+  int unit_c, unit_k, units, per_block, blocks_of_units;  // channels in and out of a unit; units in all, per block
+  int chunks, span, chunks_k, steps;  // chunks of a unit per tap; of a block; of a unit over all taps; k16 steps
+  int tile_h, tile_w, tiles_h, tiles_w;
+  // The patch: rows; positions per row, of them `phase` for each column modulo stride_w, so that the columns that one tap
+  // reads are neighbours; columns in use; which row and column remainders any tap reads.
+  int patch_h, pitch, phase, patch_w, row_mask, column_mask;
+  int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
+  int x_n, x_block, x_pixel, x_log2v;
+  int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
+  float alpha, beta;
+};
+
+// What a block computes: a tile of one image's output pixels, and a run of units.
+struct Part {
+  int image, row0, column0, first_unit, units, first_chunk, channel0, channel_end;
+};
+
+__device__ __forceinline__ Part part_of_block(const GroupedParams& p) {
+  // Blocks that share pixels are neighbours: units run fastest.
+  const int of_units = blockIdx.x % p.blocks_of_units, tile = blockIdx.x / p.blocks_of_units;
+  const int tile_row = tile / p.tiles_w, image = tile_row / p.tiles_h;
+  Part b;
+  b.image = image;
+  b.row0 = (tile_row - image * p.tiles_h) * p.tile_h;
+  b.column0 = (tile - tile_row * p.tiles_w) * p.tile_w;
+  b.first_unit = of_units * p.per_block;
+  b.units = min(p.per_block, p.units - b.first_unit);
+  b.first_chunk = b.first_unit * p.unit_c / 8;
+  b.channel0 = b.first_unit * p.unit_k;
+  b.channel_end = of_units + 1 == p.blocks_of_units ? p.y_c : b.channel0 + p.per_block * p.unit_k;
+  return b;
+}
+
+__device__ __forceinline__ int channel_offset(int c, int block, int log2v) {
+  return (c >> log2v) * block + (c & ((1 << log2v) - 1));
+}
+
+// Element offset of channel 0 at a patch position, or -1 where chunk `column` is padding there or nobody reads it.
+__device__ __forceinline__ int source(const GroupedParams& p, const Part& b, int row, int rest, int column) {
+  const int phase = rest / p.phase, x = (rest - phase * p.phase) * p.stride_w + phase;
+  const int h = b.row0 * p.stride_h - p.pad_t + row, w = b.column0 * p.stride_w - p.pad_l + x, c = (b.first_chunk + column) * 8;
+  const bool ok = phase < p.stride_w && x < p.patch_w && (p.column_mask >> phase & 1) && (p.row_mask >> row % p.stride_h & 1) &&
+                  column < p.span && c < p.c && static_cast<u32>(h) < static_cast<u32>(p.h) &&
+                  static_cast<u32>(w) < static_cast<u32>(p.w_in);
+  return ok ? b.image * p.x_n + (h * p.w_in + w) * p.x_pixel : -1;
+}
+
+__device__ __forceinline__ void load_patch(const GroupedParams& p, const Part& b, u32 patch) {
+  const int positions = p.patch_h * p.pitch;
+#if IN_LINEAR
+  // Neighbouring threads take neighbouring positions; 8 plain loads per chunk.
+  const int padded = (positions + 7) / 8 * 8;
+  for (int id = threadIdx.x; id < padded * p.span; id += THREADS) {
+    const int column = id / padded, pos = id - column * padded, row = pos / p.pitch;
+    const int from = pos < positions ? source(p, b, row, pos - row * p.pitch, column) : -1, c = (b.first_chunk + column) * 8;
+    u32 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      v[j] = from >= 0 && c + j < p.c ? __half_as_ushort(p.x[from + channel_offset(c + j, p.x_block, p.x_log2v)]) : 0;
+    sts_128(patch + swizzled<IN_CHUNKS>(pos, column),
+            make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16));
+  }
+#else
+  const int column = threadIdx.x % IN_CHUNKS, channel = channel_offset((b.first_chunk + column) * 8, p.x_block, p.x_log2v);
+  int pos = threadIdx.x / IN_CHUNKS, row = pos / p.pitch, rest = pos - row * p.pitch;
+  for (; pos < positions; pos += THREADS / IN_CHUNKS) {
+    const int from = source(p, b, row, rest, column);
+    cp_async_16(patch + swizzled<IN_CHUNKS>(pos, column), p.x + (from >= 0 ? from + channel : 0), from >= 0 ? 16 : 0);
+    for (rest += THREADS / IN_CHUNKS; rest >= p.pitch; rest -= p.pitch) ++row;
+  }
+#endif
+}
+
+// Byte address in the staging tile of channel m (and m + 1) of pixel n, or, linear, of pixel n of channel m.
+__device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
+  return OUT_LINEAR ? staging + swizzled<PIXELS / 8>(m, n / 8) + n % 8 * 2
+                    : staging + swizzled<OUT_CHUNKS>(n, m / 8) + m % 8 * 2;
+}
+
+// Before the arithmetic: the residual enters the staging tile as y will leave it; chunks that no unit fills get zeros.
+__device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
+  const int real_end = min(p.k, b.channel0 + b.units * p.unit_k);
+  if (OUT_LINEAR) {
+    if (!RES) return;
+    for (int id = threadIdx.x; id < (real_end - b.channel0) * PIXELS; id += THREADS) {
+      const int m = id / PIXELS, n = id % PIXELS, offset = static_cast<int>(lds_32(rows + n * 4));
+      const __half* at = p.residual + offset + channel_offset(b.channel0 + m, p.y_block, p.y_log2v);
+      sts_16(staged(staging, m, n), offset >= 0 ? __half_as_ushort(*at) : u16(0));
+    }
+    return;
+  }
+  if (!RES && real_end % 8 == 0 && b.channel_end == real_end) return;
+  for (int id = threadIdx.x; id < PIXELS * OUT_CHUNKS; id += THREADS) {
+    const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m;
+    if (RES) {
+      const int offset = static_cast<int>(lds_32(rows + n * 4));
+      const bool ok = offset >= 0 && c < b.channel_end;
+      const int at = offset + channel_offset(c, p.y_block, p.y_log2v);
+      cp_async_16(staged(staging, m, n), p.residual + (ok ? at : 0), ok ? 16 : 0);
+    } else if (c + 8 > real_end) {
+      sts_128(staged(staging, m, n), make_uint4(0, 0, 0, 0));
+    }
+  }
+}
+
+__device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
+  if (OUT_LINEAR) {
+    for (int id = threadIdx.x; id < (b.channel_end - b.channel0) * PIXELS; id += THREADS) {
+      const int m = id / PIXELS, n = id % PIXELS, c = b.channel0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
+      if (offset >= 0)
+        p.y[offset + channel_offset(c, p.y_block, p.y_log2v)] = __ushort_as_half(c < p.k ? lds_16(staged(staging, m, n)) : u16(0));
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int id = threadIdx.x; id < PIXELS * OUT_CHUNKS; id += THREADS) {
+    const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
+    if (offset >= 0 && c < b.channel_end)
+      stg_128(p.y + offset + channel_offset(c, p.y_block, p.y_log2v), lds_128(staged(staging, m, n)));
+  }
+}
+
+// Bias is in the accumulator already. Residual and activation in FP32, one rounding, into the staging tile.
+__device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, int m, int n, int channel, int in_unit,
+                                           float v0, float v1) {
+  const bool ok0 = in_unit < p.unit_k && channel < p.k, ok1 = in_unit + 1 < p.unit_k && channel + 1 < p.k;
+  if (!OUT_LINEAR && !ODD) {  // both or none, in one word
+    if (!ok0) return;
+    const u32 at = staged(staging, m, n);
+    if (RES) {
+      const u32 bits = lds_32(at);
+      const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&bits));
+      v0 += f.x, v1 += f.y;
+    }
+    v0 = activate<ACT>(v0, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
+    v1 = activate<ACT>(v1, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f);
+    const __half2 h = __floats2half2_rn(v0, v1);
+    sts_32(at, *reinterpret_cast<const u32*>(&h));
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (!(e ? ok1 : ok0)) continue;
+    const u32 at = staged(staging, m + e, n);
+    float v = e ? v1 : v0;
+    if (RES) v += __half2float(__ushort_as_half(lds_16(at)));
+    v = activate<ACT>(v, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + e] : 0.f);
+    sts_16(at, __half_as_ushort(__float2half_rn(v)));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) conv_grouped(const __grid_constant__ GroupedParams p) {
+  extern __shared__ __align__(128) char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int warp_unit = warp / WARPS_PIXEL, pixel0 = warp % WARPS_PIXEL * MT * 16;
+  const Part b = part_of_block(p);
+  const int unit_bytes = p.steps * NT * 256;
+  const u32 patch = smem_u32(shared), weights = patch + (p.patch_h * p.pitch + 7) / 8 * 8 * IN_CHUNKS * 16;
+  const u32 staging = weights + p.per_block * unit_bytes, rows = staging + STAGING_BYTES, taps = rows + PIXELS * 4;
+
+  // Everything the block reads is on its way at once; other blocks of the SM compute meanwhile.
+  const char* w = reinterpret_cast<const char*>(p.w) + static_cast<long long>(b.first_unit) * unit_bytes;
+  for (int at = threadIdx.x * 16; at < b.units * unit_bytes; at += THREADS * 16) cp_async_16(weights + at, w + at, 16);
+  load_patch(p, b, patch);
+
+  // Tables: where each pixel of the tile goes, and how far in the patch each chunk of K stands from the pixel's first tap.
+  // Past the last chunk weights are zero and the last one is read again.
+  const int tile_pixels = p.tile_h * p.tile_w;
+  for (int n = threadIdx.x; n < PIXELS; n += THREADS) {
+    const int row = n / p.tile_w, oh = b.row0 + row, ow = b.column0 + n - row * p.tile_w;
+    const bool ok = n < tile_pixels && oh < p.p && ow < p.q;
+    sts_32(rows + n * 4, ok ? b.image * p.y_n + (oh * p.q + ow) * p.y_pixel : -1);
+  }
+  for (int j = threadIdx.x; j < 2 * p.steps; j += THREADS) {
+    const int chunk = min(j, p.chunks_k - 1), tap = chunk / p.chunks, r = tap / p.s, s = tap - r * p.s;
+    const int column = s * p.dil_w, shift = r * p.dil_h * p.pitch + column % p.stride_w * p.phase + column / p.stride_w;
+    sts_32(taps + j * 4, shift << 4 | (chunk - tap * p.chunks));
+  }
+  if (RES) __syncthreads();  // the residual's loads read `rows`
+  prepare_staging(p, b, staging, rows);
+  cp_async_commit();
+
+  // Lane l of ldmatrix.x4 addresses pixel l % 16, K half l / 16. Lanes past the tile's last pixel repeat an earlier one that
+  // keeps 8 neighbours on 8 different banks. Tiles that hold no pixel are left out.
+  const int pixels = min(p.tile_h, p.p - b.row0) * p.tile_w, tiles = min(MT, (pixels - pixel0 + 15) / 16);
+  int base[MT];
+#pragma unroll
+  for (int i = 0; i < MT; ++i) {
+    int n = pixel0 + i * 16 + lane % 16;
+    if (n >= pixels) n -= (n - pixels + 8) / 8 * 8;
+    if (n < 0) n = pixels - 1;
+    const int row = n / p.tile_w;
+    base[i] = row * p.stride_h * p.pitch + n - row * p.tile_w;
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+
+  for (int unit = warp_unit; unit < b.units; unit += WARPS_UNIT) {
+    const int first = unit * p.unit_k;  // of its output channels in the block
+    const int chunk0 = (b.first_unit + unit) * p.unit_c / 8 - b.first_chunk;
+    float acc[MT][NT][4];
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const int c = j * 8 + 2 * t, channel = b.channel0 + first + c;
+      const float b0 = c < p.unit_k && channel < p.k ? p.bias[channel] : 0.f;
+      const float b1 = c + 1 < p.unit_k && channel + 1 < p.k ? p.bias[channel + 1] : 0.f;
+#pragma unroll
+      for (int i = 0; i < MT; ++i) acc[i][j][0] = acc[i][j][2] = b0, acc[i][j][1] = acc[i][j][3] = b1;
+    }
+
+    const u32 fragments = weights + unit * unit_bytes + lane * 8;
+#pragma unroll 2
+    for (int k = 0; k < p.steps; ++k) {
+      const u32 tap = lds_32(taps + (2 * k + lane / 16) * 4);
+      const int shift = tap >> 4, chunk = chunk0 + static_cast<int>(tap & 15);
+      uint2 w8[NT];
+#pragma unroll
+      for (int j = 0; j < NT; ++j) w8[j] = lds_64(fragments + (k * NT + j) * 256);
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+        if (i >= tiles) break;
+        const uint4 a = ldmatrix_x4(patch + swizzled<IN_CHUNKS>(base[i] + shift, chunk));
+#pragma unroll
+        for (int j = 0; j < NT; ++j) mma_16816(acc[i][j], a, w8[j].x, w8[j].y);
+      }
+    }
+
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      if (i >= tiles) break;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const int c = j * 8 + 2 * t, n = pixel0 + i * 16 + g;
+        stage_pair(p, staging, first + c, n, b.channel0 + first + c, c, acc[i][j][0], acc[i][j][1]);
+        stage_pair(p, staging, first + c, n + 8, b.channel0 + first + c, c, acc[i][j][2], acc[i][j][3]);
+      }
+    }
+  }
+  __syncthreads();
+  store(p, b, staging, rows);
+}

@@ -1,0 +1,34 @@
+// Groups of a convolution, each an implicit GEMM of its own: blockIdx.y is the group, and the kernel sees only its part.
+//
+// A group's tile never reaches into the next one's channels: input channels, weights, bias and output channels all start at
+// the group's own, and the counts of channels are those of one group. Where groups are small, the host packs several
+// block-diagonally into one, so that 8 channels are loaded and stored at once.
+#pragma once
+#include "split_k.cuh"
+
+// A_TILE, E_TILE: bytes of weights and of metadata of one 16-row tile per stage.
+#if GROUPED
+template <int A_TILE, int E_TILE>
+__device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
+  ConvParams p = all;
+  const int group = blockIdx.y;
+  const long long tiles = static_cast<long long>(group) * p.m16 * p.k_tiles;
+  p.x += group * p.x_group;
+  p.w += tiles * (A_TILE / 16);
+  p.meta += tiles * (E_TILE / 4);
+  p.bias += group * p.m16 * 16;
+  p.slope += group * p.m16 * 16;
+  p.residual += group * p.y_group;
+  p.y += group * p.y_group;
+#if SPLIT
+  p.partial = static_cast<char*>(p.partial) + static_cast<long long>(group) * gridDim.x * (BM * BN * 4);
+  p.counters += group * (gridDim.x / p.splits);
+#endif
+  return p;
+}
+#else
+template <int A_TILE, int E_TILE>
+__device__ __forceinline__ const ConvParams& of_group(const ConvParams& all) {
+  return all;
+}
+#endif
