@@ -1,14 +1,14 @@
-// conv_depthwise: each output channel from one input channel (groups == C, any multiplier K/C), FP16 in and out, FP32 accumulate.
+// conv_depthwise: each output channel from one input channel (groups == C, any K/C), FP16 in and out, FP32 accumulate.
 //
-//   block: C_BLOCK x VEC channels of a patch of output pixels    thread: TH x TW of those pixels for VEC channels
-//   +----+----+----+                                             x[0..COLS): one input row's columns, loaded once, slid over
-//   | t0 | t1 | t2 |  threads t: VEC == 8 (V >= 8): channels     the S taps and the TH output rows that need it; neighbouring
-//   +----+----+----+  fastest, so a pixel's 16-byte chunks lie   threads overlap by the window's reach, which L1 serves
-//   | t3 | t4 | t5 |  side by side; VEC == 1 (linear): columns   weights: FP32 in shared memory [tap][4 channels][chunk],
-//   +----+----+----+  fastest                                    every lane of a chunk reads the same 16 bytes
+//   +-----+-----+-----+   block    C_BLOCK x VEC channels of a patch of output pixels
+//   | T T | T T | T T |   thread   TH x TW pixels of the patch (T) for VEC channels: 8 in one access (V >= 8), or 1 (linear);
+//   | T T | T T | T T |            neighbours take a pixel's next channels (V >= 8) or the row's next pixels (linear)
+//   +-----+-----+-----+   input    a thread loads a row's COLS columns once and slides over them the S taps of every output
+//   | T T | T T | T T |            row that needs them; columns that two threads load come from L1
+//   +-----+-----+-----+   weights  FP16 [tap][channel] in memory, FP32 in shared memory
 //
-// The trick: dilation d is d x d interleaved convolutions without dilation. A block takes the outputs of one of them: outputs
-// STEP = d / gcd(d, stride) apart read columns d * (j*E + s) apart, E = stride / gcd(d, stride): any dilation slides in registers.
+// The trick: dilation d is d x d interleaved convolutions without dilation, and a block works on one of them. Its outputs lie
+// STEP = d / gcd(d, stride) apart and read columns d * (j*E + s), E = stride / gcd(d, stride): every dilation slides alike.
 //
 // Compile-time: VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
 // MULTIPLIED (1: K > C).
@@ -27,9 +27,9 @@ static_assert(COLS <= 32, "a word holds which columns lie inside the image");
 
 struct DepthwiseParams {
   const __half* x;
-  const __half* w;      // [R * S][w_pitch]
-  const float* bias;    // [w_pitch], zeros where there is none
-  const float* slope;   // [w_pitch], prelu only
+  const __half* w;         // [R * S][w_pitch]
+  const float* bias;       // [w_pitch], zeros where there is none
+  const float* slope;      // [w_pitch], prelu only
   const __half* residual;  // as y
   __half* y;
   View in, out;
@@ -77,7 +77,8 @@ __device__ __forceinline__ void put(u32 at, const float* v) {
 }
 __device__ __forceinline__ void get(u32 at, float (&v)[4]) {
   const uint4 bits = lds_128(at);
-  v[0] = __uint_as_float(bits.x), v[1] = __uint_as_float(bits.y), v[2] = __uint_as_float(bits.z), v[3] = __uint_as_float(bits.w);
+  v[0] = __uint_as_float(bits.x), v[1] = __uint_as_float(bits.y);
+  v[2] = __uint_as_float(bits.z), v[3] = __uint_as_float(bits.w);
 }
 __device__ __forceinline__ void get(u32 at, float (&v)[1]) { v[0] = __uint_as_float(lds_32(at)); }
 
@@ -129,7 +130,8 @@ struct Spread {
     const u64 lo = x.x | static_cast<u64>(x.y) << 32, hi = x.z | static_cast<u64>(x.w) << 32;
     const u64 four = shift >= 64 ? hi >> (shift - 64) : lo >> shift | hi << 1 << (63 - shift);
     const u32 a = static_cast<u32>(four), b = static_cast<u32>(four >> 32);
-    return make_uint4(__byte_perm(a, b, pick[0]), __byte_perm(a, b, pick[1]), __byte_perm(a, b, pick[2]), __byte_perm(a, b, pick[3]));
+    return make_uint4(__byte_perm(a, b, pick[0]), __byte_perm(a, b, pick[1]), __byte_perm(a, b, pick[2]),
+                      __byte_perm(a, b, pick[3]));
   }
 };
 struct Single {  // the linear variant's channel is its own
@@ -141,7 +143,8 @@ __device__ __forceinline__ uint4 load_if(bool ok, const __half* at, Spread) { re
 __device__ __forceinline__ u16 load_if(bool ok, const __half* at, Single) { return ok ? __half_as_ushort(*at) : u16(0); }
 __device__ __forceinline__ void unpack_part(const uint4& x, int part, float (&v)[4]) {
   const u32 a = part ? x.z : x.x, b = part ? x.w : x.y;
-  const float2 lo = __half22float2(*reinterpret_cast<const __half2*>(&a)), hi = __half22float2(*reinterpret_cast<const __half2*>(&b));
+  const float2 lo = __half22float2(*reinterpret_cast<const __half2*>(&a));
+  const float2 hi = __half22float2(*reinterpret_cast<const __half2*>(&b));
   v[0] = lo.x, v[1] = lo.y, v[2] = hi.x, v[3] = hi.y;
 }
 __device__ __forceinline__ void unpack_part(u16 x, int, float (&v)[1]) { v[0] = __half2float(__ushort_as_half(x)); }
