@@ -42,6 +42,8 @@ FAULTS = {  # kernel -> the check, and words its message must contain
     "misaligned": ("misaligned", ["load of 16 bytes", "lane 5"]),
     "shared_out_of_bounds": ("out of bounds", ["shared store of 4 bytes", "lane 31", "warp 1"]),
     "uninitialised": ("uninitialised", ["read of 4 bytes at shared address", "never written"]),
+    "uninitialised_register": ("uninitialised", ["global store of a register", "lane 8", "warp 1"]),
+    "uninitialised_mma": ("uninitialised", ["mma reads a register that no instruction has written"]),
     "cp_async_no_wait": ("cp.async", ["read of shared address", "has not waited for"]),
     "cp_async_no_barrier": ("race", ["no barrier orders"]),
     "missing_barrier": ("race", ["no barrier orders"]),

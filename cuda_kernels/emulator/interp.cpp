@@ -243,6 +243,7 @@ bool members(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
     return true;
 }
 
+template <bool CHECK>
 inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const bool acc16 = in.sub & MMA_ACC16;
     const int depth = in.size, cd = acc16 ? 2 : 4;
@@ -254,6 +255,8 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     for (int i = 0; i < na; i++) a[i] = operand(k, w, in.o[o++]);
     for (int i = 0; i < nb; i++) b[i] = operand(k, w, in.o[o++]);
     for (int i = 0; i < cd; i++) c[i] = operand(k, w, in.o[o++]);
+    if (CHECK)
+        for (int i = cd; i < o + (in.kind == K_MMA_SP); i++) written(k, w, in.o[i], false, FULL, pc, "mma reads");
     if (in.kind == K_MMA) {
         k.mma++;
         return mma_dense(a, b, c, d, depth, in.sub);
@@ -480,7 +483,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_MMA_SP:
                 if (!together(k, w, m, FULL)) continue;
                 if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
-                tensor(k, w, in, pc);
+                tensor<CHECK>(k, w, in, pc);
                 break;
             case K_SHFL:
             case K_VOTE:

@@ -43,6 +43,7 @@ struct Ins {
 static_assert(sizeof(Ins) == 128, "decode.py builds this record");
 
 constexpr u32 FULL = ~0u;  // all lanes
+constexpr u32 UNWRITTEN = 0x7fb17fd3;  // what registers hold at first, with checks on: a NaN as a float and as two halves
 
 struct Special {  // a special register and the row it is kept in
     u32 code;

@@ -92,6 +92,17 @@ inline void shared_bounds(const Block& k, const u64* ad, u64 lo, u64 hi, u32 m, 
 
 // ---- one space at a time
 
+// A register that no instruction wrote keeps its first value, and copies of it do. It must not reach global memory or an mma.
+inline void written(const Block& k, const Warp& w, s32 o, bool wide, u32 m, u32 pc, const char* where) {
+    const u8* row = operand(k, w, o);
+    u32 bad = 0;
+    if (wide)
+        for (int i = 0; i < LANES; i++) bad |= (u32)(((const u64*)row)[i] == ((u64)UNWRITTEN << 32 | UNWRITTEN)) << i;
+    else
+        for (int i = 0; i < LANES; i++) bad |= (u32)(((const u32*)row)[i] == UNWRITTEN) << i;
+    if (bad & m) fault("uninitialised", pc, bad & m, format("%s a register that no instruction has written", where));
+}
+
 template <class T>
 inline void load_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 m) {
     bool wide = in.flags & WIDE, sign = in.flags & SIGNED;
@@ -225,6 +236,8 @@ inline void load_store(Block& k, Warp& w, const Ins& in, u32 m, u32 pc, u64* fou
     bool write = in.kind == K_ST;
     by_space(in.space, ad, m, [&](u8 space, u64* a, u32 part) {
         resolve<CHECK>(k, w, space, a, part, in.size * in.vec, pc, in, p, write, (in.flags & STRONG) ? VALID | ATOMIC : VALID);
+        if (CHECK && write && space == GLOBAL)
+            for (u32 j = 0; j < in.vec; j++) written(k, w, in.o[j], in.flags & WIDE, part, pc, "global store of");
         move_rows(k, w, in, p, part);
         if (CHECK && !write && (in.order & SYNC) && space == GLOBAL && k.run->many) observe(k, a, part, in.order);
         if (!found) return;

@@ -69,7 +69,7 @@ void start(Block& k, u64 linear) {
         std::fill(k.lines.begin(), k.lines.end(), Cell{});
         k.more_readers.clear();
         memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
-        memset(k.regs, 0xff, (size_t)n * k.prog->warp_bytes);
+        std::fill_n((u32*)k.regs, (size_t)n * k.prog->warp_bytes / 4, UNWRITTEN);
     }
     for (u32 i = 0; i < n; i++) {
         Warp& w = k.warps[i];
