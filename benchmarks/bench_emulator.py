@@ -1,6 +1,6 @@
 """GFLOP/s per core of the emulator on the project's convolution kernels, with checks off and on.
 
-`python benchmarks/bench_emulator.py [--require]`; with --require it fails below 4 (checks off) or 1 (on) on the dense kernel.
+`python benchmarks/bench_emulator.py [--require]`; with --require it fails below 6 (checks off) or 3 (on) on the dense kernel.
 Sparse rates count the multiplications of the dense problem. CPU time of one thread is measured, so other load on the machine
 slows the numbers only through shared caches and clocks; the best of several runs counts.
 """
@@ -25,7 +25,7 @@ from tactics.timing_worker import bind, random_data
 
 PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True)
 FLOP = 2 * 256 * 256 * 9 * 28 * 28
-LEAST = {False: 4.0, True: 1.0}
+LEAST = {False: 6.0, True: 3.0}
 
 
 def rate(tactic, repeats: int, **options) -> float:
