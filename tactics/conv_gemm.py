@@ -127,6 +127,8 @@ def group_reason(p: ConvProblem, tactic: Tactic) -> str:
         return ""
     if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
+    if tactic.sparse and tactic.tile.stages == 2 and tactic.tile.m * tactic.tile.n // tactic.tile.threads >= 128:
+        return "no registers are left for the group's addresses: it would spill"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
         layout = LAYOUTS[fmt.layout]
         if (layout.blocked or p.d2s > 1) and c % layout.vector:
