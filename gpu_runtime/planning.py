@@ -14,7 +14,7 @@ from gpu_runtime.inplace import base
 from gpu_runtime.lower import Network, Op
 from tactics import plan
 from tactics.candidates import at_edges, candidates, rejected
-from tactics.families import STRIDED
+from tactics.families import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
 from tactics.problem import ConcatProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
@@ -153,7 +153,8 @@ def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[st
             ways = [[k, *(p for p in placed[t] if base(p) == k)] for k, t in zip(own, tensors, strict=True)]
         if isinstance(op.problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
-        if getattr(op.problem, "residual", False):  # kernels read it with the output's strides
+        free = tactic.kernel in STRIDED_RESIDUAL and getattr(op.problem, "d2s", 1) == getattr(op.problem, "groups", 1) == 1
+        if getattr(op.problem, "residual", False) and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
             yield plan.Entry(tactic.name, tuple(ins), out, _ps(time), tactic.sparse)

@@ -188,7 +188,7 @@ def launches(
     one = m.one
     store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
-    x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, out))
+    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), *[strides(y_fmt, out)] * (1 + p.residual))
     y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1], out[3], y.pixel
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
@@ -201,7 +201,7 @@ def launches(
         *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
         *ints(-(-one.c // 8), padded_k(one) // t.k, -(-len(row_order(one, y_fmt.layout)) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p),
+        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         *(ints(
             store.step[0] * y_w * y_pixel, store.step[1] * y_pixel, (store.first[0] * y_w + store.first[1]) * y_pixel,
             y_w * y_pixel,

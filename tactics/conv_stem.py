@@ -188,7 +188,7 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, g, x_fmt, y_fmt = tactic.tile, _geometry(p, tactic), tactic.ins[0], tactic.out
-    x, *_, y = lie or own_strides(p, tactic)
+    x, *added, y = lie or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
@@ -200,7 +200,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s), *ints(1, g.steps, -(-p.k // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p),
+        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         ("weights", "taps"), *ints(g.log2_tw, tiles_h, tiles_w, g.rows, g.cols, g.pitch, g.plane),
         *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)),
     )  # fmt: skip

@@ -34,3 +34,5 @@ STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
     "move", "pointwise", "pool", "pool_global", "softmax",
 )  # fmt: skip
+# Of these, kernels that read a residual with strides of its own, where there are no groups and no depth-to-space.
+STRIDED_RESIDUAL = ("conv_stem", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24")

@@ -117,6 +117,16 @@ def split_block() -> onnx.ModelProto:
     return model(net.nodes, {"x": (2, 3, 6, 8)}, "y", net.weights, opset=18)
 
 
+def residuals() -> onnx.ModelProto:
+    """A bottleneck whose sum is joined with what it started from."""
+    net = Net()
+    net.conv("x", "stem", 3, 32, 3)
+    net.nodes.append(node("Split", "stem", "p q", axis=1, num_outputs=2))
+    inner = net.conv(net.conv("q", "r0", 16, 16, 3), "r", 16, 16, 3, relu=False)
+    net.conv(net.cat("cat", "p", "q", net.op("Relu", net.op("Add", f"q {inner}", "sum"), "s")), "y", 48, 16)
+    return model(net.nodes, {"x": (1, 3, 6, 8)}, "y", net.weights, opset=18)
+
+
 def slices() -> onnx.ModelProto:
     """Channel shuffle's halves by Slice: read in place by a convolution and by an Add."""
     net = Net()
@@ -152,8 +162,8 @@ def chained() -> onnx.ModelProto:
     return net.model({"x": (2, 8, 5, 4)}, "y")
 
 
-MODELS = {f.__name__: f for f in (densenet, inception, split_block, slices, contended, chained)}
-FREE = ("densenet", "inception", "split_block", "slices", "chained")  # nothing in them needs a copy
+MODELS = {f.__name__: f for f in (densenet, inception, split_block, residuals, slices, contended, chained)}
+FREE = ("densenet", "inception", "split_block", "residuals", "slices", "chained")  # nothing in them needs a copy
 
 
 @pytest.fixture(scope="module")
@@ -333,9 +343,27 @@ AROUND = {
         (CHW32, H8), ((32, 96, CHW32), (8, 40, H8)),
     ),
     "conv_sparse": (
-        ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8), ((32, 96, CHW32), (24, 60, H8)),
+        ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8),
+        ((32, 96, CHW32), (24, 60, H8)),
     ),
-    "conv_stem": (ConvProblem(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1)), "conv_stem", None, (CHW, H8), ((5, 9, CHW), (16, 48, H8))),
+    "conv_residual": (
+        ConvProblem(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
+    ),
+    "conv_residual_inside": (
+        ConvProblem(2, 16, 6, 5, 40, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW32, CHW32),
+        (None, (32, 72, CHW32), None),
+    ),
+    "conv_residual_linear": (
+        ConvProblem(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW, CHW), (None, None, (3, 32, CHW)),
+    ),
+    "transpose_residual": (
+        ConvTransposeProblem(2, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), residual=True), "transpose_dense", DENSE, (H8, H8, H8),
+        (None, (8, 32, H8), (16, 32, H8)),
+    ),
+    "conv_stem": (
+        ConvProblem(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_stem", None, (CHW, H8, H8),
+        ((5, 9, CHW), (8, 40, H8), (16, 48, H8)),
+    ),
     "conv_depthwise": (
         ConvProblem(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
         ((8, 56, H8), (32, 80, CHW32)),

@@ -37,7 +37,7 @@ struct ConvParams {
   const u32* meta;         // sparse: [m16][K/64][32 lanes]
   const float* bias;       // [16 * m16], zeros where there is none
   const float* slope;      // [16 * m16], prelu only
-  const __half* residual;  // as y
+  const __half* residual;  // y's format
   __half* y;
   int n, c, h, w_in, k, p, q, r, s;
   int c8, k_tiles, m16;    // input chunks of 8 channels; stages over K; 16-row tiles of packed weights
@@ -45,6 +45,9 @@ struct ConvParams {
   int x_n, x_block, x_pixel, x_log2v;
   int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
   float alpha, beta;
+#if RES
+  int r_n, r_block, r_pixel, r_log2v;  // the residual's strides: it or y may lie inside another tensor
+#endif
 #if D2S
   int y_row, y_col, y_first;  // GEMM pixel (oh, ow) is at element y_first + oh*y_row + ow*y_col of its image of y
   int y_corner;               // elements from one pixel row of y to the next
@@ -188,13 +191,26 @@ __device__ __forceinline__ int output_offset(const ConvParams& p, int pixel) {
 #endif
 }
 
+// Where the residual has the pixel that lies at `offset` in y.
+__device__ __forceinline__ int residual_offset(const ConvParams& p, int offset) {
+#if RES
+  return offset < 0 ? -1 : offset / p.y_n * p.r_n + offset % p.y_n / p.y_pixel * p.r_pixel;
+#else
+  return offset;
+#endif
+}
+
 // What a row adds to its pixel's offset.
+template <bool OF_RESIDUAL>
 __device__ __forceinline__ int row_offset(const ConvParams& p, int row) {
   int c = row, corner = 0;
 #if D2S > 1
   const int which = OUT_LINEAR ? row % CORNERS : row / p.y_c;
   c = OUT_LINEAR ? row / CORNERS : row - which * p.y_c;
   corner = which / BLOCK * p.y_corner + which % BLOCK * p.y_pixel;
+#endif
+#if RES
+  if (OF_RESIDUAL) return corner + (c >> p.r_log2v) * p.r_block + (c & ((1 << p.r_log2v) - 1));
 #endif
   return corner + (c >> p.y_log2v) * p.y_block + (c & ((1 << p.y_log2v) - 1));
 }
@@ -224,7 +240,7 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
       if (BLOCK > 1 && (m < 0 || m >= BM)) continue;
       const int offset = static_cast<int>(lds_32(rows + n * 4));
       const bool ok = offset >= 0 && m0 + m < output_rows(p);
-      __half* at = tensor + offset + row_offset(p, m0 + m);
+      __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
       if (TO_SHARED)
         sts_16(staged(staging, m, n), ok ? __half_as_ushort(*at) : u16(0));
       else if (ok)
@@ -236,7 +252,7 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
-    __half* at = tensor + offset + row_offset(p, m0 + m);
+    __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
     if (TO_SHARED)
       sts_128(staged(staging, m, n), ok ? ldg_128(at) : make_uint4(0, 0, 0, 0));
     else if (ok)
@@ -254,12 +270,13 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
   __syncthreads();
-  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
-  __syncthreads();
   if (RES) {
+    for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, residual_offset(p, offset_of(n)));
+    __syncthreads();
     move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
     __syncthreads();
   }
+  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
 
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
