@@ -247,9 +247,9 @@ def test_squeezenet_joins_for_nothing():
 @pytest.mark.slow
 def test_squeezenet_runs():
     path = model_path("squeezenet11_fp16")
-    engine = gr.build(path, device=DEVICE, shapes={"data_0": (1, 3, 64, 64)})
+    engine = gr.build(path, device=DEVICE)
     assert not copies(engine) and not any(s["kernel"] == "move" for s in engine.plan["steps"])
-    feeds = {"data_0": np.random.default_rng(2).uniform(0, 255, (1, 3, 64, 64)).astype(np.float16)}
+    feeds = {"data_0": np.random.default_rng(2).uniform(0, 255, (1, 3, 224, 224)).astype(np.float16)}
     with engine.context(device="emulator", poison=True) as ctx:
         got = ctx.run(feeds)
     for output, budget in budgets(path, feeds).items():
