@@ -446,6 +446,16 @@ class PretendGpu:
         self.device, self.answer, self.cupy, self.launched = device, answer, pretend_cupy(), []
         self.stream = type("Stream", (), {"use": lambda s: s, "__enter__": lambda s: s, "__exit__": lambda s, *_: None})()
 
+    def allocate(self, nbytes):
+        self._held = [*getattr(self, "_held", []), np.empty(nbytes, np.uint8)]
+        return self._held[-1].ctypes.data
+
+    def free(self, address):
+        self._held = [a for a in self._held if a.ctypes.data != address]
+
+    def write(self, address, array):
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
     def load(self, compiled):
         return compiled
 
