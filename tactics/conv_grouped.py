@@ -29,6 +29,7 @@ MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
 SM_L2_BYTES_PER_CLK = 64
 ROUND_CLK = 2500  # of a block alone on its SM: addresses, first loads, barriers, stores
+MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an MMA's 16 rows: here they are the 8 columns
 MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # what a warp's accumulators and a patch row of 128 bytes hold
 
 # m: channels of the staging tile; n: pixels; k: channels of the patch; warps over units and over pixels; one stage.
@@ -134,7 +135,7 @@ def _tile(p: ConvProblem, t: Tile, width: int):
 
 def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
     """(tactic or family, reason against it or "")."""
-    if p.groups == 1 or p.c == p.groups:
+    if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
     if unit(p) is None:
         yield "conv_grouped", f"a group has {p.c // p.groups} -> {p.k // p.groups} channels, more than one block's tile"
