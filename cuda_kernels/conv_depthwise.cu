@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __gri
       float v[VEC];
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
-        v[c] = activate<ACT>(acc[a][b][c] + bias[c] + added[b][c], p.alpha, p.beta, slope[c]);
+        v[c] = finish<ACT, RES>(acc[a][b][c] + bias[c], added[b][c], p.alpha, p.beta, slope[c]);
         if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
       }
       store_vec(p.y + to + b * column, v);

@@ -163,13 +163,13 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
   if (!OUT_LINEAR && !ODD) {  // both or none, in one word
     if (!ok0) return;
     const u32 at = staged(staging, m, n);
+    float2 added = make_float2(0.f, 0.f);
     if (RES) {
       const u32 bits = lds_32(at);
-      const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&bits));
-      v0 += f.x, v1 += f.y;
+      added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
     }
-    v0 = activate<ACT>(v0, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
-    v1 = activate<ACT>(v1, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f);
+    v0 = finish<ACT, RES>(v0, added.x, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
+    v1 = finish<ACT, RES>(v1, added.y, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f);
     const __half2 h = __floats2half2_rn(v0, v1);
     sts_32(at, *reinterpret_cast<const u32*>(&h));
     return;
@@ -178,9 +178,8 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
   for (int e = 0; e < 2; ++e) {
     if (!(e ? ok1 : ok0)) continue;
     const u32 at = staged(staging, m + e, n);
-    float v = e ? v1 : v0;
-    if (RES) v += __half2float(__ushort_as_half(lds_16(at)));
-    v = activate<ACT>(v, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + e] : 0.f);
+    const float added = RES ? __half2float(__ushort_as_half(lds_16(at))) : 0.f;
+    const float v = finish<ACT, RES>(e ? v1 : v0, added, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + e] : 0.f);
     sts_16(at, __half_as_ushort(__float2half_rn(v)));
   }
 }

@@ -32,7 +32,7 @@ class Layer:
     [K,C,R,S]) and "b" [K],
     pointwise "operand" [C] or [1], activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
     named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
-    mode of depth-to-space over the result, before the residual; `s2d`: the block of space-to-depth over the input, whose
+    mode of depth-to-space over the result, before the residual; `act_first`: the residual comes after the activation; `s2d`: the block of space-to-depth over the input, whose
     taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
     """
 
@@ -45,6 +45,7 @@ class Layer:
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     act: Activation = NONE
     residual: bool = False
+    act_first: bool = False
     swap: bool = False
     d2s: int = 1
     d2s_mode: str = "dcr"
@@ -103,7 +104,13 @@ def fuse(imported: Imported) -> Fused:
             else:
                 layer, more = _with_activation(layer)
                 layer, last = _with_shuffle(layer)
-                emit(node, layer, used + more + last)
+                reader = single_reader(layer.output)
+                adds = reader is not None and _is_residual_add(reader) and not _activation_after(reader.outputs[0])
+                if more and adds and layer.op != "ConvTranspose":
+                    waiting[layer.output] = replace(layer, act_first=True)
+                    covered.update(used + more + last)
+                else:
+                    emit(node, layer, used + more + last)
         elif node.op_type == "Add" and _is_residual_add(node):
             apart, more = _with_activation(Layer("Add", node, node.name, (node.name,), tuple(node.inputs), node.outputs[0]))
             convs = [waiting[v] for v in node.inputs if v in waiting]
@@ -114,7 +121,7 @@ def fuse(imported: Imported) -> Fused:
             for conv in convs:
                 option = f"into {conv.node.name}"
                 alone = tuple((node.name, o) for o in options if o != option)
-                emit(conv.node, replace(conv, when=alone), [])
+                emit(conv.node, replace(conv, act_first=False, when=alone), [])
                 other = next(v for v in node.inputs if v is not conv.output)
                 into = replace(
                     conv,
@@ -123,7 +130,7 @@ def fuse(imported: Imported) -> Fused:
                     inputs=(conv.inputs[0], other),
                     output=apart.output,
                     weights={**conv.weights, **apart.weights},
-                    act=apart.act,
+                    act=conv.act if conv.act_first else apart.act,
                     residual=True,
                     when=((node.name, option),),
                 )

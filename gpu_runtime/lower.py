@@ -249,7 +249,7 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
         n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
         bias="b" in weights, residual=layer.residual, act=layer.act,
         sparse24=c // groups % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
-        d2s=layer.d2s, d2s_mode=layer.d2s_mode,
+        d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view_args
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Patch, Tactic
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -151,7 +151,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, p.out_shape))
     values = {
         "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
-        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": int(p.residual),
+        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),
         "MULTIPLIED": int(multiplier > 1),
     }  # fmt: skip
     args = (

@@ -26,7 +26,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view_args
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -192,7 +192,7 @@ def launches(
     y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1], out[3], y.pixel
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
-        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
         "SPLIT": int(t.split > 1), **({"D2S": p.d2s} if store else {}), **({"GROUPED": 1} if m.count > 1 else {}),
     }  # fmt: skip
     args = (

@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, view_args
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
@@ -170,7 +170,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     values = {
         "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
         "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,
-        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
     }  # fmt: skip
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = (

@@ -21,7 +21,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problem import ConvProblem
 from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, view_args
+from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
@@ -192,7 +192,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
-        "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": int(p.residual),
+        "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
     }  # fmt: skip
     tiles_h, tiles_w = -(-p.p // (1 << g.log2_th)), -(-p.q // (1 << g.log2_tw))
     args = (

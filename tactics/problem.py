@@ -74,8 +74,8 @@ def _key(problem, kind: str) -> str:
 class ConvProblem:
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
-    `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation;
-    `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With `d2s` = b > 1 the k channels are
+    `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation,
+    or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With `d2s` = b > 1 the k channels are
     stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd); a residual has that shape.
     """
 
@@ -96,6 +96,7 @@ class ConvProblem:
     sparse24: bool = False
     d2s: int = 1
     d2s_mode: str = "dcr"
+    act_first: bool = False
 
     def __post_init__(self):
         if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
@@ -150,8 +151,11 @@ class ConvProblem:
         if bias is not None:
             y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         if residual is not None:
-            y += space_to_depth(np.asarray(residual, np.float32), self.d2s, self.d2s_mode)
-        return depth_to_space(self.act.apply(y, slope), self.d2s, self.d2s_mode)
+            residual = space_to_depth(np.asarray(residual, np.float32), self.d2s, self.d2s_mode)
+            y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
+        else:
+            y = self.act.apply(y, slope)
+        return depth_to_space(y, self.d2s, self.d2s_mode)
 
 
 def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:

@@ -62,6 +62,11 @@ def act_code(problem) -> int:
     return list(ACTIVATIONS).index(problem.act.name)
 
 
+def residual_order(problem) -> int:
+    """The kernels' RES: 0 no residual, 1 added before the activation, 2 after it."""
+    return (2 if getattr(problem, "act_first", False) else 1) if problem.residual else 0
+
+
 def alpha_beta(problem) -> tuple[Arg, Arg]:
     """The activation's parameters."""
     a, b = (*problem.act.params, 0.0, 0.0)[:2]

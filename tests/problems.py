@@ -58,6 +58,12 @@ CONVS: dict[str, Problem] = {
     "conv_many_outputs": ConvProblem(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
     "conv_residual_none": ConvProblem(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
     "conv_residual_prelu": ConvProblem(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),
+    "conv_residual_after": ConvProblem(
+        1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, act_first=True, sparse24=True
+    ),
+    "conv_residual_after_d2s": ConvProblem(
+        1, 16, 5, 6, 32, 3, 3, bias=True, residual=True, act=SIGMOID, act_first=True, d2s=2, sparse24=True
+    ),
     **{f"conv_{a.name}": ConvProblem(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
 }
 

@@ -44,10 +44,20 @@ def test_one_producer_is_an_activation():
     assert [op.name for op in net.ops] == ["a + r", "b", "b + y", "y"]
 
 
+def test_the_activation_may_come_before_the_add():
+    nodes = [conv("x", "w0", "a"), node("LeakyRelu", "a", "r", alpha=0.2), node("Add", "x r", "y")]
+    net = check_against_ort(model(nodes, X, "y", W), 1e-5)
+    assert net.groups == (("y", ("apart", "into a")),)
+    assert [op.name for op in net.ops] == ["a + r", "a + r + y", "y"]
+    alone, into = net.ops[0].problem, net.ops[1].problem
+    assert (alone.residual, alone.act_first) == (False, False) and (into.residual, into.act_first) == (True, True)
+    assert str(into.act) == "leaky_relu(0.2)"
+
+
 @pytest.mark.parametrize(
     "name, tail, outputs",
     [
-        ("activation between", [node("Relu", "a", "r"), node("Add", "r x", "y")], "y"),
+        ("activations on both sides", [node("Relu", "a", "r"), node("Add", "r x", "s"), node("Tanh", "s", "y")], "y"),
         ("a second reader", [node("Add", "a x", "y"), node("Tanh", "a", "z")], "y z"),
         ("a network output", [node("Add", "a x", "y")], "a y"),
         ("the same tensor twice", [node("Add", "a a", "y")], "y"),

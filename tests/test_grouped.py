@@ -39,6 +39,7 @@ CASES = {
     "narrower": ConvProblem(1, 60, 6, 17, 15, 3, 3, pad=ONE, groups=5, bias=True, residual=True, sparse24=True),
     "c16": ConvProblem(1, 64, 20, 9, 64, 3, 3, stride=(1, 2), pad=ONE, groups=4, bias=True, act=RELU, sparse24=True),
     "c3_k1": ConvProblem(1, 33, 5, 3, 11, 3, 3, pad=ONE, groups=11, bias=True, residual=True, act=RELU),
+    "c8_after": ConvProblem(1, 32, 7, 9, 32, 3, 3, pad=ONE, groups=4, residual=True, act=SIGMOID, act_first=True),
     "alone_3": ConvProblem(1, 16, 9, 13, 3, 3, 3, pad=ONE, bias=True, act=RELU),
     "alone_5": ConvProblem(2, 20, 7, 6, 5, 3, 2, stride=(2, 1), pad=(0, 1, 1, 0), dilation=(1, 2), bias=True, residual=True),
     "c64": ConvProblem(1, 128, 9, 8, 128, 3, 3, pad=ONE, groups=2, bias=True, residual=True, act=RELU, sparse24=True),

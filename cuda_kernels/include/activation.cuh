@@ -20,6 +20,14 @@ __device__ __forceinline__ float activate(float v, float a, float b, float slope
   return v;
 }
 
+// An output before rounding. ORDER 0: no residual; 1: act(v + residual); 2: act(v) + residual.
+template <int KIND, int ORDER>
+__device__ __forceinline__ float finish(float v, float residual, float a, float b, float slope) {
+  if (ORDER == 1) v += residual;
+  v = activate<KIND>(v, a, b, slope);
+  return ORDER == 2 ? v + residual : v;
+}
+
 // Whether act(0) == 0, so that padded channels that hold zeros keep them.
 template <int KIND>
 __device__ __forceinline__ constexpr bool keeps_zero() {

@@ -13,7 +13,7 @@
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
 //   SPLIT   1: blocks share an output tile along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
-//   ACT   an Act; RES   1: a residual tensor in the output's format is added before the activation
+//   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
 #ifndef D2S
@@ -291,13 +291,13 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
         const int n = warp_n + j * 8;
         // (channel g, pixels 2t, 2t+1) is how the accumulator lies; (pixel g, channels 2t, 2t+1) how V >= 8 is staged.
         const u32 at = OUT_LINEAR ? staged(staging, m + g, n + 2 * t) : staged(staging, m + 2 * t, n + g);
-        float v0 = acc[i][j][2 * half_tile] + bias, v1 = acc[i][j][2 * half_tile + 1] + bias;
+        float2 added = make_float2(0.f, 0.f);
         if (RES) {
           const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
-          const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&bits));
-          v0 += f.x, v1 += f.y;
+          added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         }
-        v0 = activate<ACT>(v0, p.alpha, p.beta, slope), v1 = activate<ACT>(v1, p.alpha, p.beta, slope);
+        const float v0 = finish<ACT, RES>(acc[i][j][2 * half_tile] + bias, added.x, p.alpha, p.beta, slope);
+        const float v1 = finish<ACT, RES>(acc[i][j][2 * half_tile + 1] + bias, added.y, p.alpha, p.beta, slope);
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
         const u32 bits = *reinterpret_cast<const u32*>(&h);
         sts_32(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
