@@ -7,6 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PARALLEL := -n auto --dist loadgroup
 
 .PHONY: demo test check test-long bench gpu clean
 
@@ -14,13 +15,13 @@ demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not long" --durations=15
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long" --durations=15
 
 check: $(STAMP)
-	$(BIN)/python -m pytest -m "not long and not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest --durations=30
+	$(BIN)/python -m pytest $(PARALLEL) --durations=30
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_emulator

@@ -32,7 +32,8 @@ class Layer:
     [K,C,R,S]) and "b" [K],
     pointwise "operand" [C] or [1], activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
     named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
-    mode of depth-to-space over the result, before the residual; `act_first`: the residual comes after the activation; `s2d`: the block of space-to-depth over the input, whose
+    mode of depth-to-space over the result, before the residual; `act_first`: and the
+    activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
     taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
     """
 

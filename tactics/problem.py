@@ -75,8 +75,9 @@ class ConvProblem:
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
     `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation,
-    or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With `d2s` = b > 1 the k channels are
-    stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd); a residual has that shape.
+    or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With
+    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
+    crd); a residual has that shape.
     """
 
     n: int

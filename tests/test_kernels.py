@@ -24,6 +24,7 @@ from tactics.timing_worker import random_data, reference
 from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, execute
 
 DEVICE = named("h200")
+pytestmark = pytest.mark.xdist_group("kernels")  # one process compiles what this file needs, in parallel
 TILE = Tile(64, 64, 64, 2, 2, 4)
 
 
