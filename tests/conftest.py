@@ -1,6 +1,7 @@
 """Where the real networks are, and GPU tests skip with the reason where there is no GPU."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from cuda_kernels.device import why_no_gpu
 ROOT = Path(__file__).parents[1]
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", ROOT.parent / "shared" / "models"))
 DIGITS = ROOT / "benchmarks" / "digits"
+
+
+def pytest_configure():
+    """Processes that share the tests between cores start with SIGINT ignored, and so would all that they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
