@@ -145,8 +145,9 @@ def tile_reason(tactic: Tactic, device: Device) -> str:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
         return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
-    if linear(tactic.ins[0]) and tile.n * tile.k // 8 // tile.threads > 8:
-        return f"linear input: {tile.n * tile.k // 8 // tile.threads} chunks per thread in registers would spill"
+    chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads
+    if linear(tactic.ins[0]) and (chunks > 8 or 4 * chunks + accumulators > 150):
+        return f"linear input: {chunks} chunks per thread in registers beside {accumulators} accumulators would spill"
     return ""
 
 
