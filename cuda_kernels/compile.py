@@ -1,7 +1,7 @@
 """(kernel, compile-time values, sm) -> PTX and cubin through NVRTC, with or without a GPU; results are cached by content.
 
 The cache key names everything that decides the binary: kernel name, values, architecture, options, NVRTC version and the
-bytes of every source file. Files appear by rename only, so a killed process leaves no torn entry.
+bytes of the source and of every header it includes. Files appear by rename only, so a killed process leaves no torn entry.
 """
 
 from __future__ import annotations
@@ -72,12 +72,24 @@ def source_path(kernel: str) -> Path:
 
 @lru_cache(maxsize=256)
 def source_hash(kernel: str = "") -> str:
-    """sha256 over the kernel's source and all headers; without a name, over every kernel of the project."""
-    files = sorted(INCLUDE.glob("*.cuh")) + ([source_path(kernel)] if kernel else sorted(ROOT.glob("*.cu")))
+    """sha256 over the kernel's source and the headers it includes; without a name, over every source of the project."""
+    files = _with_headers(source_path(kernel)) if kernel else [*sorted(INCLUDE.glob("*.cuh")), *sorted(ROOT.glob("*.cu"))]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _with_headers(path: Path) -> list[Path]:
+    """A source and the project's headers that it includes, directly or through another: the source, then headers by name."""
+    found, open_files = set(), [path]
+    while open_files:
+        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', open_files.pop().read_text(), re.MULTILINE):
+            header = INCLUDE / name
+            if header not in found and header.exists():
+                found.add(header)
+                open_files.append(header)
+    return [path, *sorted(found)]
 
 
 @lru_cache(maxsize=1)

@@ -131,3 +131,12 @@ def test_cache_is_used_and_survives_damage(tmp_path, monkeypatch):
     assert compile_kernel("softmax", {}, "sm_80").cubin == first.cubin
     path.unlink()
     assert cubin_path(first).read_bytes() == first.cubin
+
+
+def test_hash_covers_the_headers_a_kernel_includes_and_no_others():
+    def names(kernel):
+        return [path.name for path in compiling._with_headers(compiling.source_path(kernel))]
+
+    assert names("conv_dense")[0] == "conv_dense.cu" and {"conv.cuh", "ptx.cuh"} <= set(names("conv_dense"))
+    assert "conv.cuh" not in names("softmax")
+    assert compiling.source_hash("softmax") != compiling.source_hash("pool") != compiling.source_hash()
