@@ -9,7 +9,7 @@ import numpy as np
 
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
-from gpu_runtime import report
+from gpu_runtime import explain, report
 
 DIGITS = Path(__file__).parent / "digits"
 OUT = Path("out")
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)})
     print(report.plan_text(engine.plan))
-    print(report.sparsity_text(engine.plan))
+    print(explain.sparsity_text(engine.plan))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)")
 
 

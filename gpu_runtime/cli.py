@@ -153,7 +153,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
-    from gpu_runtime import report
+    from gpu_runtime import explain, layer_info, report
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build, pick_device
 
@@ -176,8 +176,8 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
         output_formats=output_formats, progress=progress,
     )  # fmt: skip
     plan = engine.plan
-    records = report.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
-    info = report.layer_info(plan)
+    records = layer_info.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
+    info = layer_info.layer_info(plan)
     if verbosity != "detailed":
         names = [layer["Name"] for layer in info["Layers"]]
         info = {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
@@ -191,9 +191,9 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
 
     if dump_layers or verbose:
         click.echo(report.plan_text(plan))
-    click.echo(report.sparsity_text(plan))
+    click.echo(explain.sparsity_text(plan))
     if dump_profile:
-        click.echo(report.trt_profile_text(records))
+        click.echo(layer_info.trt_profile_text(records))
     for option, name in targets.items():
         if name:
             click.echo(f"Wrote {name} ({option})")
@@ -298,11 +298,11 @@ def _npz(arrays) -> bytes:
 @click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
 def inspect_command(engine, as_json) -> None:
     """Show what is in ENGINE: plan, layers, memory and the sparsity of each layer."""
-    from gpu_runtime import load, report
+    from gpu_runtime import layer_info, load, report
 
     plan = load(engine, allow_cubins=True).plan  # only read, never run
     if as_json:
-        click.echo(json.dumps(report.layer_info(plan), indent=1))
+        click.echo(json.dumps(layer_info.layer_info(plan), indent=1))
     else:
         click.echo(report.inspect_text(plan), nl=False)
 

@@ -87,7 +87,7 @@ class Engine:
 
     def layer_info(self) -> dict:
         """TensorRT's layer information (its 10.x and 11.x keys side by side), as plain data."""
-        from gpu_runtime.report import layer_info
+        from gpu_runtime.layer_info import layer_info
 
         return layer_info(self.plan)
 

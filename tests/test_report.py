@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime import report
+from gpu_runtime import explain, layer_info, report
 from tactics.format import Format, num_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -165,7 +165,7 @@ def golden(name, text):
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_text_is_as_committed(name):
-    text = getattr(report, name)(example_plan())
+    text = getattr(explain if name == "sparsity_text" else report, name)(example_plan())
     golden(f"{name}.txt", text)
     assert text.isascii() and width(text) <= 120
     assert all(line == line.rstrip() for line in text.splitlines()) and text.endswith("\n")
@@ -173,16 +173,16 @@ def test_text_is_as_committed(name):
 
 def test_json_is_as_committed():
     plan = example_plan()
-    golden("layer_info.json", json.dumps(report.layer_info(plan), indent=1) + "\n")
-    golden("profile.json", json.dumps(report.profile(plan), indent=1) + "\n")
-    golden("dump_profile.txt", report.trt_profile_text(report.profile(plan)))
+    golden("layer_info.json", json.dumps(layer_info.layer_info(plan), indent=1) + "\n")
+    golden("profile.json", json.dumps(layer_info.profile(plan), indent=1) + "\n")
+    golden("dump_profile.txt", layer_info.trt_profile_text(layer_info.profile(plan)))
 
 
 # --------------------------------------------------------------------------------------------------- the sparsity log
 
 
 def test_the_two_lines_are_literal():
-    lines = report.sparsity_text(example_plan()).splitlines()
+    lines = explain.sparsity_text(example_plan()).splitlines()
     wide = "/layer1/layer1.0/conv_with_a_rather_long_name/Conv"
     eligible = f"{wide}, /layer1/conv2, /layer2/conv, /branch/tie, /branch/odd"
     assert lines[1] == f"(Sparsity) Layers eligible for sparse math: {eligible}"
@@ -193,21 +193,21 @@ def test_the_two_lines_are_literal():
 def test_the_two_lines_without_layers():
     plan = example_plan()
     plan["sparsity"] |= {"eligible": [], "picked": [], "rows": []}
-    lines = report.sparsity_text(plan).splitlines()
-    assert lines[1:3] == [report.ELIGIBLE_LINE, report.PICKED_LINE]
+    lines = explain.sparsity_text(plan).splitlines()
+    assert lines[1:3] == [explain.ELIGIBLE_LINE, explain.PICKED_LINE]
     plan["sparsity"]["mode"] = "disable"
-    assert "--sparsity=disable; times" in report.sparsity_text(plan).splitlines()[0]
+    assert "--sparsity=disable; times" in explain.sparsity_text(plan).splitlines()[0]
     row = verdict("a", "dense", "no_sparse_tactic", detail="--sparsity=disable was given")
-    assert report.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
+    assert explain.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
 
 
 def test_force_says_what_it_did():
     plan = example_plan()
     plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
-    text = report.sparsity_text(plan)
+    text = explain.sparsity_text(plan)
     assert "in 2 initializers: the outputs are not those" in text and "not pruned: stem.w: C = 3\n" in text
     lines = text.splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith(report.ELIGIBLE_LINE))
+    at = next(i for i, line in enumerate(lines) if line.startswith(explain.ELIGIBLE_LINE))
     assert "--sparsity=force; times are predicted(h200)" in lines[at - 1]
 
 
@@ -215,27 +215,27 @@ def test_every_reason_has_its_sentence():
     plan = example_plan()
     rows = plan["sparsity"]["rows"]
     assert sorted(row["reason"] for row in rows) == sorted(REASONS)
-    sentences = [report.sentence(row, plan) for row in rows]
+    sentences = [explain.sentence(row, plan) for row in rows]
     assert len(set(sentences)) == len(rows)
     for row, text in zip(rows, sentences, strict=True):
         assert row["reason"] not in text and text[0].isupper() and text.rstrip().endswith(".") and "None" not in text
         bare = verdict(row["layer"], row["verdict"], row["reason"])
-        assert "None" not in report.sentence(bare, plan)
+        assert "None" not in explain.sentence(bare, plan)
 
 
 def test_a_sentence_in_the_plan_wins():
     plan = example_plan()
     plan["sparsity"]["rows"][0]["sentence"] = "Because I say so."
-    assert "/stem/Conv: Because I say so." in report.sparsity_text(plan)
-    assert report.layer_info_list(plan)[1]["SparsitySentence"] == "Because I say so."
+    assert "/stem/Conv: Because I say so." in explain.sparsity_text(plan)
+    assert layer_info.layer_info_list(plan)[1]["SparsitySentence"] == "Because I say so."
 
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_predicted_times_are_always_marked(name):
-    text = getattr(report, name)(example_plan())
+    text = getattr(explain if name == "sparsity_text" else report, name)(example_plan())
     times = re.findall(r"([^\s(]*\d) us\b", text)
     assert times and all(t.startswith("~") for t in times)
-    unmarked = getattr(report, name)(measured(example_plan()))
+    unmarked = getattr(explain if name == "sparsity_text" else report, name)(measured(example_plan()))
     assert "~" not in unmarked and "predicted" not in unmarked and "measured(NVIDIA H200)" in unmarked
 
 
@@ -243,7 +243,7 @@ def test_long_and_odd_names_stay_in_the_table():
     plan = example_plan()
     name = "/a" * 90 + "\n\x1b[31m"
     plan["layers"][1]["name"] = plan["sparsity"]["rows"][0]["layer"] = name
-    for text in (report.sparsity_text(plan), report.plan_text(plan), report.inspect_text(plan)):
+    for text in (explain.sparsity_text(plan), report.plan_text(plan), report.inspect_text(plan)):
         assert "\x1b" not in text
         assert width(text) <= 120
 
@@ -333,10 +333,10 @@ def awkward_plan():
 @pytest.mark.parametrize("make", [example_plan, awkward_plan])
 def test_trex_finds_nothing_to_complain_of(make):
     plan = make()
-    info = json.loads(json.dumps(report.layer_info(plan)))
-    records = json.loads(json.dumps(report.profile(plan)))
+    info = json.loads(json.dumps(layer_info.layer_info(plan)))
+    records = json.loads(json.dumps(layer_info.profile(plan)))
     assert trex_complaints(info, records) == []
-    assert info["Layers"] == json.loads(json.dumps(report.layer_info_list(plan)))
+    assert info["Layers"] == json.loads(json.dumps(layer_info.layer_info_list(plan)))
 
 
 def mutations():
@@ -375,7 +375,7 @@ def mutations():
 def test_the_trex_check_notices(what):
     """The check above is not vacuous: each requirement, once broken, is found."""
     plan = example_plan()
-    info, records = json.loads(json.dumps(report.layer_info(plan))), report.profile(plan)
+    info, records = json.loads(json.dumps(layer_info.layer_info(plan))), layer_info.profile(plan)
     mutations()[what](info, records)
     with contextlib.suppress(KeyError, TypeError):  # as loud as trex itself would be
         assert what in trex_complaints(info, records)
@@ -388,7 +388,7 @@ def test_convolution_keys_stand_in_tensorrt_s_order():
         "HasDynamicFilter", "HasDynamicBias", "HasResidual", "ConvXAsActInputIdx", "BiasAsActInputIdx",
         "ResAsActInputIdx", "Activation", "TacticName", "TacticValue", "StreamId", "Metadata",
     ]  # fmt: skip
-    info = report.layer_info_list(example_plan())[1]
+    info = layer_info.layer_info_list(example_plan())[1]
     assert [k for k in info if k in expected] == expected
     assert info["HasReLU"] == 1 and info["Activation"] == "RELU" and info["PrePadding"] == [1, 1]
     assert info["Metadata"] == "[ONNX Layer: /stem/Conv]\u001e[ONNX Layer: /stem/Relu]"
@@ -397,7 +397,7 @@ def test_convolution_keys_stand_in_tensorrt_s_order():
 
 def test_layer_info_values():
     plan = example_plan()
-    info = report.layer_info(plan)
+    info = layer_info.layer_info(plan)
     picked, refused = info["Layers"][2], info["Layers"][3]
     assert (picked["SparsityEligible"], picked["SparsityChosen"], picked["SparsityReason"]) == (1, 1, "picked")
     assert picked["SparseBestMs"] == 0.03125 and picked["DenseBestMs"] == 0.0405 and picked["HasSparseWeights"] == 1
@@ -423,7 +423,7 @@ def test_layer_info_values():
 def test_sparsity_rows_are_found_by_the_layer_key():
     plan = example_plan()
     plan["layers"][2] |= {"name": "/conv + /relu", "layer": plan["layers"][2]["name"]}
-    assert report.layer_info_list(plan)[2]["SparsityReason"] == "picked"
+    assert layer_info.layer_info_list(plan)[2]["SparsityReason"] == "picked"
 
 
 # ------------------------------------------------------------------------------------------------------------ profile
@@ -431,23 +431,23 @@ def test_sparsity_rows_are_found_by_the_layer_key():
 
 def test_profile_of_a_prediction_and_of_a_measurement():
     plan = example_plan()
-    assert report.profile(plan)[0] == {"count": 1, "predicted": True}
-    assert report.profile(measured(plan))[0] == {"count": 1}
+    assert layer_info.profile(plan)[0] == {"count": 1, "predicted": True}
+    assert layer_info.profile(measured(plan))[0] == {"count": 1}
     times = [[i + extra for i in range(len(plan["layers"]))] for extra in (1.0, 2.0, 6.0)]
-    records = report.profile(plan, times)
+    records = layer_info.profile(plan, times)
     assert records[0] == {"count": 3}
     assert records[1] == {
         "name": plan["layers"][0]["name"], "timeMs": 0.009, "averageMs": 0.003, "medianMs": 0.002,
         "percentage": pytest.approx(100 * 9 / sum(map(sum, times)), abs=1e-4),
     }  # fmt: skip
     assert sum(r["percentage"] for r in records[1:]) == pytest.approx(100, abs=0.01)
-    assert [r["name"] for r in records[1:]] == [entry["Name"] for entry in report.layer_info_list(plan)]
+    assert [r["name"] for r in records[1:]] == [entry["Name"] for entry in layer_info.layer_info_list(plan)]
 
 
 @pytest.mark.parametrize("times", [[], [[]], [[1.0]] * 14, [[1.0] * 14, [1.0] * 13]])
 def test_profile_wants_times_for_every_layer(times):
     with pytest.raises(ValueError, match="times_us"):
-        report.profile(example_plan(), times)
+        layer_info.profile(example_plan(), times)
 
 
 def test_profile_survives_json_and_zero_times():
@@ -455,6 +455,6 @@ def test_profile_survives_json_and_zero_times():
     plan["layers"][1]["name"] = 'quote " backslash \\ newline \n'
     for entry in plan["layers"]:
         entry["time_us"] = 0
-    records = json.loads(json.dumps(report.profile(plan)))
+    records = json.loads(json.dumps(layer_info.profile(plan)))
     assert records[2]["name"] == 'quote " backslash \\ newline ?' and records[2]["percentage"] == 0
-    assert "Total" in report.trt_profile_text(records).splitlines()[-1]
+    assert "Total" in layer_info.trt_profile_text(records).splitlines()[-1]

@@ -1,0 +1,88 @@
+"""Times, shares, sizes and tables as plain ASCII text of at most 120 columns; a predicted time carries a `~`."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+
+WIDTH = 120
+
+
+def tactic_text(name: str | None) -> str:
+    """A tactic's name without the formats at its end: tables have a column for them."""
+    return (name or "-").partition("__")[0]
+
+
+def is_predicted(plan: Mapping) -> bool:
+    return plan["timing"]["kind"] == "predicted"
+
+
+def times_are(plan: Mapping) -> str:
+    label = plan["timing"]["label"]
+    return f"times are {label}{', marked ~' if is_predicted(plan) else ''}"
+
+
+def us_text(us: float, plan: Mapping, sign: str = "", unit: str = " us") -> str:
+    return f"{'~' if is_predicted(plan) else ''}{us:{sign}.2f}{unit}"
+
+
+def versus(us: float, base: float) -> str:
+    if not base:
+        return "no comparison"
+    change = 100 * (us / base - 1)
+    return f"{abs(change):.1f} % {'slower' if change >= 0 else 'faster'}"
+
+
+def share_text(share: float) -> str:
+    """A share in percent, rounded down: 100 means all."""
+    return f"{math.floor(share * 10_000) / 100:.2f} %"
+
+
+def size_text(nbytes: int) -> str:
+    if nbytes < 1 << 20:
+        return f"{nbytes / 1024:.1f} KiB"
+    return f"{nbytes / (1 << 20):.1f} MiB"
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def wrap(text: str, width: int = WIDTH, indent: int = 2) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, broken at blanks; a longer word after `/` or `_`; the rest is indented."""
+    indent = "    " if text.startswith(" ") else "  "
+    lines = [""]
+    for word in re.findall(r" *[^ ]+", text):
+        longer = len(word.strip()) > width - len(indent)
+        for part in re.findall(rf" *[^/_ ]{{1,{width // 2}}}[/_]*| *[/_]+", word) if longer else [word]:
+            if lines[-1].strip() and len(lines[-1]) + len(part) > width:
+                lines.append(indent)
+                part = part.lstrip()
+            lines[-1] += part
+    return lines
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], caps, right=(), gap: bool = False) -> list[str]:
+    """Aligned columns two spaces apart, none wider than its cap: cells are folded. `gap`: empty lines between rows."""
+    cells = [
+        [[part for line in cell.split("\n") for part in fold(line, cap)] for cell, cap in zip(row, caps, strict=True)]
+        for row in [header, *rows]
+    ]
+    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(caps))]
+    out = []
+    for i, row in enumerate(cells):
+        for k in range(max(map(len, row))):
+            texts = [cell[k] if k < len(cell) else "" for cell in row]
+            texts = [t.rjust(widths[c]) if c in right else t.ljust(widths[c]) for c, t in enumerate(texts)]
+            out.append("  ".join(texts).rstrip())
+        if i == 0:
+            out.append("  ".join("-" * w for w in widths))
+        elif gap and i < len(rows):
+            out.append("")
+    return out
