@@ -29,10 +29,15 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                         pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {op, act}; move {kind}
     steps       [{kernel, values, grid, block, smem, args: [[kind, value]], covers: [layer indices]}]
                 kind: arena (offset), weights (offset), i32, i64, f32
-    sparsity    {mode, eligible: [names], picked: [names], rows: [{layer, op, verdict: "sparse"|"dense"|"not_eligible",
-                  reason, detail: str|null, sentence: str|null, pattern_share|null, first_violation: [k, c, r, s]|null,
-                  best_dense, best_sparse: {tactic, in, out, us}|null, other_cost_us|null, p_sparse_faster|null}],
-                  pruned: [initializers], not_pruned: [[initializer, why]] (both with --sparsity=force)}
+    sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], not_pruned: [[initializer, why]] (both
+                  with --sparsity=force), summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
+                  rows: [{layer, op, verdict: "sparse"|"dense"|"not_eligible", reason, detail|null, sentence|null,
+                  c, k, groups, kernel, pattern_groups|null, pattern_share|null, first_violation: [k, c, r, s]|null,
+                  lost_energy|null, best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
+                  other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us}|null,
+                  other_cost_us|null, flip_speedup|null, p_sparse_faster|null,
+                  floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}}]}
+                  (gpu_runtime.reasons says what each means)
     plan        {total_us, status ("proven" or not), method, width, gap, rivals: {all_dense_us, best_single_format:
                   {format, us}, greedy_us}, measured_us (end to end, where it was)}
     memory      {activation_bytes, largest_live_bytes, weight_bytes, zeros: [[offset, nbytes]] to clear before the first run,

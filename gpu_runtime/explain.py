@@ -1,4 +1,4 @@
-"""The sparsity log: which layers could run 2:4 sparse, which do, and why, in words; read from the engine's plan alone."""
+"""Why layers run sparse or dense, in words: the sparsity log and the full account of a layer, from the engine's plan alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from gpu_runtime.text import printable, share_text, table, tactic_text, times_ar
 
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
+RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
+             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}  # fmt: skip
+UNDECIDED = 0.1  # P(sparse faster) this close to a half is a toss
+NO_GAIN = 1.05  # a layer whose floors are closer than this is called out of reach of 2:4
 
 
 def sparsity_text(plan: Mapping) -> str:
@@ -32,7 +36,7 @@ def sparsity_text(plan: Mapping) -> str:
         for row in sparsity["rows"]
     ]
     lines += table(header, rows, caps=(38, 32, 32, 12), right=(3,), gap=True)
-    lines += ["", *_sparsity_total(plan), ""]
+    lines += ["", *network_lines(plan), ""]
     for row in sparsity["rows"]:
         lines += wrap(f"{printable(row['layer'])}: {sentence(row, plan)}")
     return "\n".join(lines).rstrip() + "\n"
@@ -51,63 +55,227 @@ def _forced(sparsity: Mapping) -> list[str]:
     return lines
 
 
-def sentence(row: Mapping, plan: Mapping) -> str:
-    """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
-
-    if row.get("sentence"):
-        return row["sentence"]
-
-    def us(value: float | None) -> str:
-        return "an unknown time" if value is None else us_text(value, plan)
-
-    dense = (row.get("best_dense") or {}).get("us")
-    sparse = (row.get("best_sparse") or {}).get("us")
-    cost, chance, share = row.get("other_cost_us"), row.get("p_sparse_faster"), row.get("pattern_share")
-    detail = f" ({row['detail']})" if row.get("detail") else ""
-    text = {
-        "picked": f"runs sparse: the best sparse tactic takes {us(sparse)}, the best dense one {us(dense)}",
-        "dense_faster": f"could run sparse, but would gain nothing: both take {us(dense)}"
-        if dense == sparse
-        else f"could run sparse, but dense is faster: {us(dense)} against {us(sparse)}",
-        "reformat_outweighs": f"sparse alone is faster ({us(sparse)} against {us(dense)}), but the formats it needs "
-        "cost the plan more than that",
-        "within_noise": f"sparse ({us(sparse)}) and dense ({us(dense)}) are closer than their spread (Q20 to Q80), "
-        f"so the plan stays {row['verdict']}",
-        "no_sparse_tactic": f"its weights have the 2:4 pattern, but no sparse tactic can run it{detail}",
-        "pattern_violation": "its weights do not have the 2:4 pattern",
-        "channels_not_multiple_of_4": f"its input channels do not come in fours, which 2:4 is a pattern of{detail}",
-        "grouped_conv": f"it is a grouped convolution, for which there is no sparse tactic{detail}",
-    }.get(row["reason"], row["reason"])
-    if row["reason"] == "picked" and dense is not None and sparse is not None and dense > sparse > 0:
-        text += f" ({dense / sparse:.2f}x)"
-    if row["reason"] == "picked" and dense is not None and sparse is not None and dense < sparse:
-        text += ", but dense would need costlier formats around it"
-    if row["reason"] == "pattern_violation" and share is not None:
-        text += f": {share_text(share)} of its groups of 4 input channels have two zeros or more"
-        if row.get("first_violation"):
-            text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
-    if row["reason"] == "no_sparse_tactic" and plan["sparsity"]["mode"] == "disable":
-        text = "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
-    text = text[0].upper() + text[1:] + "."
-    if cost is not None and row["verdict"] in ("sparse", "dense"):
-        other = "dense" if row["verdict"] == "sparse" else "sparse"
-        text += f" Forced {other}, the whole plan would take {us(abs(cost))} {'more' if cost >= 0 else 'less'}."
-    if chance is not None:
-        text += f" The chance that sparse is faster is put at {100 * chance:.0f} %."
-    return text
-
-
-def _sparsity_total(plan: Mapping) -> list[str]:
+def network_lines(plan: Mapping) -> list[str]:
+    """The network in one sentence: eligible, picked, time saved, and what is the most there could be."""
     sparsity = plan["sparsity"]
     text = f"{len(sparsity['picked'])} of {len(sparsity['eligible'])} eligible layers run sparse"
     total, dense = plan["plan"]["total_us"], (plan["plan"].get("rivals") or {}).get("all_dense_us")
     if dense is not None:
         text += f"; the plan takes {us_text(total, plan)}, the best one without sparse tactics {us_text(dense, plan)}"
         text += f" ({versus(dense, total)})"
+    ceiling = (sparsity.get("summary") or {}).get("ceiling_us")
+    if ceiling is not None and sparsity["eligible"] and dense:
+        text += (
+            f". Were the tensor-core time of all eligible layers halved and nothing else changed, that would take "
+            f"{us_text(ceiling, plan)} ({versus(ceiling, dense)})"
+        )
     return wrap(text)
+
+
+# ---- one layer
+
+
+def sentence(row: Mapping, plan: Mapping) -> str:
+    """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
+    if row.get("sentence"):
+        return row["sentence"]
+    text = _REASONS.get(row["reason"], lambda row, plan: row["reason"])(row, plan)
+    text = text[0].upper() + text[1:]
+    text = text if text.endswith(".") else text + "."
+    return text + _forced_text(row, plan) + _limit(row, plan)
+
+
+def _time(best: Mapping | None, plan: Mapping) -> str:
+    return us_text(best["us"], plan) if best else "an unknown time"
+
+
+def _picked(row: Mapping, plan: Mapping) -> str:
+    dense, sparse = row.get("best_dense"), row.get("best_sparse")
+    text = f"runs sparse: the best sparse kernel takes {_time(sparse, plan)}, the best dense one {_time(dense, plan)}"
+    if dense and sparse and dense["us"] > sparse["us"] > 0:
+        text += f" ({dense['us'] / sparse['us']:.2f}x)"
+    if dense and sparse and dense["us"] < sparse["us"]:
+        text += ", but dense would need costlier formats around it"
+    return text
+
+
+def _dense_faster(row: Mapping, plan: Mapping) -> str:
+    dense, sparse = row.get("best_dense"), row.get("best_sparse")
+    if dense and sparse and dense["us"] == sparse["us"]:
+        return f"could run sparse, but would gain nothing: both take {_time(dense, plan)}"
+    return f"could run sparse, but dense is faster: {_time(dense, plan)} against {_time(sparse, plan)}"
+
+
+def _reformat_outweighs(row: Mapping, plan: Mapping) -> str:
+    dense, sparse, other = row.get("best_dense"), row.get("best_sparse"), row.get("other")
+    text = f"sparse alone is faster ({_time(sparse, plan)} against {_time(dense, plan)}), but the formats it needs "
+    if sparse:
+        text += f"({sparse['in']} in, {sparse['out']} out) "
+    if other and other["reformat_us"] <= 0 < other["around_us"]:
+        return text + "make the layers around it slower by more than that"
+    return text + "cost the plan more than that"
+
+
+def _within_noise(row: Mapping, plan: Mapping) -> str:
+    dense, sparse = row.get("best_dense"), row.get("best_sparse")
+    return (
+        f"sparse ({_time(sparse, plan)}) and dense ({_time(dense, plan)}) are closer than their spread (Q20 to Q80), so the "
+        f"plan stays {row['verdict']}: neither choice would be wrong"
+    )
+
+
+def _no_sparse_tactic(row: Mapping, plan: Mapping) -> str:
+    if plan["sparsity"]["mode"] == "disable":
+        return "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
+    return f"its weights have the 2:4 pattern, but no sparse tactic can run it{_detail(row)}"
+
+
+def _pattern_violation(row: Mapping, plan: Mapping) -> str:
+    text, share, lost = "its weights do not have the 2:4 pattern", row.get("pattern_share"), row.get("lost_energy")
+    if share is not None:
+        text += f": {share_text(share)} of its groups of 4 input channels have two zeros or more"
+        if row.get("first_violation"):
+            text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
+    if lost is not None:
+        text += f". Pruning to the nearest pattern (--sparsity=force) takes away {100 * lost:.2g} % of their energy"
+    return text
+
+
+def _channels(row: Mapping, plan: Mapping) -> str:
+    return f"its input channels do not come in fours, which 2:4 is a pattern of{_detail(row)}"
+
+
+def _grouped(row: Mapping, plan: Mapping) -> str:
+    return f"it is a grouped convolution whose groups no sparse tactic takes{_detail(row)}"
+
+
+_REASONS = {
+    "picked": _picked, "dense_faster": _dense_faster, "reformat_outweighs": _reformat_outweighs,
+    "within_noise": _within_noise, "no_sparse_tactic": _no_sparse_tactic, "pattern_violation": _pattern_violation,
+    "channels_not_multiple_of_4": _channels, "grouped_conv": _grouped,
+}  # fmt: skip
+
+
+def _detail(row: Mapping) -> str:
+    return f" ({row['detail']})" if row.get("detail") else ""
+
+
+def _other_choice(row: Mapping) -> str:
+    return "dense" if row["verdict"] == "sparse" else "sparse"
+
+
+def _forced_text(row: Mapping, plan: Mapping) -> str:
+    cost, other = row.get("other_cost_us"), row.get("other")
+    if cost is None:
+        return ""
+    than = "more" if cost >= 0 else "less"
+    text = f" Forced {_other_choice(row)}, the whole plan would take {us_text(abs(cost), plan)} {than}"
+    if other and (abs(other["reformat_us"]) >= 0.005 or abs(other["around_us"]) >= 0.005):
+        text += f" ({_parts(other, plan)})"
+    return text + "."
+
+
+def _parts(other: Mapping, plan: Mapping) -> str:
+    named = (("its own kernel", "kernel_us"), ("reformats", "reformat_us"), ("the layers around it", "around_us"))
+    return ", ".join(f"{what} {us_text(other[key], plan, sign='+')}" for what, key in named)
+
+
+def _flip(row: Mapping) -> str:
+    """What would have to change for the other choice, and how likely the predictions have it wrong."""
+    kind, speedup, chance = _other_choice(row), row["flip_speedup"], row.get("p_sparse_faster")
+    if (row["other_cost_us"] or 0) <= 0:
+        text = f"the {kind} choice costs no more"
+    elif speedup is None:
+        text = f"no speed of its {kind} kernels would do: what surrounds them costs more than they save"
+    elif speedup < 1.5:
+        text = f"its {kind} kernels would have to be {100 * (speedup - 1):.2g} % faster"
+    else:
+        text = f"its {kind} kernels would have to be {speedup:.2f}x as fast"
+    if chance is not None:
+        text += f"; P(sparse kernel faster) = {100 * chance:.0f} %, given the error of predictions"
+        if abs(chance - 0.5) < UNDECIDED:
+            text += ": too close to call without measuring"
+    return text
+
+
+def _limit(row: Mapping, plan: Mapping) -> str:
+    """What bounds the layer, and so the most that 2:4 could gain, where that is what a reader would ask next."""
+    floor = row.get("floor")
+    if not floor or row["reason"] not in ("dense_faster", "no_sparse_tactic", "pattern_violation"):
+        return ""
+    bound, gain = RESOURCES[floor["bound"]], floor["dense_us"] / floor["sparse_us"]
+    if gain < NO_GAIN:
+        cure = {
+            "launch": "a larger batch or image would give the tensor cores more to do",
+            "dram": "its time goes into activations, which 2:4 does not shrink",
+            "l2": "its time goes into activations, which 2:4 does not shrink",
+            "mma": "other limits are as near",
+        }[floor["bound"]]
+        return f" 2:4 has next to nothing to give here: the layer is bound by {bound}; {cure}."
+    if row["reason"] == "pattern_violation":
+        return f" As 2:4 it could gain up to {gain:.2f}x (bound by {bound}): prune and retrain it if that is worth it."
+    if row["reason"] == "dense_faster":
+        return f" The layer itself could gain up to {gain:.2f}x (bound by {bound}): what lacks is a faster sparse kernel."
+    return ""
 
 
 def _best(best: Mapping | None, plan: Mapping) -> str:
     if not best:
         return "-"
     return f"{us_text(best['us'], plan)} {best['in']}->{best['out']}\n{tactic_text(best['tactic'])}"
+
+
+# ---- the full account
+
+
+def layer_text(row: Mapping, plan: Mapping) -> str:
+    """Everything known about one layer's choice, a line per fact."""
+    facts = [("why", sentence(row, plan)), ("weights", _weights(row))]
+    for key in ("dense", "sparse"):
+        facts.append((key, _kernel(row.get(f"best_{key}"), plan)))
+    other = row.get("other")
+    if other:
+        kernel = f"{us_text(other['us'], plan)} {other['in']}->{other['out']} {tactic_text(other['tactic'])}"
+        cost = us_text(other["cost_us"], plan, sign="+")
+        facts.append((f"as {_other_choice(row)}", f"{kernel}; plan {cost}: {_parts(other, plan)}"))
+        facts.append(("to flip", _flip(row)))
+    floor = row.get("floor")
+    if floor:
+        times = ", ".join(f"{RESOURCES[key]} {us_text(floor[f'{key}_us'], plan)}" for key in ("mma", "dram", "l2", "launch"))
+        facts.append((
+            "bound", f"{RESOURCES[floor['bound']]}; at the device's peak: {times}. No dense kernel could take less than "
+            f"{us_text(floor['dense_us'], plan)}, no sparse one less than {us_text(floor['sparse_us'], plan)}",
+        ))  # fmt: skip
+    lines = [f"{printable(row['layer'])}   {row['verdict']}: {row['reason']}"]
+    for key, value in facts:
+        lines += wrap(f"  {key:9} {printable(value)}", indent=12)
+    return "\n".join(lines) + "\n"
+
+
+def _weights(row: Mapping) -> str:
+    if row.get("c") is None:
+        return "unknown"
+    text = f"[{row['k']},{row['c'] // row['groups']},{row['kernel'][0]},{row['kernel'][1]}], groups {row['groups']}; "
+    if row.get("pattern_share") is None:
+        return text + f"{row['c'] // row['groups']} input channels per group are no multiple of 4"
+    text += f"2:4: {share_text(row['pattern_share'])} of {row['pattern_groups']} groups of 4 fit"
+    if row.get("first_violation"):
+        text += ", first that does not: [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
+        text += f"; the nearest pattern loses {100 * row['lost_energy']:.2g} % of the energy"
+    return text
+
+
+def _kernel(best: Mapping | None, plan: Mapping) -> str:
+    if not best:
+        return "no kernel"
+    text = f"{us_text(best['us'], plan)} {best['in']}->{best['out']} {tactic_text(best['tactic'])}"
+    if best.get("low_us") is not None:
+        text += f" ({us_text(best['low_us'], plan)} to {us_text(best['high_us'], plan)})"
+    return text + (f", limited by {RESOURCES.get(best['bound'], best['bound'])}" if best.get("bound") else "")
+
+
+def explain_text(plan: Mapping, rows: list[Mapping]) -> str:
+    """The account of these layers, after a line on whose plan it is and the network's sentence."""
+    device, mode = plan["device"], plan["sparsity"]["mode"]
+    head = f"{plan['model']['name']} for {device['title']} ({device['sm']}), --sparsity={mode}; {times_are(plan)}"
+    return "\n".join([*wrap(printable(head)), *network_lines(plan), "", *(layer_text(row, plan) for row in rows)])

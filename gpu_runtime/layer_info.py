@@ -28,7 +28,16 @@ def layer_info(plan: Mapping) -> dict:
         "Engine Metadata": f"{plan['model']['name']} for {plan['device']['title']} ({plan['device']['sm']})",
         "Timing": plan["timing"]["label"],
         "TotalUs": plan["plan"]["total_us"],
+        **_network_keys(plan["sparsity"].get("summary") or {}),
     }
+
+
+def _network_keys(summary: Mapping) -> dict:
+    names = {
+        "layers": "SparsityLayers", "eligible": "SparsityEligibleLayers", "picked": "SparsityPickedLayers",
+        "all_dense_us": "SparsityAllDenseUs", "saved_us": "SparsitySavedUs", "ceiling_us": "SparsityCeilingUs",
+    }  # fmt: skip
+    return {name: summary[key] for key, name in names.items() if summary.get(key) is not None}
 
 
 def layer_info_list(plan: Mapping) -> list[dict]:
@@ -167,16 +176,38 @@ def _padding(p: Mapping) -> dict:
 
 
 def _sparsity_keys(layer: Mapping, row: Mapping, plan: Mapping) -> dict:
+    """The sparsity row as scalars, the keys without a value left out."""
     keys = {
         "SparsityEligible": int(row["verdict"] != "not_eligible"),
         "SparsityChosen": int(bool(layer["sparse"])),
         "SparsityReason": row["reason"],
         "SparsitySentence": sentence(row, plan),
+        "SparsityDetail": row.get("detail"),
+        "SparsityInputChannelsPerGroup": row["c"] // row["groups"] if row.get("c") else None,
+        "SparsityPatternGroups": row.get("pattern_groups"),
+        "SparsityPatternShare": row.get("pattern_share"),
+        "SparsityLostEnergy": row.get("lost_energy"),
+        "SparsityFlipSpeedup": row.get("flip_speedup"),
+        "SparsityProbabilityFaster": row.get("p_sparse_faster"),
     }
-    for key, best in (("SparseBestMs", row.get("best_sparse")), ("DenseBestMs", row.get("best_dense"))):
+    keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.get("first_violation") or (), strict=False)
+    for kind in ("Sparse", "Dense"):
+        best = row.get(f"best_{kind.lower()}")
         if best:
-            keys[key] = _ms(best["us"])
-    return keys
+            keys |= {f"{kind}BestMs": _ms(best["us"]), f"{kind}BestTactic": best["tactic"]}
+            keys |= {f"{kind}BestFormats": f"{best['in']} -> {best['out']}", f"{kind}BestBound": best.get("bound")}
+            if best.get("low_us") is not None:
+                keys |= {f"{kind}BestLowMs": _ms(best["low_us"]), f"{kind}BestHighMs": _ms(best["high_us"])}
+    other, floor = row.get("other"), row.get("floor")
+    if row.get("other_cost_us") is not None:
+        keys["OtherChoiceCostMs"] = _ms(row["other_cost_us"])
+    if other:
+        keys |= {f"OtherChoice{name}Ms": _ms(other[f"{name.lower()}_us"]) for name in ("Kernel", "Reformat", "Around")}
+        keys |= {"OtherChoiceTactic": other["tactic"], "OtherChoiceFormats": f"{other['in']} -> {other['out']}"}
+    if floor:
+        keys |= {"FloorBound": floor["bound"], "FloorDenseMs": _ms(floor["dense_us"]), "FloorSparseMs": _ms(floor["sparse_us"])}
+        keys |= {f"Floor{name}Ms": _ms(floor[f"{name.lower()}_us"]) for name in ("Mma", "Dram", "L2", "Launch")}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _tensor(t: Mapping) -> dict:

@@ -66,7 +66,8 @@ def build(
     progress("plan", network.name)
     chosen = plan.solve(table.graph)
     progress("explain", network.name)
-    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured)
+    beside = planning.rivals(table)
+    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"])
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
     progress("pack", network.name)
     data, arena = assemble.assemble(table, chosen)
@@ -81,7 +82,7 @@ def build(
         "sparsity": explained,
         "plan": {
             "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
-            "gap": chosen.gap, "rivals": planning.rivals(table),
+            "gap": chosen.gap, "rivals": beside,
         },
     }  # fmt: skip
     cubins = {}

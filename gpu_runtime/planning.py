@@ -16,6 +16,7 @@ from tactics import plan
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
+from tactics.graph import MAX_FORMATS
 from tactics.problem import ConcatProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
 from tactics.timing import Time
@@ -25,7 +26,7 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
-__all__ = ["PREFERRED", "Table", "forced_us", "format_of", "representative", "rivals", "tabulate"]
+__all__ = ["PREFERRED", "Table", "forced", "format_of", "representative", "rivals", "tabulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
 
     formats = {t: tuple(canonical(f, network.tensors[t]) for f in fmts) for t, fmts in named.items()}
-    placed = inplace.placed_keys(network, plan.MAX_FORMATS - len(PREFERRED) - 1)
+    placed = inplace.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 1)
     formats = {t: (*own, *placed[t]) for t, own in formats.items()}
     known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
     reformats: dict[tuple, int | None] = {}
@@ -109,12 +110,12 @@ def format_of(table: Table, tensor: str, key: str) -> Format:
     raise ValueError(f"tensor {tensor} has no format {key}")
 
 
-def forced_us(table: Table, wanted: Mapping[str, bool]) -> dict[str, float | None]:
-    """Layer -> sparse or not: the best plan's total in microseconds with that one layer forced so, wherever fusion puts
-    its weights; None where no such plan exists."""
+def forced(table: Table, chosen: plan.Plan, wanted: Mapping[str, bool]) -> dict[str, plan.Forced | None]:
+    """Layer -> sparse or not: the best plan with that one layer forced so, wherever fusion puts its weights, and how much
+    faster its kernels would have to be for that; None where no such plan exists."""
     names = {layer: tuple(dict.fromkeys(op.name for op in table.network.ops if op.layer == layer)) for layer in wanted}
-    totals = plan.forced(table.graph, [(names[layer], sparse) for layer, sparse in wanted.items()])
-    return {layer: None if ps is None else ps / 1e6 for layer, ps in zip(wanted, totals, strict=True)}
+    found = plan.forced(table.graph, chosen, [(names[layer], sparse) for layer, sparse in wanted.items()])
+    return dict(zip(wanted, found, strict=True))
 
 
 def rivals(table: Table) -> dict:

@@ -1,28 +1,32 @@
-"""Which layers could run 2:4 sparse, which do, and why each of the others does not."""
+"""Which layers could run 2:4 sparse, which do, and the numbers behind it for each: plain data, put into words by `explain`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from cuda_kernels import sparse24
+from cuda_kernels.device import Device
 from gpu_runtime import planning
 from gpu_runtime.lower import Op
 from gpu_runtime.planning import Table
 from tactics import plan
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import sparse_family_reason
-from tactics.predict import SIGMA_RATIO
+from tactics.predict import SIGMA_RATIO, predict
+from tactics.roofline import floors
 from tactics.tactic import Tactic
 from tactics.timing import Time
 
 
-def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool) -> dict:
-    """The engine's `sparsity` record: {mode, eligible, picked, rows}, a row for every layer with weights.
+def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None) -> dict:
+    """The engine's `sparsity` record: {mode, eligible, picked, rows, summary}, a row for every layer with weights.
 
     `reason` is one of picked, dense_faster, reformat_outweighs, within_noise (measured plans only), no_sparse_tactic,
-    pattern_violation, channels_not_multiple_of_4, grouped_conv.
+    pattern_violation, channels_not_multiple_of_4, grouped_conv; gpu_runtime.engine lists the other keys. `all_dense_us`:
+    what the best plan without sparse tactics takes.
     """
     ops = {i: op for i, op in enumerate(table.network.ops) if op.layer and plan.holds(op.when, chosen.options)}
     wanted = {
@@ -30,38 +34,42 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool) -> d
         for i, op in ops.items()
         if _best(table.times[i], sparse=True) and _best(table.times[i], sparse=False)
     }
-    forced = planning.forced_us(table, wanted)
+    forced = planning.forced(table, chosen, wanted)
     rows = [_row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer)) for i, op in ops.items()]
     return {
         "mode": mode,
         "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
         "picked": [r["layer"] for r in rows if r["verdict"] == "sparse"],
         "rows": rows,
+        "summary": _summary(rows, chosen, all_dense_us),
     }
 
 
-def _row(table: Table, chosen: plan.Plan, op: Op, times: dict[Tactic, Time], mode: str, measured: bool,
-         other_us: float | None) -> dict:  # fmt: skip
-    """`other_us`: the plan's total with this layer forced the other way."""
-    share, offender = pattern(op.weights["w"])
-    dense = _best(times, sparse=False)
-    sparse = _best(times, sparse=True)
-    picked = chosen.entries[op.name].sparse
-    family = sparse_family_reason(op.problem)
+def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str, measured: bool,
+         forced: plan.Forced | None) -> dict:  # fmt: skip
+    """`forced`: the plan with this layer forced the other way."""
+    dense, sparse = _best(times, sparse=False), _best(times, sparse=True)
     row = {
-        "layer": op.layer, "op": op.name, "pattern_share": share, "first_violation": offender, "detail": None,
-        "best_dense": _summary(dense), "best_sparse": _summary(sparse), "other_cost_us": None, "p_sparse_faster": None,
+        "layer": op.layer, "op": op.name, "detail": None, **pattern(op.weights["w"]),
+        "c": op.problem.c, "k": op.problem.k, "groups": op.problem.groups, "kernel": [op.problem.r, op.problem.s],
+        "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, op, table.device),
+        "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,
+        "p_sparse_faster": None,
     }  # fmt: skip
+    family = sparse_family_reason(op.problem)
     if family:
         code, _, detail = family.partition(": ")
         return row | {"verdict": "not_eligible", "reason": code, "detail": detail}
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail}
-    row["other_cost_us"] = None if other_us is None else other_us - chosen.total_ps / 1e6
+    if forced is not None:
+        row["other"] = _other(table, chosen, op, forced.plan)
+        row["other_cost_us"] = row["other"]["cost_us"]
+        row["flip_speedup"] = None if forced.speedup == math.inf else round(forced.speedup, 4)
     if not measured and dense is not None:
         row["p_sparse_faster"] = _p_faster(sparse[1].us, dense[1].us)
-    if picked:
+    if chosen.entries[op.name].sparse:
         return row | {"verdict": "sparse", "reason": "picked"}
     if measured and _within_noise(sparse[1], dense[1]):
         reason = "within_noise"
@@ -72,19 +80,60 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: dict[Tactic, Time], mod
     return row | {"verdict": "dense", "reason": reason}
 
 
-def pattern(w: np.ndarray) -> tuple[float | None, list[int] | None]:
-    """Share of the 4-groups of w [K,C,R,S] that fit 2:4, and the first that does not as [k, c, r, s]; None if C % 4."""
+def pattern(w: np.ndarray) -> dict:
+    """How w [K,C,R,S] stands to 2:4: `pattern_groups`, the number of its 4-groups, `pattern_share` of them that fit,
+    `first_violation` [k, c, r, s] and `lost_energy`, the share of the squared weights that the nearest 2:4 pattern would set to
+    zero. All None where C is no multiple of 4."""
+    row = dict.fromkeys(("pattern_groups", "pattern_share", "first_violation", "lost_energy"))
     if w.shape[1] % 4:
-        return None, None
+        return row
     ok = sparse24.fits(w)
-    bad = np.argwhere(~ok)
-    if not len(bad):
-        return 1.0, None
-    k, group, r, s = (int(i) for i in bad[0])
-    return float(ok.mean()), [k, 4 * group, r, s]
+    row |= {"pattern_groups": int(ok.size), "pattern_share": float(ok.mean()), "lost_energy": 0.0}
+    if not ok.all():
+        k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])
+        row |= {"first_violation": [k, 4 * group, r, s], "lost_energy": round(sparse24.lost_energy(w), 6)}
+    return row
 
 
-def _best(times: dict[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
+def _other(table: Table, chosen: plan.Plan, op: Op, forced: plan.Plan) -> dict:
+    """What forcing the layer changes, in microseconds: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of
+    the kernel that holds its weights, `reformat_us`, of all reformats, and `around_us`, of all other kernels."""
+    names = {o.name for o in table.network.ops if o.layer == op.layer}
+    mine = next(e for name, e in forced.entries.items() if name in names)
+    kernel = mine.time_ps - chosen.entries[op.name].time_ps
+    reformat = sum(_hop_ps(table, h) for h in forced.reformats) - sum(_hop_ps(table, h) for h in chosen.reformats)
+    total = forced.total_ps - chosen.total_ps
+    tactic = Tactic.parse(mine.tactic)
+    return {
+        "total_us": forced.total_ps / 1e6, "cost_us": total / 1e6, "kernel_us": kernel / 1e6, "reformat_us": reformat / 1e6,
+        "around_us": (total - kernel - reformat) / 1e6,
+        "reformats": len(_launched(table, forced)) - len(_launched(table, chosen)),
+        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": mine.time_ps / 1e6,
+    }  # fmt: skip
+
+
+def _hop_ps(table: Table, hop: tuple[str, str, str]) -> int:
+    return table.graph.reformat_ps(*hop)
+
+
+def _launched(table: Table, p: plan.Plan) -> list:
+    return [hop for hop in p.reformats if _hop_ps(table, hop)]
+
+
+def _summary(rows: list[dict], chosen: plan.Plan, all_dense_us: float | None) -> dict:
+    """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that less half of all eligible layers' MMA time."""
+    total = chosen.total_ps / 1e6
+    able = [r for r in rows if r["verdict"] != "not_eligible"]
+    ceiling = None if all_dense_us is None else all_dense_us - sum(r["floor"]["mma_us"] for r in able) / 2
+    return {
+        "layers": len(rows), "eligible": len(able), "picked": sum(r["verdict"] == "sparse" for r in rows),
+        "total_us": total, "all_dense_us": all_dense_us,
+        "saved_us": None if all_dense_us is None else round(all_dense_us - total, 6),
+        "ceiling_us": ceiling and round(ceiling, 6),
+    }  # fmt: skip
+
+
+def _best(times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
     rows = [(t, time) for t, time in times.items() if t.sparse == sparse]
 
     def order(layout: str) -> int:  # an edge's own layout comes last
@@ -93,11 +142,20 @@ def _best(times: dict[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None
     return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
 
 
-def _summary(best: tuple[Tactic, Time] | None) -> dict | None:
+def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> dict | None:
+    """`bound`: what limits this kernel according to its family's prediction, also where its time was measured."""
     if best is None:
         return None
     tactic, time = best
-    return {"tactic": tactic.name, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": round(time.us, 6)}
+    return {
+        "tactic": tactic.name, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": round(time.us, 6),
+        "low_us": round(time.low_us, 6), "high_us": round(time.high_us, 6),
+        "bound": predict(op.problem, tactic, device)["bound"],
+    }  # fmt: skip
+
+
+def _rounded(record: Mapping) -> dict:
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
 
 
 def _rejections(table: Table, op: Op) -> str:

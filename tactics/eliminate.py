@@ -32,6 +32,17 @@ class Solution:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The least sum with one table replaced, and states that reach it (None: impossible). `table`: the replacement, and
+    `around`: the least sum of everything else, both over the same variables."""
+
+    cost: int
+    states: tuple[int, ...] | None
+    table: np.ndarray
+    around: np.ndarray
+
+
 def minimise(
     sizes: Sequence[int],
     factors: Iterable[Factor],
@@ -72,8 +83,8 @@ def replaced(
     swaps: Sequence[tuple[int, np.ndarray]],
     *,
     max_cells: int = 20_000_000,
-) -> list[int] | None:
-    """For each (factor number, table): the least sum with that factor's table replaced by this one, all else as given.
+) -> list[Replaced] | None:
+    """For each (factor number, table): the best assignment with that factor's table replaced by this one, all else as given.
 
     All answers come from one pass up and one pass down the elimination tree (min-marginals). A replacement must be
     NEVER wherever its original is. None where elimination would need a table of more than `max_cells`.
@@ -82,7 +93,7 @@ def replaced(
     for i, table in swaps:
         if (table[factors[i][1] >= NEVER] < NEVER).any():
             raise ValueError(f"factor {i}: the replacement allows what the factor forbids")
-    factors, _, tables = _substitute(sizes, factors, swaps)
+    factors, followers, tables = _substitute(sizes, factors, swaps)
     sequence, _ = order(sizes, [scope for scope, _ in factors], max_cells)
     if len(sequence) < len(sizes):
         return None
@@ -96,17 +107,18 @@ def replaced(
             buckets[min(at[v] for v in scope)].append((scope, table, ("factor", i)))
         else:
             base.append((int(table), None, i))
-    scopes, parent = [], [None] * len(sequence)
+    scopes, best, parent = [], [], [None] * len(sequence)
     for b, v in enumerate(sequence):
         others = sorted({u for scope, _, _ in buckets[b] for u in scope} - {v})
         scopes.append(others)
-        message = _sum(sizes, [*others, v], [(s, t) for s, t, _ in buckets[b]]).min(axis=-1)
+        table = _sum(sizes, [*others, v], [(s, t) for s, t, _ in buckets[b]])
+        best.append(table.argmin(axis=-1))
+        message = np.take_along_axis(table, best[b][..., None], axis=-1)[..., 0]
         if others:
             parent[b] = min(at[u] for u in others)
             buckets[parent[b]].append((tuple(others), message, ("child", b)))
         else:
             base.append((int(message), b, None))
-    total = _total(cost for cost, _, _ in base)
 
     # Down: what the rest of the tree costs, as a table over the variables that a bucket shares with its parent.
     rest: list[Factor | None] = [None] * len(sequence)
@@ -118,18 +130,38 @@ def replaced(
         root[b] = b if parent[b] is None else root[parent[b]]
 
     home = {item[2][1]: b for b, items in enumerate(buckets) for item in items if item[2][0] == "factor"}
+    choices = followers + [(v, scopes[b], best[b]) for b, v in enumerate(sequence)]
     answers = []
     for (i, _), table in zip(swaps, tables, strict=True):
         if i not in home:  # a lone cell
-            answers.append(_total([int(table), *(c for c, _, j in base if j != i)]))
-            continue
-        b = home[i]
-        scope = factors[i][0]
-        outside = _without(sizes, sequence, buckets, scopes, rest, b, ("factor", i), scope)
-        best = int(_sum(sizes, scope, [outside, (scope, table)]).min())
-        answers.append(_total([best, *(c for c, r, _ in base if r != root[b])]))
-    assert all(a >= 0 for a in answers) and total >= 0
+            around = np.array(_total(c for c, _, j in base if j != i))
+            known = {}
+        else:
+            b, scope = home[i], factors[i][0]
+            _, outside = _without(sizes, sequence, buckets, scopes, rest, b, ("factor", i), scope)
+            around = np.minimum(outside + _total(c for c, r, _ in base if r != root[b]), NEVER)
+            known = _upwards(sizes, sequence, buckets, scopes, rest, parent, b, ("factor", i), (scope, table))
+        cost = min(NEVER, int((np.minimum(around, NEVER) + table).min()))
+        states = _trace(sizes, choices, known) if cost < NEVER else None
+        answers.append(Replaced(cost, states, table, around))
     return answers
+
+
+def _upwards(sizes, sequence, buckets, scopes, rest, parent, b: int, left_out, instead: Factor) -> dict[int, int]:
+    """Best states of all variables from bucket `b` to its root, with `instead` for one of the bucket's tables."""
+    known: dict[int, int] = {}
+    extra = [instead]
+    while b is not None:
+        scope = [v for v in (*scopes[b], sequence[b]) if v not in known]
+        items = [(s, t) for s, t, name in buckets[b] if name != left_out] + extra
+        items += [rest[b]] if rest[b] is not None else []
+        cut = [
+            (tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)]) for s, t in items
+        ]
+        table = _sum(sizes, scope, cut)
+        known |= zip(scope, (int(k) for k in np.unravel_index(table.argmin(), table.shape)), strict=True)
+        left_out, extra, b = ("child", b), [], parent[b]
+    return known
 
 
 def _without(sizes, sequence, buckets, scopes, rest, b: int, left_out, onto) -> Factor:
@@ -266,7 +298,8 @@ def _total(cells) -> int:
 def _trace(sizes, choices, known: dict[int, int]) -> tuple[int, ...]:
     states = dict(known)
     for v, others, best in reversed(choices):
-        states[v] = int(best[tuple(states[u] for u in others)])
+        if v not in known:
+            states[v] = int(best[tuple(states[u] for u in others)])
     return tuple(states.get(v, 0) for v in range(len(sizes)))  # in no table: any state will do
 
 

@@ -1,8 +1,11 @@
-"""Clocks and bytes to microseconds: what the kernel families' predictions share."""
+"""Clocks and bytes to microseconds: what the kernel families' predictions share, and what no kernel can go below."""
 
 from __future__ import annotations
 
+from math import prod
+
 from cuda_kernels.device import Device
+from tactics.problem import ConvProblem, ConvTransposeProblem
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 DRAM_EFFICIENCY, L2_EFFICIENCY = 0.85, 0.7
@@ -24,3 +27,30 @@ def moved_us(device: Device, read: float, written: float, weights: float = 0.0) 
     dram = weights + (read + written if read + written > device.l2_bytes / 2 else 0)
     l2 = (read + written + weights) / (device.l2_bytes_per_clk * L2_EFFICIENCY) * clk_us
     return {"dram": dram / (device.dram_gbps * 1e3 * DRAM_EFFICIENCY), "l2": l2}
+
+
+def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, float | str]:
+    """What no kernel with `mma.sync` can go below on `device`, from its peak rates: `mma_us`, `dram_us`, `l2_us`,
+    `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus the largest of the
+    others. 2:4 halves the products and keeps 9/16 of the weight bytes (half the values, 2 bits for each kept one);
+    activations are counted as in `moved_us`, unpadded.
+    """
+    moved = 2 * (sum(prod(shape) for shape in p.in_shapes) + prod(p.out_shape))
+    weights = 2 * p.k * (p.c // p.groups) * p.r * p.s
+    mma = p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
+    cold = moved if moved > device.l2_bytes / 2 else 0
+
+    def dram(w: float) -> float:
+        return (w + cold) / (device.dram_gbps * 1e3)
+
+    def l2(w: float) -> float:
+        return (w + moved) / (device.l2_bytes_per_clk * device.clock_mhz)
+
+    few = weights * 9 / 16
+    parts = {"mma": mma, "dram": dram(weights), "l2": l2(weights), "launch": device.launch_us}
+    return {
+        **{f"{name}_us": us for name, us in parts.items()},
+        "bound": max(parts, key=parts.get),
+        "dense_us": device.launch_us + max(mma, dram(weights), l2(weights)),
+        "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
+    }

@@ -1,5 +1,7 @@
 """Each reason of the sparsity log, constructed: a network of one or two layers and a timer that says what we want."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from gpu_runtime.lower import Network, Op, TensorInfo
 from tactics import plan
 from tactics.format import Format
 from tactics.problem import ConvProblem, ReformatProblem
+from tactics.roofline import floors
 from tactics.timing import Time
 
 DEVICE = named("h200")
@@ -73,6 +76,45 @@ def test_reformat_outweighs():
     r = row(network(W24), timer(10, 8, 3, sparse_layouts=("chw32",)))
     assert (r["verdict"], r["reason"]) == ("dense", "reformat_outweighs")
     assert r["best_sparse"]["us"] < r["best_dense"]["us"] and r["other_cost_us"] == pytest.approx(4)
+    parts = {key: r["other"][key] for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
+    assert parts == pytest.approx({"kernel_us": -2, "reformat_us": 6, "around_us": 0, "reformats": 2})
+    assert r["flip_speedup"] == pytest.approx(2.0)  # 8 us must become 10 - 6
+
+
+def test_no_speed_makes_up_for_reformats_that_cost_more_than_the_dense_kernel():
+    r = row(network(W24), timer(10, 8, 6, sparse_layouts=("chw32",)))
+    assert r["reason"] == "reformat_outweighs" and r["flip_speedup"] is None and r["other_cost_us"] == pytest.approx(10)
+
+
+def test_the_layers_around_are_told_apart_from_reformats():
+    """Two layers between which chw32 is dear for the second: sparse in the first costs the second, not a reformat."""
+    first, second = network(W24).ops[0], network(W24).ops[0]
+    ops = (replace(first, output="m"), replace(second, name="next", layer="next", inputs=("m",), weights={"w": W},
+                                               problem=replace(second.problem, sparse24=False)))  # fmt: skip
+    base = network(W24)
+    net = replace(base, tensors={**base.tensors, "m": SHAPE}, ops=ops)
+
+    def time(problem, tactics):
+        if isinstance(problem, ReformatProblem):
+            return {t: Time(9, 9, 9) for t in tactics}
+        found = {}
+        for t in tactics:
+            ins, out = t.ins[0].layout, t.out.layout
+            if t.sparse and (ins, out) == ("chw", "chw32"):
+                found[t] = Time(8, 8, 8)
+            elif not t.sparse and out == "chw" and problem.sparse24 and ins == "chw":
+                found[t] = Time(10, 10, 10)
+            elif not t.sparse and not problem.sparse24 and out == "chw" and ins in ("chw", "chw32"):
+                us = 5 if ins == "chw" else 11
+                found[t] = Time(us, us, us)
+        return found
+
+    io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
+    table = planning.tabulate(net, DEVICE, time, sparse=True, io=io)
+    r = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False)["rows"][0]
+    assert r["reason"] == "reformat_outweighs" and r["other_cost_us"] == pytest.approx(4)
+    parts = {key: r["other"][key] for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
+    assert parts == pytest.approx({"kernel_us": -2, "reformat_us": 0, "around_us": 6, "reformats": 0})
 
 
 def test_within_noise_only_where_times_are_measured():
@@ -97,6 +139,34 @@ def test_pattern_violation():
     r = row(network(w), timer(10, 8, 1))
     assert (r["verdict"], r["reason"]) == ("not_eligible", "pattern_violation")
     assert r["first_violation"] == [5, 8, 0, 0] and r["pattern_share"] == pytest.approx(1 - 1 / (64 * 16))
+    assert r["pattern_groups"] == 1024 and r["lost_energy"] == pytest.approx(
+        np.sort(np.square(w[5, 8:12, 0, 0]))[:2].sum() / np.square(w).sum(), rel=1e-2
+    )
+    r = row(network(W24), timer(10, 8, 1))
+    assert (r["pattern_share"], r["first_violation"], r["lost_energy"]) == (1.0, None, 0.0)
+
+
+def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
+    """64x64x1x1 on 8x8: 262,144 products take no time on 132 SMs; a launch takes 2 us."""
+    f = row(network(W24), timer(10, 8, 1))["floor"]
+    assert f["bound"] == "launch" and f["mma_us"] == pytest.approx(262144 / (132 * 2048 * 0.63 * 1830), rel=1e-3)
+    p = ConvProblem(32, 512, 28, 28, 512, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
+    f = floors(p, DEVICE)
+    assert f["bound"] == "mma" and f["sparse_us"] - 2 == pytest.approx((f["dense_us"] - 2) / 2)
+    f = floors(replace(p, k=8, r=1, s=1, pad=(0, 0, 0, 0)), DEVICE)
+    assert f["bound"] in ("l2", "dram") and f["sparse_us"] == pytest.approx(f["dense_us"], rel=0.01)
+
+
+def test_the_network_line():
+    net = network(W24)
+    io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
+    table = planning.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
+    found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False, all_dense_us=10.0)
+    mma = found["rows"][0]["floor"]["mma_us"]
+    assert found["summary"] == {
+        "layers": 1, "eligible": 1, "picked": 1, "total_us": 8.0, "all_dense_us": 10.0, "saved_us": 2.0,
+        "ceiling_us": pytest.approx(10 - mma / 2, abs=1e-6),
+    }  # fmt: skip
 
 
 def test_channels_not_multiple_of_4():

@@ -48,14 +48,29 @@ def conv(kernel, k, act="none", residual=False, groups=1, stride=1):
 
 
 def best(tactic, us, fmt="fp16:hwc8"):
-    return {"tactic": tactic, "in": fmt, "out": fmt, "us": us}
+    return {"tactic": tactic, "in": fmt, "out": fmt, "us": us, "low_us": us * 0.75, "high_us": us * 1.25, "bound": "smem"}
+
+
+def other(tactic, us, kernel, reformat, around, fmt="fp16:hwc8"):
+    """What forcing a layer the other way changes."""
+    cost = kernel + reformat + around
+    return {
+        "total_us": 123 + cost, "cost_us": cost, "kernel_us": kernel, "reformat_us": reformat, "around_us": around,
+        "reformats": 0, "tactic": tactic, "in": fmt, "out": fmt, "us": us,
+    }  # fmt: skip
+
+
+def floor(bound, mma=10.0, dram=2.0):
+    times = {"mma_us": mma, "dram_us": dram, "l2_us": 1.5, "launch_us": 2.0, "bound": bound}
+    return times | {"dense_us": 2 + max(mma, dram), "sparse_us": 2 + max(mma / 2, dram)}
 
 
 def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
     return {
         "layer": name, "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
-        "pattern_share": None, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
-        "other_cost_us": cost, "p_sparse_faster": None,
+        "pattern_share": 1.0, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
+        "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip_speedup": None, "lost_energy": 0.0,
+        "c": 64, "k": 64, "groups": 1, "kernel": [3, 3], "pattern_groups": 9216, "floor": None,
     } | more  # fmt: skip
 
 
@@ -101,17 +116,22 @@ def example_plan():
               1.5, "softmax_warp"),
     ]  # fmt: skip
     rows = [
-        verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5)),
-        verdict(wide, "sparse", "picked", best(dense, 40.5), best(sparse, 31.25), 9.25, pattern_share=1.0,
-                p_sparse_faster=0.93),
-        verdict("/layer1/conv2", "dense", "dense_faster", best(dense, 30), best(sparse, 33.75), 3.75),
+        verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,
+                pattern_groups=None, lost_energy=None),
+        verdict(wide, "sparse", "picked", best(dense, 40.5), best(sparse, 31.25), 9.25,
+                p_sparse_faster=0.93, other=other(dense, 40.5, 9.25, 0, 0), flip_speedup=1.296,
+                floor=floor("mma")),
+        verdict("/layer1/conv2", "dense", "dense_faster", best(dense, 30), best(sparse, 33.75), 3.75,
+                other=other(sparse, 33.75, 3.75, 0, 0), flip_speedup=1.125, floor=floor("mma"), p_sparse_faster=0.45),
         verdict("/layer2/conv", "dense", "reformat_outweighs", best(dense, 18.75, "fp16:hwc16"),
-                best(sparse, 17.5, "fp16:chw32"), 6.5),
+                best(sparse, 17.5, "fp16:chw32"), 6.5, floor=floor("dram", 4.0, 9.0), p_sparse_faster=0.6,
+                other=other(sparse, 17.5, -1.25, 6, 1.75, "fp16:chw32"), flip_speedup=1.591),
         verdict("/branch/tie", "dense", "within_noise", best(dense, 10), best(sparse, 9.9), -0.1),
         verdict("/branch/odd", "dense", "no_sparse_tactic", best(dense, 12), None, detail="C/g = 12, not 8 n"),
-        verdict("/branch/grouped", "not_eligible", "grouped_conv", best(dense, 11)),
+        verdict("/branch/grouped", "not_eligible", "grouped_conv", best(dense, 11), c=128, groups=64, pattern_share=None,
+                detail="a group has 2 input channels, not a multiple of 4"),
         verdict("/fc/Gemm", "not_eligible", "pattern_violation", best(dense, 2.5), pattern_share=0.99996,
-                first_violation=[3, 16, 0, 0]),
+                first_violation=[3, 16, 0, 0], pattern_groups=25600, lost_energy=0.000123, floor=floor("launch", 0.1, 0.1)),
     ]  # fmt: skip
     total = sum(entry["time_us"] for entry in layers)
     return {
@@ -169,6 +189,15 @@ def test_text_is_as_committed(name):
     golden(f"{name}.txt", text)
     assert text.isascii() and width(text) <= 120
     assert all(line == line.rstrip() for line in text.splitlines()) and text.endswith("\n")
+
+
+def test_the_full_account_is_as_committed():
+    plan = example_plan()
+    text = explain.explain_text(plan, plan["sparsity"]["rows"])
+    golden("explain_text.txt", text)
+    assert text.isascii() and width(text) <= 120 and "None" not in text
+    assert all(t.startswith(("~", "+")) for t in re.findall(r"([^\s(]*\d) us\b", text))
+    assert "~" not in explain.explain_text(measured(plan), measured(plan)["sparsity"]["rows"])
 
 
 def test_json_is_as_committed():

@@ -1,0 +1,201 @@
+"""What may run, as the planner sees it: ops with their entries, tensors with their formats, fusion options; and a plan of it.
+
+Formats are opaque keys; all times are integer picoseconds. A tensor is produced once, in one format; its other formats are
+made by reformats (tactics.reformats).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
+MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
+
+Literals = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One way to run an op: `ins`, `out` are format keys, one per input position. (tactic, ins, out) is unique."""
+
+    tactic: str
+    ins: tuple[str, ...]
+    out: str
+    time_ps: int
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An op that is in the plan when all literals (group, option) of `when` hold; two of one group mean either.
+
+    Choices that never hold together may share a name, and may produce the same tensor.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    entries: tuple[Entry, ...]
+    when: Literals = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What may run. A tensor whose producer is not in the plan is absent, and so must be all its readers.
+
+    `groups`: (fusion group, options), exactly one option taken. `pinned`: the format in which a network input exists
+    (all are pinned), and in which a network output must be delivered (else: as it is produced). `formats`: per tensor
+    those it may take; entries with others are left out. `reformat_ps(tensor, src, dst)`: NEVER or None: there is none.
+    """
+
+    choices: tuple[Choice, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    pinned: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    formats: Mapping[str, tuple[str, ...]]
+    reformat_ps: Callable[[str, str, str], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
+
+    `reformats`: (tensor, src, dst) hops, src != dst, each (tensor, dst) once and after the hop that makes its src; a
+    hop of 0 ps is listed too. `total_ps`: the sum of both. `status`: "proven" or "gap"; `gap`: (total - lower bound) /
+    total, 0.0 when proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", a rival's name.
+    """
+
+    entries: Mapping[str, Entry]
+    options: Mapping[str, str]
+    reformats: tuple[tuple[str, str, str], ...]
+    total_ps: int
+    status: str
+    method: str
+    width: int
+    gap: float
+
+
+Force = Mapping[str, Callable[[Entry], bool]]
+
+
+def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
+    """Is, for each group named in `when`, one of the options named there taken?"""
+    return {g for g, _ in when} == {g for g, o in when if options[g] == o}
+
+
+def exclusive(a: Literals, b: Literals) -> bool:
+    """Can the two never hold together? (Some group allows them different options only.)"""
+    return any(not {o for h, o in a if h == g} & {o for h, o in b if h == g} for g in {g for g, _ in a} & {g for g, _ in b})
+
+
+def always(graph: Graph, whens: list[Literals]) -> bool:
+    """Does at least one of `whens` hold whatever options are taken?"""
+    over = sorted({g for when in whens for g, _ in when})
+    names = dict(graph.groups)
+    return () in whens or all(
+        any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
+        for state in itertools.product(*(names[g] for g in over))
+    )
+
+
+def cells_of(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
+    """(ins, out) -> its cheapest usable entry; ties: dense first, then by name."""
+    allowed = [frozenset(formats_of(graph, t)) for t in (*choice.inputs, choice.output)]
+    best: dict[tuple, Entry] = {}
+    for e in choice.entries:
+        cell = (e.ins, e.out)
+        old = best.get(cell)
+        if old is None:
+            if e.time_ps < NEVER and all(f in ok for f, ok in zip((*e.ins, e.out), allowed, strict=True)):
+                best[cell] = e
+        elif e.time_ps <= old.time_ps and (e.time_ps, e.sparse, e.tactic) < (old.time_ps, old.sparse, old.tactic):
+            best[cell] = e
+    return best
+
+
+def tensors_of(graph: Graph) -> list[str]:
+    return list(dict.fromkeys((*graph.inputs, *(c.output for c in graph.choices))))
+
+
+def formats_of(graph: Graph, tensor: str) -> tuple[str, ...]:
+    pinned = (graph.pinned[tensor],) if tensor in graph.pinned else ()
+    return tuple(dict.fromkeys((*graph.formats.get(tensor, ()), *pinned)))
+
+
+def connected(graph: Graph, live: list[Choice]) -> bool:
+    made = {*graph.inputs, *(c.output for c in live)}
+    return made.issuperset((*graph.outputs, *(t for c in live for t in c.inputs)))
+
+
+def worst_ps(graph: Graph) -> int:
+    """More than any plan can cost."""
+    total = 0
+    for c in graph.choices:
+        total += max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
+    for t in tensors_of(graph):
+        formats = formats_of(graph, t)
+        hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
+        # A table with two readers may count the set again in each of its cells, never more than all hops at once.
+        total += (len(formats) - 1) * max((ps for ps in hops if ps is not None and ps < NEVER), default=0)
+    return total
+
+
+def only(graph: Graph, force: Force) -> Graph:
+    unknown = sorted(set(force) - {c.name for c in graph.choices})
+    if unknown:
+        raise ValueError(f"force names ops that the graph does not have: {', '.join(unknown)}")
+    choices = []
+    for c in graph.choices:
+        if c.name in force:
+            c = replace(c, entries=tuple(e for e in c.entries if force[c.name](e)))
+        choices.append(c)
+    return replace(graph, choices=tuple(choices))
+
+
+def why_none(graph: Graph) -> str:
+    bare = [c.name for c in graph.choices if not cells_of(graph, c)]
+    if bare:
+        return f"no plan exists: no usable entry (after force, in formats its tensors may take) for {', '.join(bare)}"
+    return "no plan exists: every op has entries, but no reformats and fusion options connect them"
+
+
+def check(graph: Graph) -> None:
+    """ValueError with a sentence where the graph contradicts itself."""
+    options = dict(graph.groups)
+    if len(options) != len(graph.groups) or not all(options.values()):
+        raise ValueError("fusion groups must have distinct names and at least one option each")
+    for t in graph.pinned:
+        if t not in graph.inputs and t not in graph.outputs:
+            raise ValueError(f"pinned tensor {t} is neither an input nor an output of the network")
+    for t in graph.inputs:
+        if t not in graph.pinned:
+            raise ValueError(f"network input {t} is not pinned to the format in which it exists")
+    makers: dict[str, list[Choice]] = {}
+    readers = {t: "the network's output" for t in graph.outputs}
+    names: dict[str, list[Choice]] = {}
+    for c in graph.choices:
+        for g, o in c.when:
+            if o not in options.get(g, ()):
+                raise ValueError(f"op {c.name} exists when {g} = {o!r}, which is not an option of a group")
+        if c.output in graph.inputs:
+            raise ValueError(f"network input {c.output} is also produced by {c.name}")
+        makers.setdefault(c.output, []).append(c)
+        names.setdefault(c.name, []).append(c)
+        readers |= dict.fromkeys(c.inputs, c.name)
+        for e in c.entries:
+            if len(e.ins) != len(c.inputs) or e.time_ps < 0:
+                raise ValueError(f"op {c.name}: {e} must have {len(c.inputs)} input formats and no negative time")
+    for t, by in readers.items():
+        if t not in graph.inputs and t not in makers:
+            raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")
+    for what, sets in (("produce tensor", makers), ("are named", names)):
+        for key, same in sets.items():
+            for a, b in itertools.combinations(same, 2):
+                if not exclusive(a.when, b.when):
+                    raise ValueError(f"two ops that may exist together {what} {key}: {a.name}, {b.name}")
+    for t in tensors_of(graph):
+        if not 1 <= len(formats_of(graph, t)) <= MAX_FORMATS:
+            raise ValueError(f"tensor {t} has {len(formats_of(graph, t))} formats, expected 1 to {MAX_FORMATS}")
