@@ -14,7 +14,7 @@ cuda_kernels.launch
 tactics.format  tactics.problem  tactics.tactic  tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
 tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.movement
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
-tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.plan
+tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.fuse  gpu_runtime.lower
 gpu_runtime.inplace  gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.engine
