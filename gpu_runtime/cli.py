@@ -307,6 +307,40 @@ def inspect_command(engine, as_json) -> None:
         click.echo(report.inspect_text(plan), nl=False)
 
 
+@program.command("explain", short_help="Say why each layer of an engine runs sparse or dense.")
+@click.argument("engine", type=click.Path())
+@click.argument("layers", nargs=-1, metavar="[LAYER]...")
+@click.option("--what-if", "wishes", multiple=True, metavar="LAYER=WISH", help="Plan again with a layer held to sparse, "
+              "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def explain_command(engine, layers, wishes, as_json) -> None:
+    """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it."""
+    wanted: dict[str, str] = {}
+    for item in wishes:
+        layer, _, wish = item.rpartition("=")
+        if not layer or not wish:
+            raise click.UsageError(f"--what-if: expected LAYER=sparse, LAYER=dense or LAYER=hwc8, got {item!r}")
+        if layer in wanted:
+            raise click.UsageError(f"--what-if: {layer!r} is given twice, as {wanted[layer]} and as {wish}")
+        wanted[layer] = wish
+    if wanted and layers:
+        raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
+    from gpu_runtime import explain, load, what_if
+
+    plan = load(engine, allow_cubins=True).plan  # only read, never run
+    if wanted:
+        found = what_if.what_if(plan, wanted)
+        click.echo(json.dumps(found, indent=1) if as_json else what_if.text(plan, found), nl=as_json)
+        return
+    rows = explain.rows_of(plan, layers)
+    if as_json:
+        rows = [row | {"sentence": explain.sentence(row, plan)} for row in rows]
+        summary = plan["sparsity"].get("summary")
+        click.echo(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
+    else:
+        click.echo(explain.explain_text(plan, rows), nl=False)
+
+
 @program.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4.")
 @click.argument("model", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpu_runtime.text import printable, share_text, table, tactic_text, times_are, us_text, versus, wrap
 
@@ -66,7 +66,7 @@ def network_lines(plan: Mapping) -> list[str]:
     ceiling = (sparsity.get("summary") or {}).get("ceiling_us")
     if ceiling is not None and sparsity["eligible"] and dense:
         text += (
-            f". Were the tensor-core time of all eligible layers halved and nothing else changed, that would take "
+            ". The ceiling, all eligible kernels at twice their dense speed where launch and memory allow it, is "
             f"{us_text(ceiling, plan)} ({versus(ceiling, dense)})"
         )
     return wrap(text)
@@ -176,8 +176,10 @@ def _forced_text(row: Mapping, plan: Mapping) -> str:
 
 
 def _parts(other: Mapping, plan: Mapping) -> str:
+    """Where the cost of the other choice lies: its parts, those that are nothing left out."""
     named = (("its own kernel", "kernel_us"), ("reformats", "reformat_us"), ("the layers around it", "around_us"))
-    return ", ".join(f"{what} {us_text(other[key], plan, sign='+')}" for what, key in named)
+    parts = [f"{what} {us_text(other[key], plan, sign='+')}" for what, key in named if abs(other[key]) >= 0.005]
+    return ", ".join(parts) or "no part changes"
 
 
 def _flip(row: Mapping) -> str:
@@ -272,6 +274,22 @@ def _kernel(best: Mapping | None, plan: Mapping) -> str:
     if best.get("low_us") is not None:
         text += f" ({us_text(best['low_us'], plan)} to {us_text(best['high_us'], plan)})"
     return text + (f", limited by {RESOURCES.get(best['bound'], best['bound'])}" if best.get("bound") else "")
+
+
+def rows_of(plan: Mapping, layers: Sequence[str] = ()) -> list[Mapping]:
+    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's, an
+    op's, or any part of a layer's that only one has. ValueError where it is none."""
+    rows = plan["sparsity"]["rows"]
+    wanted = []
+    for name in layers:
+        exact = [r for r in rows if name in (r["layer"], r["op"])]
+        found = exact or [r for r in rows if name in r["layer"]]
+        if len(found) != 1:
+            those = ", ".join(printable(r["layer"]) for r in found or rows)
+            few = "is in the names of several layers" if found else "is no layer with weights"
+            raise ValueError(f"{name!r} {few}: expected one of {those}")
+        wanted += found
+    return [r for r in rows if not layers or r in wanted]
 
 
 def explain_text(plan: Mapping, rows: list[Mapping]) -> str:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from gpu_runtime import assemble, fuse, inplace, io_formats, lower, onnx_import, planning, reasons
+from gpu_runtime import assemble, fuse, inplace, io_formats, lower, onnx_import, planning, reasons, what_if
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError
@@ -80,6 +80,7 @@ def build(
         "source_hash": source_hash(),
         "flags": {"sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())}},
         "sparsity": explained,
+        "choices": what_if.store(table),
         "plan": {
             "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
             "gap": chosen.gap, "rivals": beside,

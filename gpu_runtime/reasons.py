@@ -121,16 +121,26 @@ def _launched(table: Table, p: plan.Plan) -> list:
 
 
 def _summary(rows: list[dict], chosen: plan.Plan, all_dense_us: float | None) -> dict:
-    """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that less half of all eligible layers' MMA time."""
+    """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
+    its speed, launch aside, but no faster than any sparse kernel of the layer could be."""
     total = chosen.total_ps / 1e6
     able = [r for r in rows if r["verdict"] != "not_eligible"]
-    ceiling = None if all_dense_us is None else all_dense_us - sum(r["floor"]["mma_us"] for r in able) / 2
+    ceiling = None if all_dense_us is None else all_dense_us - sum(map(_most_us, able))
     return {
         "layers": len(rows), "eligible": len(able), "picked": sum(r["verdict"] == "sparse" for r in rows),
         "total_us": total, "all_dense_us": all_dense_us,
         "saved_us": None if all_dense_us is None else round(all_dense_us - total, 6),
         "ceiling_us": ceiling and round(ceiling, 6),
     }  # fmt: skip
+
+
+def _most_us(row: dict) -> float:
+    """The most that 2:4 could take off a layer's dense time."""
+    if row["best_dense"] is None:
+        return 0.0
+    dense, floor = row["best_dense"]["us"], row["floor"]
+    halved = floor["launch_us"] + (dense - floor["launch_us"]) / 2
+    return max(0.0, dense - max(floor["sparse_us"], halved))
 
 
 def _best(times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:

@@ -117,7 +117,7 @@ def test_help_answers_at_once(tmp_path):
 
 
 def test_every_command_has_help(cli):
-    for name in ("build", "run", "inspect", "inspect-sparsity"):
+    for name in ("build", "run", "inspect", "explain", "inspect-sparsity"):
         code, out, _ = cli(name, "-h")
         assert code == 0 and out.startswith(f"Usage: gpu-runtime {name} [OPTIONS]")
         assert name in cli("--help")[1]
@@ -167,6 +167,32 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert np.array_equal(got["logits"].argmax(1), heldout["y"][:8])
     with gr.load(files / "sparse.engine").context(device="emulator") as ctx:
         assert np.array_equal(got["logits"], ctx.run({"x": heldout["x"][:8]})["logits"])
+
+
+def test_explain(files, cli):
+    """Everything from the engine alone: the model may be gone."""
+    assert cli(f"build sparse.onnx -o e.engine --sparsity=enable --device h200 {SHAPES}")[0] == 0
+    (files / "sparse.onnx").unlink()
+    code, out, err = cli("explain e.engine stem block1/conv1")
+    assert (code, err) == (0, "") and out.count("\n  why ") == 2 and "\nblock1/conv1   " in out
+    assert re.search(r"not_eligible: channels_not_multiple_of_4\n  why +Its input channels", out)
+    assert cli("explain e.engine")[1].count("\n  why ") == 16
+    found = json.loads(cli("explain e.engine block1/conv1 --json")[1])
+    assert found["timing"] == "predicted(h200)" and [r["layer"] for r in found["layers"]] == ["block1/conv1"]
+    assert found["layers"][0]["sentence"] and found["summary"]["eligible"] == 15
+    code, out, err = cli("explain e.engine --what-if stem/conv=hwc8 --what-if block1/conv1=dense")
+    assert (code, err) == (0, "") and out.startswith("What if stem/conv=hwc8, block1/conv1=dense? ")
+    assert "reformat of x comes" in out
+    assert json.loads(cli("explain e.engine --json --what-if stem/conv=hwc8")[1])["reformats_new"][0]["tensor"] == "x"
+    for args, sentence in (
+        ("conv1", "'conv1' is in the names of several layers: expected one of block1/conv1, block2/conv1"),
+        ("nope", "'nope' is no layer with weights: expected one of stem/conv"),
+        ("--what-if stem/conv=sparse", "stem/conv=sparse: no sparse kernel can run this layer"),
+    ):
+        code, out, err = cli(f"explain e.engine {args}")
+        assert code == 1 and out == "" and err.startswith("error: ") and sentence in err
+    for args in ("--what-if stem/conv", "--what-if a=dense --what-if a=sparse", "stem --what-if a=dense"):
+        assert cli(f"explain e.engine {args}")[0] == 2
 
 
 @pytest.mark.parametrize(("name", "sm"), [("a100", "sm_80"), ("rtx4090", "sm_89"), ("H200", "sm_90a")])
