@@ -21,10 +21,12 @@ from tactics.tactic import Tactic
 
 WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
 Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
+Alias = Mapping[Place, Place]  # see inplace.aliases
 TYPES = {
     "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "SoftmaxProblem": "softmax", "ReformatProblem": "reformat",
+    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize",
 }  # fmt: skip
 
 
@@ -48,15 +50,16 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
     layers = _order(table, chosen)
     weights = {}
     for layer in layers:
-        if layer.op is not None and layer.op.weights:
+        if layer.op is not None and layer.tactic:
             for name, array in pack_weights(layer.problem, layer.tactic, layer.op.weights).items():
                 layer.sections[name] = f"{layer.name}.{name}"
                 weights[layer.sections[name]] = array
     arena, rows = pack(weights)
     section_at = {r["name"]: r["offset"] for r in rows}
     home = inplace.homes(table.network, chosen)
-    placement, blocks = _place(table, layers, home)
-    offsets = _offsets(table, layers, home, placement.offsets)
+    alias = inplace.aliases(table.network, chosen)
+    placement, blocks = _place(table, layers, home, alias)
+    offsets = _offsets(table, layers, home, alias, placement.offsets)
 
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
@@ -68,8 +71,8 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
             })  # fmt: skip
         last_step[i] = len(steps) - 1
     data = {
-        "inputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.inputs],
-        "outputs": [_edge(t, table.io[t.name], placement.offsets) for t in table.network.outputs],
+        "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
+        "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
         "layers": [_describe(table, layer, offsets, home) for layer in layers],
         "steps": steps,
         "memory": {
@@ -150,7 +153,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     return layers
 
 
-def _place(table: Table, layers: list[_Layer], home: Home) -> tuple[memory.Placement, list[memory.Block]]:
+def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[memory.Placement, list[memory.Block]]:
     """Offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them.
 
     Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
@@ -162,6 +165,7 @@ def _place(table: Table, layers: list[_Layer], home: Home) -> tuple[memory.Place
 
     def touch(place: Place, when: int) -> None:
         place, _ = home.get(place, (place, 0))
+        place = alias.get(place, place)
         first.setdefault(place, when)
         last[place] = max(last.get(place, when), when)
         size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
@@ -190,14 +194,14 @@ def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int
     return fmt, shape, strides(fmt, shape)
 
 
-def _offsets(table: Table, layers: list[_Layer], home: Home, own: Mapping[str, int]) -> dict[str, int]:
-    """Byte offset of every place: those in another begin at their first channel there."""
-    offsets = dict(own)
+def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
+    """Byte offset of every place: a view's is that of its memory, those in another begin at their first channel there."""
+    offsets = dict(own) | {_name(place): own[_name(root)] for place, root in alias.items()}
     for place in {p: None for layer in layers for p, _, _ in (*layer.ins, layer.out) if p in home}:
         root, c = home[place]
         fmt, _, s = _whole(table, root)
         elements = (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
-        offsets[_name(place)] = own[_name(root)] + elements * DTYPES[fmt.dtype].itemsize
+        offsets[_name(place)] = offsets[_name(root)] + elements * DTYPES[fmt.dtype].itemsize
     return offsets
 
 

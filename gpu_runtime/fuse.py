@@ -91,7 +91,7 @@ def fuse(imported: Imported) -> Fused:
             layer = Layer(shuffle.kind, used[0], used[len(used) // 2].name, _names(used), (x,), y, block=shuffle.size)
             emit(node, layer, used)
         elif node.op_type in VIEWS:
-            continue
+            emit(node, _plain(node), [node])
         elif node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and (core := _convolution(node)):
             layer, used = core
             if node.op_type == "Conv" and node.inputs[0] in taken:

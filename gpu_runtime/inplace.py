@@ -13,11 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 from gpu_runtime.lower import Network, Op
 from tactics import plan
-from tactics.format import canonical, num_elements, part_key, representative
+from tactics.format import (
+    LAYOUTS,
+    Format,
+    canonical,
+    num_elements,
+    padded_channels,
+    part_key,
+    representative,
+    strides,
+)
+from tactics.gather_problem import GatherProblem, ViewProblem
 from tactics.problem import ConcatProblem, MoveProblem
 
 IN_PLACE = "in_place"  # the tactic of an entry that launches nothing
@@ -39,10 +49,10 @@ def base(key: str) -> str:
 def entries(op: Op) -> Iterator[tuple[tuple[str, ...], str]]:
     """(keys of the inputs, key of the output) for each format in which `op` needs no kernel; none for most ops."""
     problem = op.problem
-    if isinstance(problem, ConcatProblem):
-        firsts = (0, *accumulate(problem.channels))
+    if isinstance(problem, ConcatProblem) and problem.axis == 1:
+        firsts = (0, *accumulate(problem.sizes))
         for fmt in representative(problem.out_shape):
-            keys = [part_key(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.channels, strict=False)]
+            keys = [part_key(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.sizes, strict=False)]
             if None not in keys and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
                 yield tuple(f"{key}@{op.name}.{i}" for i, key in enumerate(keys)), canonical(fmt, problem.out_shape)
     elif isinstance(problem, MoveProblem) and problem.is_part:
@@ -50,6 +60,29 @@ def entries(op: Op) -> Iterator[tuple[tuple[str, ...], str]]:
             key = part_key(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
             if key is not None:
                 yield (canonical(fmt, problem.in_shapes[0]),), f"{key}@{op.name}"
+
+
+def views(op: Op) -> Iterator[tuple[str, str]]:
+    """(key of the input, key of the output) of each pair of formats in which a view or a transposition moves nothing: both
+    tensors lie densely, and every element where it is to be."""
+    p = op.problem
+    if isinstance(p, ViewProblem):
+        linear = Format("fp16", "chw")
+        same = representative(p.shape) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
+        yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in (*same, linear)}
+    elif isinstance(p, GatherProblem) and p.is_transpose:
+        for x, y in product(representative(p.shape), representative(p.out_shape)):
+            steps, turned = _steps(x, p.shape), _steps(y, p.out_shape)
+            if steps and turned and all(steps[a] == t or p.shape[a] == 1 for a, t in zip(p.perm, turned, strict=True)):
+                yield canonical(x, p.shape), canonical(y, p.out_shape)
+
+
+def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
+    """Elements from one index to the next along each axis; None where that is no one number or channels are padded."""
+    lay, s = LAYOUTS[fmt.layout], strides(fmt, shape)
+    if padded_channels(fmt.layout, shape[1]) != shape[1] or (lay.blocked and 1 < lay.vector < shape[1]):
+        return None
+    return s.n, (1 if lay.vector > 1 else s.block), shape[3] * s.pixel, s.pixel
 
 
 def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
@@ -68,11 +101,12 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     inside: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
         entry = chosen.entries.get(op.name)
-        if entry is None or entry.tactic != IN_PLACE or not plan.holds(op.when, chosen.options):
+        pieces = isinstance(op.problem, (ConcatProblem, MoveProblem))
+        if entry is None or entry.tactic != IN_PLACE or not pieces or not plan.holds(op.when, chosen.options):
             continue
         out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
         if isinstance(op.problem, ConcatProblem):
-            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.channels)), strict=False))
+            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
         else:
             inside[out] = ins[0], op.problem.start[0]
 
@@ -84,6 +118,21 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
         return top, before + first
 
     return {place: root(place) for place in inside}
+
+
+def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
+    """Place of a view -> the place whose memory it is, of all that have none of their own."""
+    of: dict[Place, Place] = {}
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        moves = isinstance(op.problem, (ViewProblem, GatherProblem))
+        if entry is not None and entry.tactic == IN_PLACE and moves and plan.holds(op.when, chosen.options):
+            of[Place(op.output, entry.out)] = Place(op.inputs[0], entry.ins[0])
+
+    def root(place: Place) -> Place:
+        return root(of[place]) if place in of else place
+
+    return {place: root(place) for place in of}
 
 
 # ---- one memory for concats of concats
@@ -103,10 +152,10 @@ def share(network: Network) -> Network:
         p = op.problem
         if isinstance(p, MoveProblem) and p.is_part and not op.when:
             parts[op.output] = op.inputs[0], p.start[0], p.start[0] + p.out[0], p.c
-        if isinstance(p, ConcatProblem) and not op.when:
-            inputs, channels = _shortest(op.inputs, p.channels, joined, parts)
+        if isinstance(p, ConcatProblem) and p.axis == 1 and not op.when:
+            inputs, sizes = _shortest(op.inputs, p.sizes, joined, parts)
             joined = {op.inputs: op.output, inputs: op.output} | joined
-            op = replace(op, inputs=inputs, problem=replace(p, channels=channels))
+            op = replace(op, inputs=inputs, problem=replace(p, sizes=sizes))
         result.append(op)
     read = {t.name for t in network.outputs} | {t for op in result for t in op.inputs}
     ops = tuple(op for op in result if op.output in read or op.output not in parts)
@@ -114,17 +163,17 @@ def share(network: Network) -> Network:
     return replace(network, ops=ops, tensors={t: shape for t, shape in network.tensors.items() if t in used})
 
 
-def _shortest(inputs, channels, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _shortest(inputs, sizes, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The pieces of a Concat after all replacements, the longest run first."""
     for length in range(len(inputs), 1, -1):
         for i in range(len(inputs) - length + 1):
             run = inputs[i : i + length]
             whole = joined.get(run)
             if whole is None and all(t in parts for t in run):
-                sources, firsts, ends, sizes = zip(*(parts[t] for t in run), strict=True)
-                if len(set(sources)) == 1 and (*firsts, sizes[0]) == (0, *ends):
+                sources, firsts, ends, wholes = zip(*(parts[t] for t in run), strict=True)
+                if len(set(sources)) == 1 and (*firsts, wholes[0]) == (0, *ends):
                     whole = sources[0]
             if whole is not None:
-                merged = (*channels[:i], sum(channels[i : i + length]), *channels[i + length :])
+                merged = (*sizes[:i], sum(sizes[i : i + length]), *sizes[i + length :])
                 return _shortest((*inputs[:i], whole, *inputs[i + length :]), merged, joined, parts)
-    return inputs, channels
+    return inputs, sizes

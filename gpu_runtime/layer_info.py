@@ -104,7 +104,7 @@ def _layer_type(layer: Mapping) -> str:
     return {
         "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
         "pointwise": "PointWiseV2", "concat": "Concatenation",
-        "softmax": "SoftMax", "reformat": "Reformat", "noop": "NoOp",
+        "softmax": "SoftMax", "reformat": "Reformat", "noop": "NoOp", "gather": "Gather", "resize": "Resize",
     }.get(kind, kind)  # fmt: skip
 
 

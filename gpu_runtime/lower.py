@@ -1,7 +1,8 @@
 """Layers over onnx-ir -> our own records: 4-D problems, named tensors, FP16-rounded weights. No ONNX after this.
 
 Every tensor is NCHW: [N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]. Reshape, Flatten, Squeeze, Unsqueeze and Transpose that
-leave that shape alone are no operations, only names; Flatten before a Gemm becomes the kernel size of a convolution.
+leave that shape alone are no operations, only names; Flatten before a Gemm becomes the kernel size of a convolution; any
+other is a view, which linear memory takes as it is, or a gather.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cuda_kernels import sparse24
+from gpu_runtime import moves
 from gpu_runtime.errors import ModelError
 from gpu_runtime.fuse import BINARY, VIEWS, Fused, Layer, attribute, constant, shape_of
+from gpu_runtime.moves import Refused, axis4, compose, nchw
+from tactics.gather_problem import ViewProblem
 from tactics.problem import (
-    ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
@@ -83,14 +86,16 @@ def lower(fused: Fused) -> Network:
     """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
     graph = fused.imported.model.graph
     views = _Views(fused)
-    ops, refused, kernels = [], dict(views.refused), {}
+    ops, refused, kernels = [], {}, {}
     for layer in fused.layers:
+        if layer.op in VIEWS and layer.node not in views.moving:
+            continue
         try:
-            op = _op(layer, views)
-            if op.layer:  # the alternatives of one layer share one array
-                op = replace(op, weights={**op.weights, "w": kernels.setdefault(op.layer, op.weights["w"])})
-            ops.append(op)
-        except _Refused as e:
+            for op in _ops(layer, views):
+                if op.layer:  # the alternatives of one layer share one array
+                    op = replace(op, weights={**op.weights, "w": kernels.setdefault(op.layer, op.weights["w"])})
+                ops.append(op)
+        except Refused as e:
             refused.setdefault(layer.node.name, f"{layer.node.op_type} {layer.node.name}: {e}")
     if refused:
         plural = "s" if len(refused) > 1 else ""
@@ -116,22 +121,7 @@ def lower(fused: Fused) -> Network:
     return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups)
 
 
-class _Refused(Exception):
-    """Why a node cannot be expressed as a problem."""
-
-
 # ---- tensors: names, NCHW shapes, views
-
-
-def _nchw(shape: tuple[int, ...]) -> Shape4 | None:
-    if len(shape) == 3:
-        return (shape[0], shape[1], 1, shape[2])
-    return None if len(shape) > 4 else ((1, *shape, 1, 1, 1) if len(shape) < 2 else (*shape, 1, 1))[:4]
-
-
-def _axis4(axis: int, rank: int) -> int:
-    """Where axis `axis` of a tensor of that rank stands in NCHW."""
-    return {1: (1,), 2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank][axis]
 
 
 class _Views:
@@ -139,13 +129,12 @@ class _Views:
 
     def __init__(self, fused: Fused):
         graph = fused.imported.model.graph
-        covered = {name for layer in fused.layers for name in layer.nodes}
         self.root: dict = {}
         self.shape: dict = {}  # network inputs that are NCHW otherwise than their own shape says
-        self.refused: dict[str, str] = {}
-        for node in graph:
-            if node.op_type in VIEWS and node.name not in covered:
-                self._follow(node)
+        self.moving: set = set()  # nodes whose output is a tensor of its own
+        for layer in fused.layers:
+            if layer.op in VIEWS:
+                self._follow(layer.node)
         self.names: dict = {}
         for v in graph.outputs:
             root = self.root.get(v, v)
@@ -156,24 +145,21 @@ class _Views:
         x, y = node.inputs[0], node.outputs[0]
         root = self.root.get(x, x)
         family = [root, *(v for v, r in self.root.items() if r is root)]
-        after = _nchw(shape_of(y))
+        after = nchw(shape_of(y))
         if node.op_type == "Transpose" and not _keeps_order(shape_of(x), attribute(node, "perm")):
-            self.refused[node.name] = f"Transpose {node.name}: of {list(shape_of(x))} by {attribute(node, 'perm')} moves data"
-        elif after is not None and self.shape4(root) == after:
+            self.moving.add(node)
+        elif self.shape4(root) == after:
             self.root[y] = root
-        elif root.is_graph_input() and after is not None and all(len(v.uses()) == 1 for v in family):
+        elif root.is_graph_input() and all(len(v.uses()) == 1 for v in family):
             self.root[y], self.shape[root] = root, after  # nobody else reads the caller's array: take it as NCHW
-        elif self.shape4(root) is not None and y.is_graph_output() and not y.uses():
+        elif y.is_graph_output() and not y.uses():
             self.root[y] = root  # the caller receives the same elements in ONNX's shape
         elif not all(use.node.op_type in ("Gemm", "MatMul") for use in y.uses()) or _flattened(y) is None:
-            self.refused[node.name] = (
-                f"{node.op_type} {node.name}: from {list(shape_of(x))} to {list(shape_of(y))} mixes channels and pixels; "
-                "expected a change of unit dimensions, a pixel shuffle, or Flatten before Gemm"
-            )
+            self.moving.add(node)
 
-    def shape4(self, value) -> Shape4 | None:
+    def shape4(self, value) -> Shape4:
         root = self.root.get(value, value)
-        return self.shape.get(root) or _nchw(shape_of(root))
+        return self.shape.get(root) or nchw(shape_of(root))
 
     def name(self, value) -> str:
         root = self.root.get(value, value)
@@ -194,51 +180,73 @@ def _flattened(value):
     return node.inputs[0] if shape_of(value) == (n, c * h * w) else None
 
 
-# ---- one layer -> one problem
+# ---- one layer -> one problem, or some in a row where it moves elements
 
 
-def _op(layer: Layer, views: _Views) -> Op:
+def _ops(layer: Layer, views: _Views) -> list[Op]:
     node = layer.node
     if layer.op not in PROBLEMS:
-        raise _Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
+        raise Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
     for out in node.outputs[1:] if layer.op != "Split" else ():
         if out.uses() or out.is_graph_output():
-            raise _Refused(f"its output {out.name!r} is used; only the first is supported")
+            raise Refused(f"its output {out.name!r} is used; only the first is supported")
     inputs = layer.inputs
     if layer.op in ("Gemm", "MatMul"):
         image = _flattened(views.root.get(inputs[0], inputs[0]))
         inputs = inputs if image is None else (image, *inputs[1:])
-    for v in (*inputs, layer.output):
-        if views.shape4(v) is None:
-            raise _Refused(f"tensor {v.name!r} has {len(shape_of(v))} dimensions, expected at most 4")
-    shapes = [views.shape4(v) for v in inputs]
+    shapes, out = [views.shape4(v) for v in inputs], views.shape4(layer.output)
     with np.errstate(over="ignore"):  # refused in the next lines
         weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
     if not all(np.isfinite(a).all() for a in weights.values()):
-        raise _Refused("its constants, with all scales and shifts folded in, are not finite")
-    problem = PROBLEMS[layer.op](layer, shapes, views.shape4(layer.output), weights)
-    if problem.out_shape != views.shape4(layer.output) or problem.in_shapes != tuple(shapes):
-        raise _Refused(
-            f"expected {list(problem.in_shapes)} -> {list(problem.out_shape)}, "
-            f"the model has {shapes} -> {list(views.shape4(layer.output))}"
+        raise Refused("its constants, with all scales and shifts folded in, are not finite")
+    problem = PROBLEMS[layer.op](layer, shapes, out, weights)
+    names, result = tuple(views.name(v) for v in inputs), views.name(layer.output)
+    if layer.op in MOVES:
+        return _in_a_row(layer, problem if isinstance(problem, tuple) else (problem,), names, shapes, result, out)
+    if problem.out_shape != out or problem.in_shapes != tuple(shapes):
+        raise Refused(
+            f"expected {list(problem.in_shapes)} -> {list(problem.out_shape)}, the model has {shapes} -> {list(out)}"
         )
-    names = tuple(views.name(v) for v in inputs)
     identity = node.name if layer.op in CONVOLUTIONS else ""
-    return Op(layer.label, problem, names, views.name(layer.output), weights, layer.nodes, layer.when, identity)
+    return [Op(layer.label, problem, names, result, weights, layer.nodes, layer.when, identity)]
+
+
+def _in_a_row(layer: Layer, problems, names, shapes, result: str, out: Shape4) -> list[Op]:
+    """The problems one after the other, with a view wherever one names the elements by another shape."""
+    ops: list[Op] = []
+
+    def add(problem: Problem, sources: tuple[str, ...], last: bool) -> str:
+        i = len(ops)
+        name = layer.label if last else f"{layer.label} ({i})"
+        ops.append(Op(name, problem, sources, result if last else f"{result} ({i})", {}, layer.nodes, layer.when))
+        return ops[-1].output
+
+    for k, problem in enumerate(problems):
+        pairs = zip(names, shapes, problem.in_shapes, strict=True)
+        names = tuple(t if have == want else add(ViewProblem(have, want), (t,), False) for t, have, want in pairs)
+        last = k == len(problems) - 1 and problem.out_shape == out
+        names, shapes = (add(problem, names, last),), (problem.out_shape,)
+    if shapes[0] != out:
+        add(ViewProblem(shapes[0], out), names, True)
+    return ops
+
+
+def _view(layer: Layer, shapes, out, weights) -> ViewProblem:
+    return ViewProblem(shapes[0], out)
 
 
 def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     node, (n, c, h, w) = layer.node, shapes[0]
     if "w" not in weights:
-        raise _Refused("expected constant weights and bias over an input of rank 4 (Conv) or 2 (Gemm, MatMul)")
+        raise Refused("expected constant weights and bias over an input of rank 4 (Conv) or 2 (Gemm, MatMul)")
     kernel = layer.weights["w"]
     if layer.op == "Conv":
         if len(shape_of(node.inputs[0])) != 4:
-            raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
+            raise Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
         b, groups = layer.s2d, attribute(node, "group", 1)
         size = tuple(d // b for d in kernel.shape[2:])
         if kernel.ndim != 4 or kernel.shape[1] * groups != c or attribute(node, "kernel_shape", size) != size:
-            raise _Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+            raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
         stride, dilation, pad = _window(node, size, (h, w))
         size, stride, pad = kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad)
     else:
@@ -257,7 +265,7 @@ def _rounded(kernel: np.ndarray) -> np.ndarray:
     """Weights rounded to FP16, as FP32."""
     largest = np.abs(kernel).max()
     if largest > FP16_MAX:
-        raise _Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
+        raise Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
     return kernel.astype(np.float16).astype(np.float32)
 
 
@@ -265,13 +273,13 @@ def _conv_transpose(layer: Layer, shapes, out, weights) -> ConvProblem | ConvTra
     """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space."""
     node, (n, c, h, w) = layer.node, shapes[0]
     if "w" not in weights or len(shape_of(node.inputs[0])) != 4:
-        raise _Refused("expected one group, constant weights [C,K,R,S] and bias over an input of rank 4")
+        raise Refused("expected one group, constant weights [C,K,R,S] and bias over an input of rank 4")
     if len(shape_of(layer.output)) != 4:  # shape inference gives up on output_shape smaller than the input
-        raise _Refused(f"expected an output of rank 4 at least as large as its input, got {list(shape_of(layer.output))}")
+        raise Refused(f"expected an output of rank 4 at least as large as its input, got {list(shape_of(layer.output))}")
     kernel = weights["w"] = _rounded(layer.weights["w"])
     k, size = kernel.shape[0], kernel.shape[2:]
     if kernel.shape[1] != c or attribute(node, "kernel_shape", size) != size:
-        raise _Refused(f"weights {[c, k, *size]} do not fit its input {list(shapes[0])}")
+        raise Refused(f"weights {[c, k, *size]} do not fit its input {list(shapes[0])}")
     stride, dilation = attribute(node, "strides", (1, 1)), attribute(node, "dilations", (1, 1))
     extra, mode = attribute(node, "output_padding", (0, 0)), attribute(node, "auto_pad", "NOTSET")
     pad = attribute(node, "pads", (0, 0, 0, 0))[:2]
@@ -316,15 +324,15 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
         rank = len(shape_of(node.inputs[0]))
         axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
         if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
-            raise _Refused(f"expected a reduction over all pixels of a [N,C,H,W] tensor, got axes {axes} of rank {rank}")
+            raise Refused(f"expected a reduction over all pixels of a [N,C,H,W] tensor, got axes {axes} of rank {rank}")
         return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
     if len(shape_of(node.inputs[0])) != 4:
-        raise _Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
+        raise Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
     size = attribute(node, "kernel_shape")
     stride, dilation, pad = _window(node, size, (h, w))
     for i, (last, image) in enumerate(zip(out[2:], (h, w), strict=True)):
         if (last - 1) * stride[i] >= image + pad[i]:
-            raise _Refused("its last window lies outside the image (ceil_mode)")
+            raise Refused("its last window lies outside the image (ceil_mode)")
     count_pad = bool(attribute(node, "count_include_pad", 0))
     return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
 
@@ -340,125 +348,28 @@ def _pointwise(layer: Layer, shapes, out, weights) -> PointwiseProblem:
     if len(shapes) == 2 and len(layer.node.inputs) == 2 and shapes[0] == shapes[1] == out:
         return PointwiseProblem(*out, op, "tensor", act=layer.act)
     got = " and ".join(str(list(shape_of(v))) for v in layer.node.inputs)
-    raise _Refused(f"expected two tensors of one shape, or one and a constant scalar or [C,1,1], got {got}")
-
-
-def _concat(layer: Layer, shapes, out, weights) -> ConcatProblem:
-    rank, axis = len(shape_of(layer.output)), attribute(layer.node, "axis")
-    if axis % rank != 1 or len(layer.inputs) != len(layer.node.inputs):
-        raise _Refused(f"expected computed inputs joined along axis 1, got axis {axis} or a constant among the inputs")
-    return ConcatProblem(out[0], tuple(s[1] for s in shapes), *out[2:])
+    raise Refused(f"expected two tensors of one shape, or one and a constant scalar or [C,1,1], got {got}")
 
 
 def _softmax(layer: Layer, shapes, out, weights) -> SoftmaxProblem:
     rank, axis = len(shape_of(layer.output)), attribute(layer.node, "axis", -1)
-    if _axis4(axis % rank, rank) != 1:
-        raise _Refused(f"expected the channel axis 1, got axis {axis} of rank {rank}")
+    if axis4(axis % rank, rank) != 1:
+        raise Refused(f"expected the channel axis 1, got axis {axis} of rank {rank}")
     return SoftmaxProblem(*out)
-
-
-def _constants(layer: Layer, *slots: int) -> list[list | None]:
-    """The constant inputs at `slots` as lists; None where absent."""
-    found = []
-    for i in slots:
-        v = layer.node.inputs[i] if i < len(layer.node.inputs) else None
-        array = constant(v)
-        if v is not None and array is None:
-            raise _Refused(f"its input {v.name!r} must be a constant")
-        found.append(None if array is None or (array.size == 0 and i) else array.reshape(-1).tolist())
-    return found
-
-
-def _slice(layer: Layer, shapes, out, weights) -> MoveProblem:
-    starts, ends, axes, steps = _constants(layer, 1, 2, 3, 4)
-    rank, dims = len(shape_of(layer.output)), shapes[0]
-    start, step, size = [0] * 4, [1] * 4, list(dims)
-    for i, (a, b) in enumerate(zip(starts, ends, strict=True)):
-        axis = _axis4((axes[i] if axes else i) % rank, rank)
-        picked = range(*slice(a, b, steps[i] if steps else 1).indices(dims[axis]))
-        if picked.step < 1 or not picked or (axis == 0 and len(picked) != dims[0]):
-            raise _Refused("expected forward steps over channels, rows or columns, with at least one element left")
-        start[axis], step[axis], size[axis] = picked.start, picked.step, len(picked)
-    return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), tuple(step[1:]))
-
-
-def _split(layer: Layer, shapes, out, weights) -> MoveProblem:
-    """One part of a Split: its sizes are those of the outputs, whatever said so."""
-    outputs, rank = layer.node.outputs, len(shape_of(layer.output))
-    axis = attribute(layer.node, "axis", 0) % rank
-    at = _axis4(axis, rank)
-    if at == 0:
-        raise _Refused("expected parts along channels, rows or columns, got parts of the batch")
-    start = [0] * 4
-    start[at] = sum(shape_of(y)[axis] for y in outputs[: outputs.index(layer.output)])
-    return MoveProblem(*shapes[0], "window", out[1:], tuple(start[1:]))
-
-
-def _pad(layer: Layer, shapes, out, weights) -> MoveProblem:
-    pads, value, axes = _constants(layer, 1, 2, 3)
-    rank, dims = len(shape_of(layer.output)), shapes[0]
-    mode = attribute(layer.node, "mode", "constant")
-    if mode != "constant":
-        raise _Refused(f"expected mode constant, got {mode}")
-    axes = [a % rank for a in axes] if axes else range(rank)
-    start, size = [0] * 4, list(dims)
-    for i, a in enumerate(axes):
-        axis, before, after = _axis4(a, rank), pads[i], pads[i + len(axes)]
-        if axis == 0 and (before or after):
-            raise _Refused("expected no padding of the batch")
-        start[axis], size[axis] = -before, dims[axis] + before + after
-    return MoveProblem(*dims, "window", tuple(size[1:]), tuple(start[1:]), fill=float(value[0]) if value else 0.0)
-
-
-def _shuffle(layer: Layer, shapes, out, weights) -> MoveProblem:
-    return MoveProblem(*shapes[0], layer.op, out[1:], step=(1, layer.block, layer.block))
-
-
-def _resize(layer: Layer, shapes, out, weights) -> MoveProblem:
-    node, dims = layer.node, shapes[0]
-    scales = _constants(layer, 2)[0]
-    mode = attribute(node, "mode", "nearest")
-    turn = attribute(node, "coordinate_transformation_mode", "half_pixel")
-    rounding = attribute(node, "nearest_mode", "round_prefer_floor")
-    factors = [o // i for o, i in zip(out, dims, strict=True)]
-    named = f"mode {mode}, {turn}, {rounding}, {list(dims)} to {list(out)}"
-    if mode != "nearest" or len(shape_of(node.inputs[0])) != 4 or attribute(node, "axes") or factors[:2] != [1, 1]:
-        raise _Refused(f"expected nearest by whole factors over rows and columns, got {named}")
-    for axis in (2, 3):
-        scale = scales[axis] if scales else out[axis] / dims[axis]
-        source = _nearest(np.arange(out[axis]), scale, dims[axis], out[axis], turn, rounding)
-        if source is None or dims[axis] * factors[axis] != out[axis] or np.any(source != np.arange(out[axis]) // factors[axis]):
-            raise _Refused(f"expected each pixel repeated a whole number of times, got {named}")
-    return MoveProblem(*dims, "upsample", out[1:], step=(1, *factors[2:]))
-
-
-def _nearest(i: np.ndarray, scale: float, size: int, out: int, turn: str, rounding: str) -> np.ndarray | None:
-    """ONNX Resize's source index of each output index, clamped to the image; None for a mode not known here."""
-    turns = {
-        "asymmetric": i / scale,
-        "half_pixel": (i + 0.5) / scale - 0.5,
-        "pytorch_half_pixel": (i + 0.5) / scale - 0.5 if out > 1 else i * 0.0,
-        "align_corners": i * (size - 1) / (out - 1) if out > 1 else i * 0.0,
-    }
-    roundings = {
-        "floor": np.floor,
-        "ceil": np.ceil,
-        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-    }
-    if turn not in turns or rounding not in roundings:
-        return None
-    return np.clip(roundings[rounding](turns[turn]), 0, size - 1).astype(int)
 
 
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
+MOVES = {
+    **dict.fromkeys(SHUFFLES, moves.shuffle), **dict.fromkeys(VIEWS, _view), "Transpose": moves.transpose,
+    "Concat": moves.concat, "Slice": moves.slice_, "Split": moves.split, "Pad": moves.pad, "Resize": moves.resize,
+    "Gather": moves.gather, "Expand": moves.expand, "Tile": moves.tile,
+}  # fmt: skip
 PROBLEMS = {
     **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
     **dict.fromkeys(("Identity", *BINARY), _pointwise),
-    **dict.fromkeys(SHUFFLES, _shuffle),
-    "Concat": _concat, "Softmax": _softmax, "Slice": _slice, "Split": _split, "Pad": _pad, "Resize": _resize,
+    "Softmax": _softmax, **MOVES,
 }  # fmt: skip
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
@@ -481,7 +392,7 @@ def _compose_windows(ops: list[Op], outputs: set[str]) -> list[Op]:
             continue
         second = readers[0]
         if all(isinstance(op.problem, MoveProblem) and op.problem.kind == "window" for op in (first, second)):
-            both = _compose(first.problem, second.problem)
+            both = compose(first.problem, second.problem)
             if both is not None:
                 merged = replace(
                     second, name=f"{first.name} + {second.name}", problem=both, inputs=first.inputs,
@@ -490,15 +401,3 @@ def _compose_windows(ops: list[Op], outputs: set[str]) -> list[Op]:
                 ops[ops.index(second)] = merged
                 ops.remove(first)
     return ops
-
-
-def _compose(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
-    for size, middle, out, s1, t1, s2, t2 in zip((a.c, a.h, a.w), a.out, b.out, a.start, a.step, b.start, b.step, strict=True):
-        j = s2 + t2 * np.arange(out)
-        source = s1 + t1 * j
-        in_middle, in_x = (j >= 0) & (j < middle), (source >= 0) & (source < size)
-        if np.any(in_x & ~in_middle) or (np.any(in_middle & ~in_x) and a.fill != b.fill):
-            return None
-    start = tuple(s1 + t1 * s2 for s1, t1, s2 in zip(a.start, a.step, b.start, strict=True))
-    step = tuple(t1 * t2 for t1, t2 in zip(a.step, b.step, strict=True))
-    return replace(b, c=a.c, h=a.h, w=a.w, start=start, step=step)

@@ -37,10 +37,10 @@ FLOATS = {
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {
     "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
-    "DepthToSpace", "Div", "Dropout", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid",
-    "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax",
+    "DepthToSpace", "Div", "Dropout", "Expand", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
+    "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax",
     "ReduceMean", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "SpaceToDepth", "Split", "Squeeze", "Sub",
-    "Sum", "Tanh", "Transpose", "Unsqueeze", "Upsample",
+    "Sum", "Tanh", "Tile", "Transpose", "Unsqueeze", "Upsample",
 }  # fmt: skip
 
 
@@ -343,7 +343,7 @@ def _check_sizes(proto: onnx.ModelProto) -> None:
             dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
             if len(dims) < len(kind.tensor_type.shape.dim):
                 continue
-            if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+            if any(d < (node.op_type != "Constant") for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
                 raise ModelError(
                     f"{_title(node)}: its output {name!r} would have the size {dims} (inputs {sizes}); expected sizes "

@@ -65,7 +65,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         tactics = (v for t in candidates(op.problem, device) if sparse or not t.sparse for v in at_edges(t, *around))
         wanted = list(dict.fromkeys(t for t in tactics if _uses(op, t, usable)))
         times.append(timer(op.problem, wanted))
-        if not times[-1]:
+        if not times[-1] and not any(inplace.views(op)):
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
     if missing:
@@ -163,6 +163,8 @@ def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[st
         keys = zip((*ins, out), tensors, strict=True)
         for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
             yield plan.Entry(inplace.IN_PLACE, tuple(ins), out, 0)
+    for x, y in inplace.views(op):
+        yield plan.Entry(inplace.IN_PLACE, (x,), y, 0)
 
 
 def _ps(time: Time) -> int:

@@ -5,7 +5,8 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 `lie`, so that their tensors may lie inside others.
 """
 
-from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, movement
+from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement
+from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
@@ -22,17 +23,19 @@ OF_KERNEL = {
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
+    "gather": gather, "resize": gather,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     PoolProblem: (movement,),
     PointwiseProblem: (movement,), MoveProblem: (movement,),
-    ConcatProblem: (movement,), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
+    ConcatProblem: (movement, gather), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
+    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
-    "move", "pointwise", "pool", "pool_global", "softmax",
+    "move", "pointwise", "pool", "pool_global", "softmax", "gather", "resize",
 )  # fmt: skip
 # Of these, kernels that read a residual with strides of its own, where there are no groups and no depth-to-space.
 STRIDED_RESIDUAL = ("conv_stem", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24")

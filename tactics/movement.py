@@ -62,7 +62,7 @@ def _any_pair(p: Problem):
 
 def _concat_pairs(p: ConcatProblem):
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic("move", None, (x,) * len(p.channels), y), ""
+        yield Tactic("move", None, (x,) * len(p.sizes), y), "" if p.axis == 1 else "joins channels only"
 
 
 def _reformat_pair(p: ReformatProblem):
@@ -152,8 +152,8 @@ def _reformat(p: ReformatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
 
 def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     result, first = [], 0
-    for i, c in enumerate(p.channels):
-        x, last = p.in_shapes[i], i == len(p.channels) - 1
+    for i, c in enumerate(p.sizes):
+        x, last = p.in_shapes[i], i == len(p.sizes) - 1
         result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, lie, first_c=first, last=last))
         first += c
     return tuple(result)
@@ -174,9 +174,12 @@ LAUNCHERS = {
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """Bytes over bandwidth, bounded by what the launched threads can keep in flight."""
+    return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem))
+
+
+def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float) -> dict:
+    """Bytes over bandwidth, bounded by what the launched threads can keep in flight and by `per_element` instructions."""
     clk_us = 1 / device.clock_mhz
-    steps = launches(problem, tactic)
     mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
     read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     written = _sectors(tactic.out, problem.out_shape, not mixed)
@@ -188,7 +191,7 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
     elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
                                                        strict=True))  # fmt: skip
-    work = elements * _per_element(problem) / (128 * active) * clk_us
+    work = elements * per_element / (128 * active) * clk_us
     parts |= {"latency": flight + waves * LATENCY_CLK * clk_us, "issue": work}
     return result(device, parts, len(steps))
 

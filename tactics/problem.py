@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+
 # name -> (number of parameters, meaning over FP32 arrays). `prelu` has its slope per channel as a weight.
 ACTIVATIONS = {
     "none": (0, lambda v: v),
@@ -420,26 +422,32 @@ class MoveProblem:
 
 @dataclass(frozen=True, slots=True)
 class ConcatProblem:
-    """Inputs of `channels` channels each, one after the other along C."""
+    """Inputs one after the other along `axis`: of `sizes` there, of the shape `rest` along the other three axes."""
 
-    n: int
-    channels: tuple[int, ...]
-    h: int
-    w: int
+    sizes: tuple[int, ...]
+    rest: tuple[int, int, int]
+    axis: int = 1
+
+    def __post_init__(self):
+        if self.axis not in range(4) or len(self.rest) != 3 or not self.sizes:
+            raise ValueError(f"concat: expected an axis 0 to 3, sizes along it and 3 sizes along the others, got {self}")
 
     def __str__(self) -> str:
         return _key(self, "concat")
 
+    def _shape(self, size: int) -> tuple[int, int, int, int]:
+        return (*self.rest[: self.axis], size, *self.rest[self.axis :])
+
     @property
     def in_shapes(self):
-        return tuple((self.n, c, self.h, self.w) for c in self.channels)
+        return tuple(self._shape(size) for size in self.sizes)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        return (self.n, sum(self.channels), self.h, self.w)
+        return self._shape(sum(self.sizes))
 
     def reference(self, *xs) -> np.ndarray:
-        return np.concatenate([np.asarray(x, np.float32) for x in xs], axis=1)
+        return np.concatenate([np.asarray(x, np.float32) for x in xs], axis=self.axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,5 +504,5 @@ class ReformatProblem:
 
 Problem = (
     ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | SoftmaxProblem
-    | ReformatProblem
+    | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
 )  # fmt: skip

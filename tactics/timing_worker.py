@@ -71,7 +71,7 @@ def problem_from_json(data: dict) -> Problem:
     values = {f.name: data[f.name] for f in fields(kind)}
     for name, value in values.items():
         if isinstance(value, list):
-            values[name] = tuple(value)
+            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
         elif isinstance(value, dict):
             values[name] = Activation(value["name"], tuple(value["params"]))
     return kind(**values)
@@ -340,10 +340,12 @@ class Bench:
     def _reference(self):
         """(expected FP32 NCHW on the GPU, the images it is for)."""
         p, cupy = self.problem, self.cupy
-        every = np.arange(p.n)
+        every = np.arange(p.out_shape[0])
         if isinstance(p, ConvProblem):
             if p.macs > SMALL_MACS:
                 return reference_conv(self.gpu, p, self._nchw, self.weights), every
+            return cupy.asarray(reference(p, self.inputs, self.weights)), every
+        if not hasattr(p, "n"):  # it may mix images
             return cupy.asarray(reference(p, self.inputs, self.weights)), every
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))

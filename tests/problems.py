@@ -14,6 +14,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
+from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
 from tactics.problem import (
     ACTIVATIONS,
@@ -93,8 +94,27 @@ OTHERS: dict[str, Problem] = {
     "move_s2d_dcr": MoveProblem(1, 5, 6, 8, "s2d_dcr", (20, 3, 4), step=(1, 2, 2)),
     "move_s2d_crd": MoveProblem(2, 3, 9, 6, "s2d_crd", (27, 3, 2), step=(1, 3, 3)),
     "move_channels": MoveProblem(2, 24, 5, 3, "channels", (24, 5, 3), step=(1, 4, 4)),
-    "concat_aligned": ConcatProblem(2, (16, 32, 16), 5, 4),
-    "concat_odd": ConcatProblem(1, (3, 5, 40), 6, 7),
+    "concat_aligned": ConcatProblem((16, 32, 16), (2, 5, 4)),
+    "concat_odd": ConcatProblem((3, 5, 40), (1, 6, 7)),
+    "concat_rows": ConcatProblem((3, 1, 4), (2, 20, 5), axis=2),
+    "concat_columns": ConcatProblem((3, 1, 4), (2, 24, 5), axis=3),
+    "concat_images": ConcatProblem((2, 1), (9, 5, 3), axis=0),
+    "gather_nhwc_to_nchw": GatherProblem((2, 9, 5, 3), (0, 3, 1, 2)),
+    "gather_nchw_to_nhwc": GatherProblem((2, 21, 9, 5), (0, 2, 3, 1)),
+    "gather_reverse_all": GatherProblem((3, 10, 4, 5), (3, 2, 1, 0)),
+    "gather_channels": GatherProblem((2, 20, 3, 5), index=((), (19, 0, 0, 7, 3, -1, 5, 5, 1), (), ()), fill=-2.5),
+    "gather_reflect": GatherProblem((2, 20, 3, 5), index=((), (), (2, 1, 0, 1, 2, 1), (1, 0, 1, 2, 3, 4, 3))),
+    "gather_pad": GatherProblem((2, 20, 3, 5), index=((), (), (-1, 0, 1, 2, -1), (-1, -1, 0, 2, 4)), fill=1.5),
+    "gather_images": GatherProblem((3, 12, 4, 3), index=((2, 0, -1, 2), (), (3, 1), ()), fill=4.0),
+    "gather_transposed": GatherProblem((1, 7, 6, 5), (0, 2, 1, 3), ((), (5, 3, 1), (0, 2, 4, 6, -1), ())),
+    "resize_linear": ResizeProblem(2, 20, 5, 4, (9, 7), "linear", "half_pixel", (9 / 5, 7 / 4)),
+    "resize_from_a_pixel": ResizeProblem(1, 24, 1, 1, (5, 6), "linear", "asymmetric", (5.0, 6.0)),
+    "resize_align_corners": ResizeProblem(1, 3, 5, 6, (12, 3), "linear", "align_corners", (2.4, 0.5)),
+    "resize_cubic": ResizeProblem(1, 12, 6, 7, (13, 5), "cubic", "half_pixel", (13 / 6, 5 / 7), -0.5),
+    "resize_crop": ResizeProblem(
+        1, 12, 6, 7, (5, 9), "linear", "tf_crop_and_resize", (5 / 6, 9 / 7), roi=(-0.2, 0.9, 0.3, 1.4), extrapolation=3.0
+    ),
+    "resize_antialias": ResizeProblem(1, 12, 16, 15, (5, 6), "linear", "half_pixel", (5 / 16, 0.4), antialias=True),
     "softmax": SoftmaxProblem(2, 21, 5, 4),
     "softmax_rows": SoftmaxProblem(3, 1000, 1, 1),
     **{

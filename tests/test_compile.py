@@ -29,6 +29,8 @@ OTHERS = [
     ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
     ("softmax", {}),
+    *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
+    *(("resize", {"VEC": v}) for v in (1, 8)),
 ]  # fmt: skip
 
 

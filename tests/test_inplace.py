@@ -19,6 +19,7 @@ from gpu_runtime import inplace, planning
 from tactics import families, plan, timing
 from tactics.candidates import candidates
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
+from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
 from tactics.problem import (
     Activation,
@@ -294,7 +295,7 @@ def test_flat_blocks_become_prefixes_of_one_memory(built):
 def test_parts_that_make_up_the_whole_are_the_whole():
     net = inplace.share(lowered(split_block()))
     (join,) = [op for op in net.ops if isinstance(op.problem, ConcatProblem)]
-    assert join.inputs == ("stem", "r", "s", "t") and join.problem.channels == (32, 16, 8, 16)
+    assert join.inputs == ("stem", "r", "s", "t") and join.problem.sizes == (32, 16, 8, 16)
     assert [op.output for op in net.ops if isinstance(op.problem, MoveProblem)] == ["p", "q"], "both are still read"
 
 
@@ -399,7 +400,19 @@ AROUND = {
     "move_part": (
         MoveProblem(1, 40, 5, 4, "window", (16, 5, 4), (8, 0, 0)), "move", None, (H8, CHW), ((16, 64, H8), (3, 20, CHW)),
     ),
-    "concat": (ConcatProblem(1, (16, 12), 4, 3), "move", None, (H8, H8, CHW), ((8, 32, H8), None, (2, 31, CHW))),
+    "gather": (
+        GatherProblem((2, 24, 5, 4), (0, 1, 3, 2), ((), (), (3, -1, 0), ())), "gather", None, (H8, CHW),
+        ((8, 40, H8), (3, 29, CHW)),
+    ),
+    "gather_channels": (
+        GatherProblem((1, 24, 5, 4), index=((), tuple(range(23, 7, -1)), (), ())), "gather", None, (H8, H8),
+        ((8, 40, H8), (16, 40, H8)),
+    ),
+    "resize": (
+        ResizeProblem(2, 16, 5, 4, (7, 9), "linear", "half_pixel", (1.4, 2.25)), "resize", None, (H8, H8),
+        ((8, 40, H8), (16, 48, H8)),
+    ),
+    "concat": (ConcatProblem((16, 12), (1, 4, 3)), "move", None, (H8, H8, CHW), ((8, 32, H8), None, (2, 31, CHW))),
 }  # fmt: skip
 
 

@@ -1,0 +1,234 @@
+"""Problems of data movement that tables describe: views, gathers along every axis, resizing. Frozen, hashable, NCHW shapes.
+
+As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+Shape4 = tuple[int, int, int, int]
+LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
+
+
+def _text(table: tuple) -> str:
+    if len(table) <= LONGEST_PRINTED:
+        return ",".join(f"{v:g}" for v in table)
+    return f"{len(table)}#{hashlib.sha256(repr(table).encode()).hexdigest()[:12]}"
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+@dataclass(frozen=True, slots=True)
+class ViewProblem:
+    """The same elements, row-major, under another shape: `shape` -> `out`. Never a kernel: linear memory stays as it is."""
+
+    shape: Shape4
+    out: Shape4
+
+    def __post_init__(self):
+        if np.prod(self.shape, dtype=object) != np.prod(self.out, dtype=object):
+            raise ValueError(f"view: {self.shape} and {self.out} have different numbers of elements")
+
+    def __str__(self) -> str:
+        return f"view {_dims(self.shape)} {_dims(self.out)}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return (self.shape,)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.out
+
+    def reference(self, x) -> np.ndarray:
+        return np.asarray(x, np.float32).reshape(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherProblem:
+    """Output axis a walks input axis perm[a], at index[a][i] for its i-th element; () is every index in order.
+
+    Index -1 gives `fill`. So this is Transpose, Slice with any steps, Pad in every mode, Gather along an axis by constants,
+    Tile, Expand, and nearest Resize in every coordinate mode, alone or composed.
+    """
+
+    shape: Shape4
+    perm: tuple[int, int, int, int] = (0, 1, 2, 3)
+    index: tuple[tuple[int, ...], ...] = ((), (), (), ())
+    fill: float = 0.0
+
+    def __post_init__(self):
+        if sorted(self.perm) != [0, 1, 2, 3] or len(self.index) != 4:
+            raise ValueError(f"gather: expected a permutation of 4 axes and 4 tables, got {self.perm}, {len(self.index)}")
+        for axis, table in zip(self.perm, self.index, strict=True):
+            if table and not -1 <= min(table) <= max(table) < self.shape[axis]:
+                raise ValueError(f"gather: expected indices -1 to {self.shape[axis] - 1}, got {min(table)} to {max(table)}")
+
+    def __str__(self) -> str:
+        tables = "".join(f" {'nchw'[a]}:{_text(t)}" for a, t in enumerate(self.index) if t)
+        fill = f" fill{self.fill:g}" if self.fill else ""
+        return f"gather {_dims(self.shape)} {''.join(map(str, self.perm))}{tables}{fill}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return (self.shape,)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return tuple(len(t) or self.shape[a] for a, t in zip(self.perm, self.index, strict=True))
+
+    @property
+    def is_transpose(self) -> bool:
+        return not any(self.index)
+
+    def reference(self, x) -> np.ndarray:
+        y = np.asarray(x, np.float32).transpose(self.perm)
+        for axis, table in enumerate(self.index):
+            if table:
+                chosen = np.asarray(table)
+                y = np.take(y, np.maximum(chosen, 0), axis=axis)
+                shape = [1] * 4
+                shape[axis] = -1
+                y = np.where((chosen < 0).reshape(shape), np.float32(self.fill), y)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeProblem:
+    """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
+
+    `turn`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start and end of
+    rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    out: tuple[int, int]
+    mode: str
+    turn: str
+    scale: tuple[float, float]
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, float, float, float] = (0.0, 1.0, 0.0, 1.0)
+    extrapolation: float = 0.0
+
+    def __post_init__(self):
+        if self.mode not in ("linear", "cubic") or self.turn not in COORDINATES:
+            raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.turn!r}")
+
+    def __str__(self) -> str:
+        more = f" a{self.cubic_a:g}" if self.mode == "cubic" else ""
+        more += " exclude_outside" if self.exclude_outside else ""
+        more += " antialias" if self.antialias else ""
+        more += f" roi{_text(self.roi)} outside{self.extrapolation:g}" if self.turn == "tf_crop_and_resize" else ""
+        shape = f"n{self.n} c{self.c} h{self.h} w{self.w} out{_text(self.out)}"
+        return f"resize {shape} {self.mode} {self.turn} scale{self.scale[0]!r},{self.scale[1]!r}{more}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return (self.n, self.c, *self.out)
+
+    def taps(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """(index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): each output pixel is the sum of
+        weight * input[index]. A row of indices -1 lies outside the image and is `extrapolation`.
+
+        Formulas: ONNX operator Resize-19; linear weighs by 1 - |distance|, cubic by Keys' kernel with coefficient
+        `cubic_a`; antialias widens the kernel by 1/scale where the image shrinks.
+        """
+        size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
+        x = COORDINATES[self.turn](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis : 2 * axis + 2])
+        stretch = max(1.0, 1.0 / scale) if self.antialias else 1.0
+        reach = (1 if self.mode == "linear" else 2) * stretch
+        first = np.floor(x - reach).astype(int) + 1
+        index = first[:, None] + np.arange(max(1, int(np.ceil(2 * reach))))
+        far = np.abs(index - x[:, None]) / stretch
+        weight = np.maximum(1 - far, 0) if self.mode == "linear" else _keys(far, self.cubic_a)
+        if self.exclude_outside:
+            weight = np.where((index >= 0) & (index < size), weight, 0)
+        weight = weight / weight.sum(axis=1, keepdims=True)
+        index = np.clip(index, 0, size - 1)
+        if self.turn == "tf_crop_and_resize":
+            index[(x < 0) | (x > size - 1)] = -1
+        return index.astype(np.int32), weight.astype(np.float32)
+
+    def reference(self, x) -> np.ndarray:
+        y = np.asarray(x, np.float32)
+        outside = np.zeros(self.out, bool)
+        for axis in (0, 1):
+            index, weight = self.taps(axis)
+            at = 2 + axis
+            shape = [1] * 4
+            shape[at] = -1
+            taps = zip(np.maximum(index.T, 0), weight.T, strict=True)
+            y = sum(np.take(y, i, axis=at) * w.reshape(shape) for i, w in taps)
+            outside |= np.expand_dims(index[:, 0] < 0, 1 - axis)
+        return np.where(outside, np.float32(self.extrapolation), y).astype(np.float32)
+
+
+def _keys(far: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel at distance `far`."""
+    near = ((a + 2) * far - (a + 3)) * far**2 + 1
+    outer = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
+    return np.where(far < 1, near, np.where(far < 2, outer, 0))
+
+
+def _half_pixel(i, scale, size, out, roi):
+    return (i + 0.5) / scale - 0.5
+
+
+def _half_pixel_symmetric(i, scale, size, out, roi):
+    """The output's length is floor(size * scale): the part that is lost is taken from both ends alike."""
+    return size / 2 * (1 - out / (scale * size)) + (i + 0.5) / scale - 0.5
+
+
+def _align_corners(i, scale, size, out, roi):
+    return i * (size - 1) / (out - 1) if out > 1 else i * 0.0
+
+
+def _crop(i, scale, size, out, roi):
+    start, end = roi
+    if out > 1:
+        return start * (size - 1) + i * (end - start) * (size - 1) / (out - 1)
+    return i * 0.0 + 0.5 * (start + end) * (size - 1)
+
+
+# ONNX Resize's coordinate_transformation_mode: output indices -> input coordinates.
+COORDINATES = {
+    "asymmetric": lambda i, scale, size, out, roi: i / scale,
+    "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _half_pixel_symmetric,
+    "pytorch_half_pixel": lambda i, scale, size, out, roi: _half_pixel(i, scale, size, out, roi) if out > 1 else i * 0.0,
+    "align_corners": _align_corners,
+    "tf_crop_and_resize": _crop,
+}
+ROUNDINGS = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+}
+
+
+def nearest(size: int, out: int, scale: float, turn: str, rounding: str, roi=(0.0, 1.0)) -> tuple[int, ...]:
+    """The input index of each of `out` pixels of a nearest Resize; -1 outside the image, with tf_crop_and_resize.
+
+    In FP32, as other runtimes compute it: a coordinate that is exactly between two pixels, or on one, falls to the same side.
+    """
+    x = COORDINATES[turn](np.arange(out, dtype=np.float32), np.float32(scale), size, out, roi)
+    index = np.clip(ROUNDINGS[rounding](x), 0, size - 1).astype(int)
+    if turn == "tf_crop_and_resize":
+        index = np.where((x < 0) | (x > size - 1), -1, index)
+    return tuple(index.tolist())
