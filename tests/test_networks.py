@@ -106,6 +106,32 @@ def expect_seven(x: np.ndarray, y: np.ndarray) -> None:
     assert y.argmax() == 7
 
 
+def letterboxed(name: str, size: int = 416) -> np.ndarray:
+    """The photograph in the upper left corner of a grey square, blue first, 0 to 255."""
+    image = photo(name)
+    scale = size / max(image.size)
+    small = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
+    page = Image.new("RGB", (size, size), (114, 114, 114))
+    page.paste(small)
+    return 255 * nchw(page)[:, ::-1]
+
+
+def expect_person_with_tie(x: np.ndarray, y: np.ndarray) -> None:
+    scores = (y[0, :, 4:5] * y[0, :, 5:]).max(0)  # COCO classes: objectness times class
+    assert abs(scores[0] - 0.94) < 0.03 and abs(scores[27] - 0.83) < 0.05 and np.delete(scores, (0, 27)).max() < 0.3, scores
+
+
+def portrait_for_voc() -> np.ndarray:
+    image = photo("grace_hopper").resize((257, 257), Image.Resampling.BILINEAR)
+    return np.asarray(image, np.float32)[None] / 127.5 - 1  # NHWC
+
+
+def expect_person(x: np.ndarray, y: np.ndarray) -> None:
+    classes = y[0].argmax(-1)
+    person = classes == 15
+    assert person[128, 128] and 0.3 < person.mean() < 0.8 and not classes[:8].any(), np.bincount(classes.reshape(-1))
+
+
 @dataclass(frozen=True)
 class Network:
     """`layers` with weights, of which `eligible` for sparsity once pruned; `expect(x, y)` asserts what the answer must be."""
@@ -131,6 +157,8 @@ NETWORKS = {
     "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 96, 64),
     "carn_m_x2": upscaler(44, 41, 2, np.float32, "grace_hopper", "RGB", 128, 96),  # 19 of them with 4 groups
     "sci_180x320": Network("input", 3, 0, darkened, expect_brighter),
+    "yolox_nano": Network("images", 113, 83, functools.partial(letterboxed, "grace_hopper"), expect_person_with_tie),
+    "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
 }
 SPARSE_PAYS = ("squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov3_fp16")
@@ -233,7 +261,8 @@ def test_each_step_issues_the_plans_mma(execute, name, sparsity):
     for step, stats in zip(plan["steps"], done.stats, strict=True):
         layers = [plan["layers"][i] for i in step["covers"]]
         for layer in layers:
-            assert (stats.mma + stats.mma_sp > 0) == layer["type"].startswith("conv"), layer["name"]
+            multiplies = layer["type"].startswith("conv") and step["kernel"] != "conv_depthwise"
+            assert (stats.mma + stats.mma_sp > 0) == multiplies, layer["name"]
             assert (stats.mma_sp > 0) == layer["sparse"], layer["name"]
         sparse |= {layer["layer"] for layer in layers if layer["sparse"]}
     assert sparse == set(picked)
