@@ -76,7 +76,7 @@ def compile_part(out: Path) -> int:
     from benchmarks import bench_conv
     from cuda_kernels.compile import CompileError, compile_kernel
     from tactics.launches import launches
-    from tactics.problem import ACTIVATIONS
+    from tactics.pointwise_ops import ACTIVATIONS
     from tests.problems import pairs
 
     begun, device = time.monotonic(), current()

@@ -1,67 +1,146 @@
-// pointwise: y = act(x op operand), element by element, for tensors that share one format.
+// pointwise: a chain of elementwise stages in one pass over its tensors, FP32 inside, rounded once.
 //
-// A thread takes 8 channels (VEC = 8) or 1, in the order of memory; image, channel and pixel are recovered from the position:
-//   position = ((image * blocks + block) * pixels + pixel) * inner + i   ->   channel = block * v + i * VEC
-// where channels-last is one block, and chwV has one block per V channels.
-//   STRIDED 0: all tensors are whole, so the position is the address.
-//   STRIDED 1: one of them lies inside another tensor (a slice of a concat's channels), so each has strides of its own:
-//       |<-------- pixel stride -------->|
-//       | other | x: inner * VEC | other |  next pixel ...      the accesses stay 16 bytes wide
+//   source 0 --> [ stage 0 ] --> [ stage 1 ] --> ... --> y        a stage's operand: a source, or its own scalar
+//                     ^               ^
+//                 source 1      c.param[1]                        e.g. hard_swish(x * scale + t), one launch
 //
-// Compile-time: VEC (8 or 1), OP, OPERAND, SWAP, ACT, in the order of tactics/problem.py; STRIDED.
+// A thread owns VEC neighbouring channels (8 in one 16-byte access, or 1) of one output pixel. Threads go in the order of the
+// output's memory: position = ((image * blocks + block) * pixels + pixel) * inner + i, channel = block * v + i * VEC, where
+// channels-last is one block and chwV has one block per V channels.
+//
+// The trick: broadcasting is a stride of 0, so a source that spans only some axes costs an address, never a copy; and each
+// chain is straight-line code, because the stages are compile-time digits and everything else is an argument.
+//
+// Compile-time: VEC; OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
+// source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; ROWS: a source spans one of the
+// axes h and w without the other, so that pixels must be taken apart. The numbers are those of tactics/pointwise_ops.py.
 #include "activation.cuh"
 #include "tensor.cuh"
 
-enum { OP_COPY, OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_MAX, OP_MIN };
-enum { OPERAND_NONE, OPERAND_TENSOR, OPERAND_CHANNEL, OPERAND_SCALAR };
-static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
+enum {
+  OP_ADD = 20, OP_SUB, OP_RSUB, OP_MUL, OP_DIV, OP_RDIV, OP_MAX, OP_MIN, OP_POW, OP_RPOW, OP_PRELU,
+  OP_ABS = 40, OP_CEIL, OP_ELU, OP_ERF, OP_EXP, OP_FLOOR, OP_GELU, OP_GELU_TANH, OP_LOG, OP_MISH, OP_ROUND, OP_SIGN,
+  OP_SOFTPLUS, OP_SOFTSIGN, OP_SQRT, OP_SQUARE, OP_THRESHOLDED_RELU
+};
+// Kinds of sources. Constants are FP32 in the order n, h, w, c, with c padded to whole vectors.
+enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL };
 
-struct PointwiseParams {
-  const __half* x;
-  const __half* other;   // OPERAND_TENSOR: as x
-  const float* operand;  // OPERAND_CHANNEL: [c]; OPERAND_SCALAR: [1]
-  const float* slope;    // prelu: [c]
-  __half* y;
-  long long total;       // accesses of VEC halfs
-  int inner, pixels, blocks, v, c;
-  float alpha, beta;
-  View x_view, other_view, y_view;
+constexpr int digits(long long packed, int base, int i) { return i ? digits(packed / base, base, i - 1) : packed % base; }
+constexpr int count(long long packed, int base) { return packed ? 1 + count(packed / base, base) : 0; }
+constexpr int NUM_STAGES = count(OPS, 100), NUM_SOURCES = count(SOURCES, 10);
+static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
+static_assert(NUM_SOURCES > 0, "a chain begins with source 0");
+
+struct Source {
+  const void* at;
+  int n, block, row, column;  // strides in elements; 0 along an axis that the source does not span
+  int log2v, mask;            // of its vectors of channels
 };
 
-__device__ __forceinline__ float combine(float x, float b) {
-  const float l = SWAP ? b : x, r = SWAP ? x : b;
-  if (OP == OP_ADD) return l + r;
-  if (OP == OP_SUB) return l - r;
-  if (OP == OP_MUL) return l * r;
-  if (OP == OP_DIV) return l / r;
-  if (OP == OP_MAX) return fmaxf(l, r);
-  if (OP == OP_MIN) return fminf(l, r);
-  return x;
+struct PointwiseParams {
+  __half* y;
+  Source source[NUM_SOURCES];
+  View out;
+  int total;                             // threads with work
+  int inner, pixels, blocks, v, c, w;    // w: pixels per row with ROWS, else all of them are one row
+  float param[NUM_STAGES ? NUM_STAGES : 1][2];
+};
+
+template <int OP>
+__device__ __forceinline__ float apply(float v, float b, float p, float q) {
+  if (OP == OP_ADD) return v + b;
+  if (OP == OP_SUB) return v - b;
+  if (OP == OP_RSUB) return b - v;
+  if (OP == OP_MUL) return v * b;
+  if (OP == OP_DIV) return v / b;
+  if (OP == OP_RDIV) return b / v;
+  if (OP == OP_MAX) return b > v || b != b ? b : v;  // NaN stays NaN, as in ONNX
+  if (OP == OP_MIN) return b < v || b != b ? b : v;
+  if (OP == OP_POW) return powf(v, b);
+  if (OP == OP_RPOW) return powf(b, v);
+  if (OP == OP_PRELU) return v >= 0.f ? v : v * b;
+  if (OP == OP_ABS) return fabsf(v);
+  if (OP == OP_CEIL) return ceilf(v);
+  if (OP == OP_ELU) return v > 0.f ? v : p * (__expf(v) - 1.f);
+  if (OP == OP_ERF) return erff(v);
+  if (OP == OP_EXP) return __expf(v);
+  if (OP == OP_FLOOR) return floorf(v);
+  if (OP == OP_GELU) return 0.5f * v * (1.f + erff(v * 0.70710678f));
+  if (OP == OP_GELU_TANH) return 0.5f * v * (1.f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
+  if (OP == OP_LOG) return logf(v);
+  if (OP == OP_MISH) {  // tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2); from v = 20 on that is 1
+    const float e = __expf(fminf(v, 20.f)), n = e * (e + 2.f);
+    return v * (n / (n + 2.f));
+  }
+  if (OP == OP_ROUND) return rintf(v);
+  if (OP == OP_SIGN) return v > 0.f ? 1.f : v < 0.f ? -1.f : v;
+  if (OP == OP_SOFTPLUS) return fmaxf(v, 0.f) + log1pf(__expf(-fabsf(v)));
+  if (OP == OP_SOFTSIGN) return v / (1.f + fabsf(v));
+  if (OP == OP_SQRT) return sqrtf(v);
+  if (OP == OP_SQUARE) return v * v;
+  if (OP == OP_THRESHOLDED_RELU) return v > p ? v : 0.f;
+  return activate<OP>(v, p, q, 0.f);
 }
 
-__device__ __forceinline__ float compute(const PointwiseParams& p, float x, float other, int channel) {
-  if (channel >= p.c) return 0.f;  // padded channels stay zero
-  float b = other;
-  if (OPERAND == OPERAND_CHANNEL) b = p.operand[channel];
-  if (OPERAND == OPERAND_SCALAR) b = p.operand[0];
-  return activate<ACT>(combine(x, b), p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
+struct Place {
+  int image, channel, row, column;
+};
+
+template <int I>
+__device__ __forceinline__ void load_sources(const PointwiseParams& p, const Place& at, float (&s)[NUM_SOURCES][VEC]) {
+  if constexpr (I < NUM_SOURCES) {
+    constexpr int kind = digits(SOURCES, 10, I);
+    const Source& source = p.source[I];
+    long long i = static_cast<long long>(at.image) * source.n + static_cast<long long>(at.column) * source.column;
+    if (ROWS) i += static_cast<long long>(at.row) * source.row;
+    if (kind == TENSOR || kind == CONSTANT)
+      i += static_cast<long long>(at.channel >> source.log2v) * source.block + (at.channel & source.mask);
+    const __half* half = static_cast<const __half*>(source.at) + i;
+    const float* single = static_cast<const float*>(source.at) + i;
+    if constexpr (kind == TENSOR) {
+      load_vec(half, s[I]);
+    } else if constexpr (kind == CONSTANT && VEC == 8) {
+      const float4 low = *reinterpret_cast<const float4*>(single), high = *reinterpret_cast<const float4*>(single + 4);
+      s[I][0] = low.x, s[I][1] = low.y, s[I][2] = low.z, s[I][3] = low.w;
+      s[I][4] = high.x, s[I][5] = high.y, s[I][6] = high.z, s[I][7] = high.w;
+    } else {
+      const float value = kind == TENSOR_ONE_CHANNEL ? __half2float(*half) : *single;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) s[I][j] = value;
+    }
+    load_sources<I + 1>(p, at, s);
+  }
+}
+
+template <int I>
+__device__ __forceinline__ void run_stages(const PointwiseParams& p, const float (&s)[NUM_SOURCES][VEC], float (&v)[VEC]) {
+  if constexpr (I < NUM_STAGES) {
+    constexpr int from = digits(OPERANDS, 10, I);
+#pragma unroll
+    for (int j = 0; j < VEC; ++j)
+      v[j] = apply<digits(OPS, 100, I)>(v[j], from ? s[from ? from - 1 : 0][j] : p.param[I][0], p.param[I][0], p.param[I][1]);
+    run_stages<I + 1>(p, s, v);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constant__ PointwiseParams p) {
-  const long long i = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
-  if (i >= p.total) return;
-  const long long row = i / p.inner, plane = row / p.pixels;
-  const int channel = static_cast<int>(plane % p.blocks) * p.v + static_cast<int>(i % p.inner) * VEC;
-  long long x_at = i * VEC, other_at = x_at, y_at = x_at;
-  if (STRIDED) {
-    const int image = static_cast<int>(plane / p.blocks), pixel = static_cast<int>(row % p.pixels);
-    x_at = p.x_view.at(image, channel, pixel), y_at = p.y_view.at(image, channel, pixel);
-    other_at = p.other_view.at(image, channel, pixel);
-  }
-  float x[VEC], other[VEC] = {};
-  load_vec(p.x + x_at, x);
-  if (OPERAND == OPERAND_TENSOR) load_vec(p.other + other_at, other);
+  const unsigned i = blockIdx.x * 256 + threadIdx.x;
+  if (i >= static_cast<unsigned>(p.total)) return;
+  const unsigned line = i / p.inner, plane = line / p.pixels, pixel = line % p.pixels;
+  Place at;
+  at.image = plane / p.blocks, at.channel = plane % p.blocks * p.v + i % p.inner * VEC;
+  at.row = ROWS ? pixel / p.w : 0, at.column = ROWS ? pixel % p.w : pixel;
+
+  float v[VEC] = {};
+  if (at.channel < p.c) {  // beyond it there is only padding, which a source need not have
+    float s[NUM_SOURCES][VEC];
+    load_sources<0>(p, at, s);
 #pragma unroll
-  for (int j = 0; j < VEC; ++j) x[j] = compute(p, x[j], other[j], channel + j);
-  store_vec(p.y + y_at, x);
+    for (int j = 0; j < VEC; ++j) v[j] = s[0][j];
+    run_stages<0>(p, s, v);
+#pragma unroll
+    for (int j = 0; j < VEC; ++j)
+      if (at.channel + j >= p.c) v[j] = 0.f;  // padded channels stay zero, whatever op(0) is
+  }
+  store_vec(p.y + p.out.at(at.image, at.channel, pixel), v);
 }

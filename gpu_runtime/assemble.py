@@ -303,5 +303,5 @@ def _params(problem) -> dict:
             "pad": list(problem.pad), "count_pad": problem.count_pad,
         }  # fmt: skip
     if isinstance(problem, PointwiseProblem):
-        return {"op": problem.op, "act": str(problem.act)}
+        return {"stages": [str(s) for s in problem.stages], "tensors": list(problem.tensors)}
     return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}

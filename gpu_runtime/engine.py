@@ -26,7 +26,7 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                 type: conv, pool, pointwise, move, concat, softmax, reformat, noop
                 layer: the name that sparsity rows use, if it is another than `name`
                 params: conv {kernel, stride, pad (top, left, bottom, right), dilation, k, groups, act, bias, residual};
-                        pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {op, act}; move {kind}
+                        pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind}
     steps       [{kernel, values, grid, block, smem, args: [[kind, value]], covers: [layer indices]}]
                 kind: arena (offset), weights (offset), i32, i64, f32
     sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], not_pruned: [[initializer, why]] (both

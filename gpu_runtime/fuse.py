@@ -6,6 +6,8 @@ alternatives, and the plan chooses. Each such Add is a group of options, "apart"
 
 Depth-to-space after a convolution is that convolution's store; space-to-depth before one is a larger kernel and stride; a
 channel shuffle is an order of weight rows (before it) or columns (after it). They stay layers only where nothing takes them.
+
+Pointwise nodes that read each other only are one layer, a chain: always, since apart they cost launches and bytes more.
 """
 
 from __future__ import annotations
@@ -16,21 +18,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from gpu_runtime.chains import Chain, activation_after, chain_at
+from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_shift, shape_of, single_reader
 from gpu_runtime.onnx_import import Imported
-from tactics.problem import NONE, Activation
+from tactics.pointwise_ops import NONE, Activation, Stage
 
-FLT_MAX = 3.4028235e38
-BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One operation. `op`: the ONNX type that gives its meaning; `node`: where its attributes stand.
+    """One operation. `op`: the ONNX type that gives its meaning, or Chain; `node`: where its attributes stand.
 
     `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
     [K,C,R,S]) and "b" [K],
-    pointwise "operand" [C] or [1], activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
+    chain "c0", "c1", ... as stored, activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
     named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
     mode of depth-to-space over the result, before the residual; `act_first`: and the
     activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
@@ -47,7 +49,7 @@ class Layer:
     act: Activation = NONE
     residual: bool = False
     act_first: bool = False
-    swap: bool = False
+    stages: tuple[Stage, ...] = ()
     d2s: int = 1
     d2s_mode: str = "dcr"
     s2d: int = 1
@@ -78,6 +80,10 @@ def fuse(imported: Imported) -> Fused:
         found.append((position[node], layer))
         covered.update(used)
 
+    def ends_before(node: ir.Node) -> bool:
+        """Whether a chain leaves `node` alone: it is done already, or a convolution's epilogue may do it."""
+        return node in covered or any(v in waiting for v in node.inputs) or _convolution_adds(node)
+
     for node in graph:
         if node in covered:
             continue
@@ -99,26 +105,26 @@ def fuse(imported: Imported) -> Fused:
             layer, more = _with_shuffle(layer)
             used = used + more
             reader = single_reader(layer.output)
-            if reader is not None and _is_residual_add(reader):
+            if reader is not None and _is_residual_add(reader) and reader not in covered:
                 waiting[layer.output] = layer
                 covered.update(used)
             else:
                 layer, more = _with_activation(layer)
                 layer, last = _with_shuffle(layer)
                 reader = single_reader(layer.output)
-                adds = reader is not None and _is_residual_add(reader) and not _activation_after(reader.outputs[0])
-                if more and adds and layer.op != "ConvTranspose":
+                adds = reader is not None and _is_residual_add(reader) and not activation_after(reader.outputs[0])
+                if more and adds and reader not in covered and layer.op != "ConvTranspose":
                     waiting[layer.output] = replace(layer, act_first=True)
                     covered.update(used + more + last)
                 else:
                     emit(node, layer, used + more + last)
-        elif node.op_type == "Add" and _is_residual_add(node):
-            apart, more = _with_activation(Layer("Add", node, node.name, (node.name,), tuple(node.inputs), node.outputs[0]))
+        elif any(v in waiting for v in node.inputs) and _is_residual_add(node):
+            act, slope, more = activation_after(node.outputs[0]) or (NONE, None, ())
+            apart = _chain_layer(chain_at(node, covered.__contains__, [node, *more][-1]))
+            apart = replace(apart, when=((node.name, "apart"),))
             convs = [waiting[v] for v in node.inputs if v in waiting]
             options = ("apart", *(f"into {c.node.name}" for c in convs))
-            if convs:
-                groups.append((node.name, options))
-                apart = replace(apart, when=((node.name, "apart"),))
+            groups.append((node.name, options))
             for conv in convs:
                 option = f"into {conv.node.name}"
                 alone = tuple((node.name, o) for o in options if o != option)
@@ -130,102 +136,23 @@ def fuse(imported: Imported) -> Fused:
                     nodes=conv.nodes + apart.nodes,
                     inputs=(conv.inputs[0], other),
                     output=apart.output,
-                    weights={**conv.weights, **apart.weights},
-                    act=conv.act if conv.act_first else apart.act,
+                    weights=conv.weights if slope is None else {**conv.weights, "slope": slope},
+                    act=conv.act if conv.act_first else act,
                     residual=True,
                     when=((node.name, option),),
                 )
                 emit(node, into, [])
             emit(node, apart, [node, *more])
-        elif node.op_type == "BatchNormalization" and (affine := scale_and_shift(node, node.inputs[0])):
-            y = node.outputs[0]
-            middle = ir.Value(name=f"{y.name} (scaled)", shape=y.shape, type=y.type)
-            names = (node.name,)
-            emit(
-                node,
-                Layer("Mul", node, f"{node.name} (scale)", names, (node.inputs[0],), middle, {"operand": affine[0]}),
-                [],
-            )
-            layer, more = _with_activation(Layer("Add", node, node.name, names, (middle,), y, {"operand": affine[1]}))
-            emit(node, layer, [node, *more])
-        elif alone := _activation_at(node):
-            act, slope, used = alone
-            weights = {} if slope is None else {"slope": slope}
-            x, y = used[0].inputs[0], used[-1].outputs[0]
-            emit(node, Layer("Identity", node, _label(used), _names(used), (x,), y, weights, act), used)
         elif node.op_type == "Split":
             for i, y in enumerate(node.outputs):  # a layer for each part that somebody wants
                 if y.uses() or y.is_graph_output():
                     emit(node, Layer("Split", node, f"{node.name} part {i}", (node.name,), (node.inputs[0],), y), [node])
+        elif chain := chain_at(node, ends_before):
+            emit(chain.nodes[-1], _chain_layer(chain), chain.nodes)
         else:
-            layer, more = _with_activation(_binary(node)) if node.op_type in BINARY else (_plain(node), [])
-            emit(node, layer, [node, *more])
+            emit(node, _plain(node), [node])
     found.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
     return Fused(imported, tuple(layer for _, layer in found), tuple(groups))
-
-
-# ---- questions about the graph, shared with lower
-
-
-def constant(value: ir.Value | None) -> np.ndarray | None:
-    """The array of a stored constant, else None."""
-    return None if value is None or value.const_value is None else value.const_value.numpy()
-
-
-def attribute(node: ir.Node, name: str, default=None):
-    """An attribute's Python value (strings as str, lists as tuple), or the default."""
-    found = node.attributes.get(name)
-    return default if found is None else tuple(found.value) if isinstance(found.value, (list, tuple)) else found.value
-
-
-def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """The static ONNX shape."""
-    return tuple(int(d) for d in value.shape)
-
-
-def single_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads `value`, exactly once, if it is no network output."""
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-
-
-def per_channel(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A constant that broadcasts over a tensor of `shape` along axis 1 only -> [C] or [1]; None if it does otherwise."""
-    dims = (1,) * (len(shape) - array.ndim) + array.shape
-    if len(dims) != len(shape) or any(d != 1 for i, d in enumerate(dims) if i != 1):
-        return None
-    if array.size not in (1, shape[1] if len(shape) > 1 else 1):
-        return None
-    return array.reshape(-1)
-
-
-def scale_and_shift(node: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray] | None:
-    """FP64 (scale, shift), each [C] or [1], if node computes x * scale + shift with constants, else None."""
-    one, zero = np.ones(1), np.zeros(1)
-    if node.op_type == "BatchNormalization":
-        stats = [constant(v) for v in node.inputs[1:5]]
-        if x is not node.inputs[0] or any(a is None for a in stats) or attribute(node, "training_mode", 0):
-            return None
-        if any(a.shape != (shape_of(x)[1],) for a in stats):
-            return None
-        gamma, beta, mean, var = (a.astype(np.float64) for a in stats)
-        with np.errstate(all="ignore"):  # lower refuses what is not finite
-            scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
-            return scale, beta - mean * scale
-    if node.op_type not in ("Add", "Sub", "Mul", "Div") or shape_of(node.outputs[0]) != shape_of(x):
-        return None
-    a, b = node.inputs
-    other = constant(b if a is x else a)
-    c = None if other is None else per_channel(other.astype(np.float64), shape_of(x))
-    if c is None:
-        return None
-    if node.op_type == "Add":
-        return one, c
-    if node.op_type == "Sub":
-        return (one, -c) if a is x else (-one, c)
-    if node.op_type == "Mul":
-        return c, zero
-    return (1 / c, zero) if a is x and np.all(c) else None
 
 
 # ---- rules
@@ -244,13 +171,9 @@ def _plain(node: ir.Node) -> Layer:
     return Layer(node.op_type, node, node.name, (node.name,), inputs, node.outputs[0])
 
 
-def _binary(node: ir.Node) -> Layer:
-    layer = _plain(node)
-    if len(node.inputs) == 2 and len(layer.inputs) == 1:
-        c = per_channel(constant(node.inputs[1 - node.inputs.index(layer.inputs[0])]), shape_of(node.outputs[0]))
-        if c is not None:
-            return replace(layer, weights={"operand": c}, swap=layer.inputs[0] is node.inputs[1])
-    return layer
+def _chain_layer(chain: Chain) -> Layer:
+    last, names = chain.nodes[-1], _names(chain.nodes)
+    return Layer("Chain", last, _label(chain.nodes), names, chain.inputs, chain.output, chain.constants, stages=chain.stages)
 
 
 def _is_residual_add(node: ir.Node) -> bool:
@@ -259,6 +182,21 @@ def _is_residual_add(node: ir.Node) -> bool:
         return False
     a, b = node.inputs
     return a is not b and shape_of(a) == shape_of(b)
+
+
+def _convolution_adds(node: ir.Node) -> bool:
+    """Whether one side of a residual Add is what a convolution ends with, so that its epilogue may do the Add."""
+    return _is_residual_add(node) and any(_ends_convolution(v, (node,)) for v in node.inputs)
+
+
+def _ends_convolution(value: ir.Value, readers: tuple[ir.Node, ...]) -> bool:
+    node = value.producer()
+    if node is None or value.is_graph_output() or any(use.node not in readers for use in value.uses()):
+        return False
+    if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return _convolution(node) is not None
+    chain = chain_at(node, lambda n: False, node)
+    return chain is not None and len(chain.inputs) == 1 and _ends_convolution(chain.inputs[0], chain.nodes)
 
 
 def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
@@ -301,10 +239,11 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
 
 def _with_activation(layer: Layer) -> tuple[Layer, list[ir.Node]]:
     """The layer with the activation that alone reads its output, and the nodes of that activation."""
-    found = _activation_after(layer.output)
+    found = activation_after(layer.output)
     if found is None:
         return layer, []
     act, slope, used = found
+    used = list(used)
     if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
         slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
     return replace(
@@ -315,56 +254,6 @@ def _with_activation(layer: Layer) -> tuple[Layer, list[ir.Node]]:
         weights=layer.weights if slope is None else {**layer.weights, "slope": slope},
         act=act,
     ), used
-
-
-def _activation_after(value: ir.Value):
-    """(activation, slope, nodes) if everything that reads `value` is one activation."""
-    readers = {use.node for use in value.uses()}
-    if value.is_graph_output() or not readers:
-        return None
-    for node in readers:
-        found = _activation_at(node)
-        if found and found[2][0].inputs[0] is value and set(found[2]) >= readers:
-            return found
-    return None
-
-
-def _activation_at(node: ir.Node) -> tuple[Activation, np.ndarray | None, list[ir.Node]] | None:
-    """(activation, slope, nodes) that starts at `node`, x * Sigmoid(x) and x * HardSigmoid(x) included."""
-    op, x = node.op_type, node.inputs[0] if node.inputs else None
-    if op in ("Sigmoid", "HardSigmoid"):
-        gate = (0.0, 0.0) if op == "Sigmoid" else (attribute(node, "alpha", 0.2), attribute(node, "beta", 0.5))
-        name = "silu" if op == "Sigmoid" else "hard_swish"
-        reader = single_reader(node.outputs[0])
-        product = reader is not None and reader.op_type == "Mul" and any(v is x for v in reader.inputs)
-        if product and (op == "Sigmoid" or np.allclose(gate, (1 / 6, 0.5), rtol=1e-5)):
-            return Activation(name), None, [node, reader]
-        return (Activation("sigmoid") if op == "Sigmoid" else Activation("hard_sigmoid", gate)), None, [node]
-    if op in ("Relu", "Tanh"):
-        return Activation(op.lower()), None, [node]
-    if op == "HardSwish":
-        return Activation("hard_swish"), None, [node]
-    if op == "LeakyRelu":
-        return Activation("leaky_relu", (attribute(node, "alpha", 0.01),)), None, [node]
-    if op == "PRelu":
-        slope = constant(node.inputs[1])
-        slope = None if slope is None else per_channel(slope, shape_of(x))
-        if slope is None:
-            return None
-        if slope.size == 1:
-            return Activation("leaky_relu", (float(slope[0]),)), None, [node]
-        return Activation("prelu"), slope.astype(np.float32), [node]
-    if op == "Clip":
-        bounds = [FLT_MAX if i else -FLT_MAX for i in range(2)]
-        for i, v in enumerate(node.inputs[1:3]):
-            if v is not None:
-                if (c := constant(v)) is None or c.size != 1:
-                    return None
-                bounds[i] = float(np.clip(c.reshape(()), -FLT_MAX, FLT_MAX))
-        if bounds[0] == 0 and bounds[1] >= 65504:  # no FP16 value is larger
-            return Activation("relu"), None, [node]
-        return Activation("clip", tuple(bounds)), None, [node]
-    return None
 
 
 # ---- tensors whose elements only change places

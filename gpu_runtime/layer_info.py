@@ -126,18 +126,27 @@ def _parameters(layer: Mapping) -> dict:
         return {"ParameterType": "Reformat", "Origin": "REFORMAT"}
     if kind == "pointwise":
         args = [f"arg{i}" for i in range(len(layer["inputs"]))]
-        op, act = p.get("op", "copy"), str(p.get("act", "none"))
+        stages = p.get("stages") or ["copy"]
+        lines = [_expression(i, str(stage), args) for i, stage in enumerate(stages)]
         return {
             "ParameterType": "PointWise",
             "ParameterSubType": "PointWiseExpression",
             "NbInputArgs": len(args),
             "InputArgs": args,
             "NbOutputVars": 1,
-            "OutputVars": ["var0"],
-            "NbOperations": 1,
-            "Operations": [f"const auto var0 = {act}({op}({', '.join(args)}));"],
+            "OutputVars": [f"var{len(stages) - 1}"],
+            "NbOperations": len(stages),
+            "Operations": lines,
         }
     return {"Axes": 2, "HasLog": 0} if kind == "softmax" else {}  # Axes is a mask: bit 1 is C
+
+
+def _expression(i: int, stage: str, args: list[str]) -> str:
+    """A stage such as clip(0,6) or add(t1) as one of TensorRT's operations, over what the one before it computed."""
+    op, _, inside = stage.rstrip(")").partition("(")
+    before = f"var{i - 1}" if i else args[0]
+    inside = args[int(inside[1:])] if inside[:1] == "t" else inside
+    return f"const auto var{i} = {op}({', '.join(filter(None, [before, *inside.split(',')]))});"
 
 
 def _conv(layer: Mapping, p: Mapping) -> dict:

@@ -15,8 +15,9 @@ import numpy as np
 from cuda_kernels import sparse24
 from gpu_runtime import moves
 from gpu_runtime.errors import ModelError
-from gpu_runtime.fuse import BINARY, VIEWS, Fused, Layer, attribute, constant, shape_of
+from gpu_runtime.fuse import VIEWS, Fused, Layer
 from gpu_runtime.moves import Refused, axis4, compose, nchw
+from gpu_runtime.onnx_graph import attribute, constant, shape_of
 from tactics.gather_problem import ViewProblem
 from tactics.problem import (
     ConvProblem,
@@ -47,7 +48,7 @@ class Op:
     """One problem between named tensors.
 
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
-    values, "b" [K] if there is a bias; pointwise "operand" [C] or [1]; prelu "slope" [K]. `nodes`: ONNX nodes covered.
+    values, "b" [K] if there is a bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered.
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
     `layer`: the Conv or Gemm node whose weights these are, the same in every alternative.
     """
@@ -201,8 +202,8 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, out, weights)
     names, result = tuple(views.name(v) for v in inputs), views.name(layer.output)
-    if layer.op in MOVES:
-        return _in_a_row(layer, problem if isinstance(problem, tuple) else (problem,), names, shapes, result, out)
+    if layer.op in MOVES or layer.op == "Chain":
+        return _in_a_row(layer, problem if isinstance(problem, tuple) else (problem,), names, shapes, result, out, weights)
     if problem.out_shape != out or problem.in_shapes != tuple(shapes):
         raise Refused(
             f"expected {list(problem.in_shapes)} -> {list(problem.out_shape)}, the model has {shapes} -> {list(out)}"
@@ -211,14 +212,15 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
     return [Op(layer.label, problem, names, result, weights, layer.nodes, layer.when, identity)]
 
 
-def _in_a_row(layer: Layer, problems, names, shapes, result: str, out: Shape4) -> list[Op]:
+def _in_a_row(layer: Layer, problems, names, shapes, result: str, out: Shape4, weights) -> list[Op]:
     """The problems one after the other, with a view wherever one names the elements by another shape."""
     ops: list[Op] = []
 
     def add(problem: Problem, sources: tuple[str, ...], last: bool) -> str:
         i = len(ops)
         name = layer.label if last else f"{layer.label} ({i})"
-        ops.append(Op(name, problem, sources, result if last else f"{result} ({i})", {}, layer.nodes, layer.when))
+        mine = {} if isinstance(problem, ViewProblem) else weights
+        ops.append(Op(name, problem, sources, result if last else f"{result} ({i})", mine, layer.nodes, layer.when))
         return ops[-1].output
 
     for k, problem in enumerate(problems):
@@ -337,18 +339,23 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
     return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
 
 
-def _pointwise(layer: Layer, shapes, out, weights) -> PointwiseProblem:
-    if layer.op == "Identity":
-        return PointwiseProblem(*shapes[0], act=layer.act)
-    op = BINARY[layer.op]
-    if "operand" in weights:
-        kind = "scalar" if weights["operand"].size == 1 else "channel"
-        if shapes[0] == out:
-            return PointwiseProblem(*out, op, kind, layer.swap, layer.act)
-    if len(shapes) == 2 and len(layer.node.inputs) == 2 and shapes[0] == shapes[1] == out:
-        return PointwiseProblem(*out, op, "tensor", act=layer.act)
-    got = " and ".join(str(list(shape_of(v))) for v in layer.node.inputs)
-    raise Refused(f"expected two tensors of one shape, or one and a constant scalar or [C,1,1], got {got}")
+def _chain(layer: Layer, shapes, out, weights) -> PointwiseProblem:
+    over = shape_of(layer.output)
+    constants = [name for name in weights if name != "slope"]
+    spans = [_span(shape, over) for shape in (*map(shape_of, layer.inputs), *(weights[name].shape for name in constants))]
+    count = len(layer.inputs)
+    return PointwiseProblem(*out, layer.stages, tuple(spans[:count]), tuple(spans[count:]))
+
+
+def _span(shape: tuple[int, ...], over: tuple[int, ...]) -> str:
+    """The axes of NCHW along which `shape` spans a tensor of shape `over`; NumPy aligns their dimensions at the end."""
+    shape = (1,) * (len(over) - len(shape)) + tuple(shape)
+    if shape == over:
+        return "nchw"
+    have, out = nchw(shape), nchw(over)
+    if any(d not in (1, o) for d, o in zip(have, out, strict=True)):
+        raise Refused(f"{list(shape)} repeats over {list(over)} along some of the axes between the second and the last only")
+    return "".join(a for a, d, o in zip("nchw", have, out, strict=True) if d == o > 1)
 
 
 def _softmax(layer: Layer, shapes, out, weights) -> SoftmaxProblem:
@@ -368,12 +375,11 @@ MOVES = {
 PROBLEMS = {
     **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
-    **dict.fromkeys(("Identity", *BINARY), _pointwise),
+    "Chain": _chain,
     "Softmax": _softmax, **MOVES,
 }  # fmt: skip
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
-    "PRelu": "expected a constant slope, scalar or [C,1,1]",
     "Clip": "expected constant scalar bounds",
     "Cast": "only casts between floating-point types are supported",
     "Dropout": "expected inference mode",

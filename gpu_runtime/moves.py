@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.fuse import Layer, attribute, constant, shape_of
+from gpu_runtime.fuse import Layer
+from gpu_runtime.onnx_graph import attribute, constant, shape_of
 from tactics.gather_problem import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
 from tactics.problem import ConcatProblem, MoveProblem, Problem
 

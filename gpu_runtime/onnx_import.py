@@ -36,11 +36,13 @@ FLOATS = {
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {
-    "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Conv", "ConvTranspose",
-    "DepthToSpace", "Div", "Dropout", "Expand", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
-    "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "MatMul", "Max", "MaxPool", "Min", "Mul", "PRelu", "Pad", "ReduceMax",
-    "ReduceMean", "Relu", "Reshape", "Resize", "Sigmoid", "Slice", "Softmax", "SpaceToDepth", "Split", "Squeeze", "Sub",
-    "Sum", "Tanh", "Tile", "Transpose", "Unsqueeze", "Upsample",
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Concat", "Constant", "Conv",
+    "ConvTranspose", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "Gelu",
+    "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "MatMul",
+    "Max", "MaxPool", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceMax", "ReduceMean",
+    "Relu", "Reshape", "Resize", "Round", "Selu", "Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign",
+    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze",
+    "Upsample",
 }  # fmt: skip
 
 
@@ -511,12 +513,13 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
                 f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}; "
                 "only what is dynamic can be chosen"
             )
-        if not given or min(given) < 1 or math.prod(given) > LARGEST_TENSOR:
+        if not (given or ranked) or min(given, default=1) < 1 or math.prod(given) > LARGEST_TENSOR:
             raise ModelError(
                 f"input {v.name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
                 f"got {'x'.join(map(str, given)) or 'none'}"
             )
         t.ClearField("shape")
+        t.shape.SetInParent()  # a scalar has a shape too
         for g in given:
             t.shape.dim.add().dim_value = int(g)
     if missing:
@@ -646,16 +649,21 @@ def _drop_identities(model: ir.Model) -> None:
 
 
 def _split_sums(model: ir.Model) -> None:
-    """Sum of n tensors -> a chain of Adds, so that residuals have one spelling."""
-    for node in [n for n in model.graph if n.op_type == "Sum"]:
+    """Sum, Mean, Max and Min of n tensors -> a chain of operations with two, so that each has one spelling."""
+    many = [n for n in model.graph if n.op_type in ("Sum", "Mean") or (n.op_type in ("Max", "Min") and len(n.inputs) != 2)]
+    for node in many:
         total, terms = node.inputs[0], node.inputs[1:]
-        if not terms:
-            steps = [ir.Node("", "Identity", [total], name=node.name)]
-        else:
-            steps = []
-            for i, term in enumerate(terms):
-                name = node.name if i == len(terms) - 1 else f"{node.name}_{i}"
-                steps.append(ir.Node("", "Add", [steps[-1].outputs[0] if steps else total, term], name=name))
+        op = {"Sum": "Add", "Mean": "Add"}.get(node.op_type, node.op_type)
+        steps = []
+        for i, term in enumerate(terms):
+            steps.append(ir.Node("", op, [steps[-1].outputs[0] if steps else total, term], name=f"{node.name}_{i}"))
+        if node.op_type == "Mean" and terms:
+            part = f"{node.name}_part"
+            share = ir.Value(name=part, const_value=ir.tensor(np.float32(1 / len(node.inputs)), name=part))
+            model.graph.register_initializer(share)
+            steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
+        steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
+        steps[-1].name = node.name
         name = node.outputs[0].name
         model.graph.insert_before(node, steps)
         ir.convenience.replace_all_uses_with(node.outputs[0], steps[-1].outputs[0], replace_graph_outputs=True)

@@ -5,7 +5,7 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 `lie`, so that their tensors may lie inside others.
 """
 
-from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement
+from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement, pointwise
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
     ConcatProblem,
@@ -22,13 +22,13 @@ OF_KERNEL = {
     "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
-    "move": movement, "pointwise": movement, "pool": movement, "pool_global": movement, "softmax": movement,
+    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "softmax": movement,
     "gather": gather, "resize": gather,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     PoolProblem: (movement,),
-    PointwiseProblem: (movement,), MoveProblem: (movement,),
+    PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,),
 }  # fmt: skip

@@ -1,30 +1,25 @@
-"""Kernels that move more than they compute: pool, pool_global, pointwise, move (slice, pad, concat, reformat, ...), softmax."""
+"""Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...), softmax."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, padded_channels
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, padded_channels
 from tactics.problem import (
-    POINTWISE_OPS,
     ConcatProblem,
     MoveProblem,
-    PointwiseProblem,
     PoolProblem,
     Problem,
     ReformatProblem,
     SoftmaxProblem,
 )
-from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, grid, ints, linear, own_strides, view_args
+from tactics.roofline import streamed
+from tactics.step import Launch, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
-
-BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
@@ -37,8 +32,8 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Operands and slopes are read as FP32 arrays."""
-    return {name: np.ascontiguousarray(w, np.float32).reshape(-1) for name, w in weights.items()}
+    """None of these has weights."""
+    return {}
 
 
 def _same_width(p: Problem):
@@ -47,11 +42,6 @@ def _same_width(p: Problem):
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "" if linear(x) == linear(y) else "pooling reads and writes vectors of one width"
         yield Tactic(kernel, None, (x,), y), reason
-
-
-def _same_format(p: PointwiseProblem):
-    for f in HALF_FORMATS:
-        yield Tactic("pointwise", None, (f,) * len(p.in_shapes), f), ""
 
 
 def _any_pair(p: Problem):
@@ -70,7 +60,7 @@ def _reformat_pair(p: ReformatProblem):
 
 
 CANDIDATES = {
-    PoolProblem: _same_width, PointwiseProblem: _same_format, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
+    PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
     SoftmaxProblem: _any_pair, ReformatProblem: _reformat_pair,
 }  # fmt: skip
 
@@ -91,31 +81,6 @@ def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
         *ints(*p.dilation, *ends, p.count_pad),
     )  # fmt: skip
     return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
-
-
-def _pointwise(p: PointwiseProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
-    fmt = tactic.out
-    cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
-    vec = 1 if linear(fmt) else 8
-    if vec == 1 or canonical(fmt, p.out_shape).partition(":")[2].startswith("planes"):
-        inner, blocks = v // vec, cp // v
-    else:
-        inner, blocks, v = cp // vec, 1, cp
-    total = p.n * cp * p.h * p.w // vec
-    values = {
-        "VEC": vec, "OP": list(POINTWISE_OPS).index(p.op), "SWAP": int(p.swap), "ACT": act_code(p),
-        "OPERAND": ("none", "tensor", "channel", "scalar").index(p.operand),
-        "STRIDED": int(lie != own_strides(p, tactic)),
-    }  # fmt: skip
-    tensor = p.operand == "tensor"
-    args = (
-        ("in", 0), ("in", 1) if tensor else NULL,
-        ("weights", "operand") if p.operand in ("channel", "scalar") else NULL,
-        ("weights", "slope") if p.act.name == "prelu" else NULL, ("out", 0), ("i64", total),
-        *ints(inner, p.h * p.w, blocks, v, p.c), *alpha_beta(p),
-        *view_args(lie[0]), *view_args(lie[int(tensor)]), *view_args(lie[-1]),
-    )  # fmt: skip
-    return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)
 
 
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
@@ -168,7 +133,7 @@ def _softmax(p: SoftmaxProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
 
 
 LAUNCHERS = {
-    PoolProblem: _pool, PointwiseProblem: _pointwise, MoveProblem: _move, ConcatProblem: _concat, SoftmaxProblem: _softmax,
+    PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat, SoftmaxProblem: _softmax,
     ReformatProblem: _reformat,
 }  # fmt: skip
 
@@ -179,21 +144,13 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
 
 def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float) -> dict:
     """Bytes over bandwidth, bounded by what the launched threads can keep in flight and by `per_element` instructions."""
-    clk_us = 1 / device.clock_mhz
     mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
     read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     written = _sectors(tactic.out, problem.out_shape, not mixed)
-    parts = moved_us(device, read, written)
-    blocks = sum(s.grid[0] for s in steps)
-    waves = math.ceil(blocks / (device.num_sms * 8))
-    active = min(device.num_sms, blocks)
-    flight = (read + written) / (active * BYTES_IN_FLIGHT_PER_SM / LATENCY_CLK) * clk_us
     # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
     elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
                                                        strict=True))  # fmt: skip
-    work = elements * per_element / (128 * active) * clk_us
-    parts |= {"latency": flight + waves * LATENCY_CLK * clk_us, "issue": work}
-    return result(device, parts, len(steps))
+    return streamed(device, steps, read, written, elements * per_element)
 
 
 def _instructions(fmt: Format, shape) -> float:
@@ -206,7 +163,7 @@ def _per_element(problem: Problem) -> float:
     kind = type(problem).__name__
     if kind == "PoolProblem":
         return 2.0 * max(1.0, problem.r * problem.s / (problem.stride[0] * problem.stride[1]))
-    return {"SoftmaxProblem": 24.0, "PointwiseProblem": 6.0}.get(kind, 8.0)
+    return {"SoftmaxProblem": 24.0}.get(kind, 8.0)
 
 
 def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:

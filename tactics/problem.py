@@ -10,47 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
-
-# name -> (number of parameters, meaning over FP32 arrays). `prelu` has its slope per channel as a weight.
-ACTIVATIONS = {
-    "none": (0, lambda v: v),
-    "relu": (0, lambda v: np.maximum(v, 0)),
-    "leaky_relu": (1, lambda v, a: np.where(v >= 0, v, a * v)),
-    "prelu": (0, None),
-    "clip": (2, lambda v, lo, hi: np.minimum(np.maximum(v, lo), hi)),
-    "sigmoid": (0, lambda v: 1 / (1 + np.exp(-v))),
-    "silu": (0, lambda v: v / (1 + np.exp(-v))),
-    "hard_sigmoid": (2, lambda v, a, b: np.clip(a * v + b, 0, 1)),
-    "hard_swish": (0, lambda v: v * np.clip(v / 6 + 0.5, 0, 1)),
-    "tanh": (0, np.tanh),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A pointwise function and its scalar parameters; prints as `relu` or `clip(0,6)`."""
-
-    name: str = "none"
-    params: tuple[float, ...] = ()
-
-    def __post_init__(self):
-        if self.name not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {self.name!r}: expected one of {', '.join(ACTIVATIONS)}")
-        if len(self.params) != ACTIVATIONS[self.name][0]:
-            raise ValueError(f"activation {self.name} takes {ACTIVATIONS[self.name][0]} parameters, got {self.params}")
-
-    def __str__(self) -> str:
-        return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
-
-    def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
-        """FP32 NCHW in, FP32 out; `slope` is [C], for prelu."""
-        if self.name == "prelu":
-            return np.where(v >= 0, v, v * np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
-        with np.errstate(over="ignore"):
-            return ACTIVATIONS[self.name][1](v, *(np.float32(p) for p in self.params)).astype(np.float32)
-
-
-NONE = Activation()
+from tactics.pointwise_ops import NONE, Activation, Stage
 
 
 def _key(problem, kind: str) -> str:
@@ -307,51 +267,53 @@ class PoolProblem:
 
 @dataclass(frozen=True, slots=True)
 class PointwiseProblem:
-    """act(x op operand), element by element. `operand`: none, tensor (same shape), channel ([C]) or scalar ([1]).
+    """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
 
-    `op`: copy (no operand), add, sub, mul, div, max, min; `swap` computes operand op x.
+    `tensors` and `constants`: along which axes each one spans the output; along the others it has size 1 and is repeated
+    (NumPy's broadcasting). "nchw" is a whole tensor, "nc" one value per image and channel, "hw" one per pixel, "" one.
+    Tensor i is "t<i>" to a stage and an input; constant i is "c<i>" to a stage and a weight of that name.
     """
 
     n: int
     c: int
     h: int
     w: int
-    op: str = "copy"
-    operand: str = "none"
-    swap: bool = False
-    act: Activation = NONE
+    stages: tuple[Stage, ...] = ()
+    tensors: tuple[str, ...] = ("nchw",)
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if self.op not in POINTWISE_OPS or self.operand not in ("none", "tensor", "channel", "scalar"):
-            raise ValueError(f"pointwise: unknown op {self.op!r} or operand {self.operand!r}")
-        if (self.op == "copy") != (self.operand == "none"):
-            raise ValueError(f"pointwise: op {self.op} with operand {self.operand}")
+        named = {f"t{i}" for i in range(len(self.tensors))} | {f"c{i}" for i in range(len(self.constants))}
+        if unknown := [s for s in self.stages if s.operand and s.operand not in named]:
+            raise ValueError(f"pointwise: {unknown[0]} reads none of {', '.join(sorted(named))}")
+        if wrong := [a for a in (*self.tensors, *self.constants) if a != "".join(x for x in "nchw" if x in a)]:
+            raise ValueError(f"pointwise: axes are written in the order nchw, got {wrong[0]!r}")
 
     def __str__(self) -> str:
         return _key(self, "pointwise")
 
+    def span(self, axes: str) -> tuple[int, int, int, int]:
+        """The shape of a tensor or constant that spans `axes`."""
+        return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
+
     @property
     def in_shapes(self):
-        return ((self.n, self.c, self.h, self.w),) * (2 if self.operand == "tensor" else 1)
+        return tuple(self.span(axes) for axes in self.tensors)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
         return (self.n, self.c, self.h, self.w)
 
-    def reference(self, x, operand=None, slope=None) -> np.ndarray:
-        """`operand`: an array of x's shape, [C] or [1]."""
-        x = np.asarray(x, np.float32)
-        if self.operand == "none":
-            return self.act.apply(x, slope)
-        b = np.asarray(operand, np.float32)
-        b = b if self.operand == "tensor" else b.reshape(1, -1, 1, 1)
-        return self.act.apply(POINTWISE_OPS[self.op](*((b, x) if self.swap else (x, b))), slope)
-
-
-POINTWISE_OPS = {
-    "copy": None, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "max": np.maximum, "min": np.minimum,
-}  # fmt: skip
+    def reference(self, *tensors, **constants) -> np.ndarray:
+        """FP32 arrays of in_shapes, and constants c0, c1, ... as many values as they span; FP32 out."""
+        operands = {f"t{i}": np.asarray(x, np.float32) for i, x in enumerate(tensors)}
+        for i, axes in enumerate(self.constants):
+            operands[f"c{i}"] = np.asarray(constants[f"c{i}"], np.float32).reshape(self.span(axes))
+        v = operands["t0"]
+        with np.errstate(all="ignore"):
+            for stage in self.stages:
+                v = stage.apply(v, operands.get(stage.operand)).astype(np.float32)
+        return np.array(np.broadcast_to(v, self.out_shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from math import prod
+import math
+from collections.abc import Sequence
 
 from cuda_kernels.device import Device
 from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.step import Launch
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 DRAM_EFFICIENCY, L2_EFFICIENCY = 0.85, 0.7
 LATENCY_CLK = 800  # of a load that misses L1
+BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
 
 
 def result(device: Device, parts: dict[str, float], num_launches: int = 1) -> dict[str, float | str]:
@@ -35,7 +38,7 @@ def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, f
     others. 2:4 halves the products and keeps 9/16 of the weight bytes (half the values, 2 bits for each kept one);
     activations are counted as in `moved_us`, unpadded.
     """
-    moved = 2 * (sum(prod(shape) for shape in p.in_shapes) + prod(p.out_shape))
+    moved = 2 * (sum(math.prod(shape) for shape in p.in_shapes) + math.prod(p.out_shape))
     weights = 2 * p.k * (p.c // p.groups) * p.r * p.s
     mma = p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
     cold = moved if moved > device.l2_bytes / 2 else 0
@@ -54,3 +57,16 @@ def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, f
         "dense_us": device.launch_us + max(mma, dram(weights), l2(weights)),
         "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
     }
+
+
+def streamed(device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float):
+    """`result` for kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can
+    keep in flight and by the instructions that all of them issue."""
+    clk_us = 1 / device.clock_mhz
+    blocks = sum(s.grid[0] for s in steps)
+    active = min(device.num_sms, blocks)
+    waves = math.ceil(blocks / (device.num_sms * 8))
+    flight = (read + written) / (active * BYTES_IN_FLIGHT_PER_SM / LATENCY_CLK)
+    parts = moved_us(device, read, written)
+    parts |= {"latency": (flight + waves * LATENCY_CLK) * clk_us, "issue": instructions / (128 * active) * clk_us}
+    return result(device, parts, len(steps))

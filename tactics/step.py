@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tactics.format import LAYOUTS, Format, Strides, strides
-from tactics.problem import ACTIVATIONS
+from tactics.pointwise_ops import ACTIVATIONS
 
 Arg = tuple[str, int | float | str]
 NULL: Arg = ("i64", 0)

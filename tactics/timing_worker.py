@@ -33,12 +33,10 @@ from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import ACTIVATIONS, Activation, Stage
 from tactics.problem import (
-    ACTIVATIONS,
-    Activation,
     ConvProblem,
     ConvTransposeProblem,
-    PointwiseProblem,
     Problem,
     depth_to_space,
     space_to_depth,
@@ -68,13 +66,14 @@ def problem_to_json(problem: Problem) -> dict:
 def problem_from_json(data: dict) -> Problem:
     """The inverse of problem_to_json; lists become tuples again."""
     kind = PROBLEMS[data["type"]]
-    values = {f.name: data[f.name] for f in fields(kind)}
-    for name, value in values.items():
-        if isinstance(value, list):
-            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
-        elif isinstance(value, dict):
-            values[name] = Activation(value["name"], tuple(value["params"]))
-    return kind(**values)
+    return kind(**{f.name: _value_from_json(data[f.name]) for f in fields(kind)})
+
+
+def _value_from_json(value):
+    if isinstance(value, dict):
+        record = Activation if "name" in value else Stage
+        return record(**{name: _value_from_json(v) for name, v in value.items()})
+    return tuple(map(_value_from_json, value)) if isinstance(value, (list, tuple)) else value
 
 
 def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -87,7 +86,9 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     image = isinstance(problem, ConvProblem) and problem.c <= 4
     if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
         inputs[0] = np.round(4 * np.abs(inputs[0]))
-    if getattr(problem, "op", "") == "div":  # no division by nearly zero
+    if {s.op for s in getattr(problem, "stages", ())} & {"log", "sqrt", "pow", "rpow"}:
+        inputs = [np.abs(x) + np.float16(0.5) for x in inputs]
+    elif {s.op for s in getattr(problem, "stages", ())} & {"div", "rdiv"}:  # no division by nearly zero
         inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
     weights = {}
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
@@ -96,9 +97,8 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
         weights["w"] = (sparse24.prune(w) if problem.sparse24 else w).astype(np.float32)
         if problem.bias:
             weights["b"] = 0.5 * rng.standard_normal(problem.k, np.float32)
-    if isinstance(problem, PointwiseProblem) and problem.operand in ("channel", "scalar"):
-        sign = rng.choice(np.float32([-1, 1]), problem.c if problem.operand == "channel" else 1)
-        weights["operand"] = sign * rng.uniform(0.5, 2, sign.shape).astype(np.float32)
+    for i, axes in enumerate(getattr(problem, "constants", ())):
+        weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
     if getattr(getattr(problem, "act", None), "name", "") == "prelu":
         weights["slope"] = rng.uniform(0.05, 0.5, getattr(problem, "k", problem.out_shape[1])).astype(np.float32)
     return inputs, weights
@@ -115,10 +115,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.residual else None
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"))
-    if isinstance(problem, PointwiseProblem):
-        operand = inputs[1] if problem.operand == "tensor" else weights.get("operand")
-        return problem.reference(inputs[0], operand, weights.get("slope"))
-    return problem.reference(*inputs)
+    return problem.reference(*inputs, **weights)
 
 
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
@@ -351,7 +348,8 @@ class Bench:
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
         images = np.unique(np.linspace(0, p.n - 1, count).astype(int)) if count > 1 else every[-1:]
         part = replace(p, n=len(images))
-        return cupy.asarray(reference(part, [x[images] for x in self.inputs], self.weights)), images
+        inputs = [x[images] if len(x) == p.n else x for x in self.inputs]
+        return cupy.asarray(reference(part, inputs, self.weights)), images
 
     def _check(self, tactic: Tactic) -> float:
         """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""

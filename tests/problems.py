@@ -16,9 +16,8 @@ from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problem import (
-    ACTIVATIONS,
-    Activation,
     ConcatProblem,
     ConvProblem,
     MoveProblem,
@@ -68,6 +67,32 @@ CONVS: dict[str, Problem] = {
     **{f"conv_{a.name}": ConvProblem(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
 }
 
+BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
+STAGE_PARAMS = {"elu": (0.5,), "thresholded_relu": (0.3,)}
+ODD = (2, 40, 5, 3)
+POINTWISE: dict[str, Problem] = {
+    "pointwise_copy": PointwiseProblem(*ODD),
+    **{f"pointwise_{a.name}": PointwiseProblem(*ODD, stage_of(a)) for a in ACTS if a.name not in ("none", "prelu")},
+    **{f"pointwise_{f}": PointwiseProblem(*ODD, (Stage(f, params=STAGE_PARAMS.get(f, ())),)) for f in FUNCTIONS},
+    **{f"pointwise_{op}": PointwiseProblem(*ODD, (Stage(op, "t1"),), ("nchw", "nchw")) for op in OPERATIONS},
+    "pointwise_channel": PointwiseProblem(*ODD, (Stage("mul", "c0"), Stage("relu")), constants=("c",)),
+    "pointwise_scalar": PointwiseProblem(1, 24, 7, 7, (Stage("rdiv", params=(1.5,)),)),
+    "pointwise_odd_channels": PointwiseProblem(1, 3, 9, 9, (Stage("sigmoid"),)),
+    "pointwise_1x1": PointwiseProblem(3, 20, 1, 1, (Stage("add", "t1"), Stage("relu")), ("nchw", "nchw")),
+    # Broadcast operands, from each side.
+    **{f"pointwise_by_{a or 'one'}": PointwiseProblem(2, 20, 5, 3, (Stage("mul", "t1"),), ("nchw", a)) for a in BROADCAST},
+    **{f"pointwise_from_{a}": PointwiseProblem(2, 20, 5, 3, (Stage("exp"), Stage("mul", "t1")), (a, "nchw"))
+       for a in ("nc", "hw")},
+    "pointwise_outer": PointwiseProblem(2, 40, 5, 3, (Stage("add", "t1"),), ("nc", "hw")),
+    **{f"pointwise_constant_{a}": PointwiseProblem(2, 20, 5, 3, (Stage("add", "c0"),), constants=(a,)) for a in BROADCAST[1:]},
+    "pointwise_chain": PointwiseProblem(
+        2, 40, 5, 3,
+        (Stage("mul", "c0"), Stage("add", "t1"), Stage("prelu", "c1"), Stage("mul", "t2"), Stage("rsub", params=(1.0,)),
+         Stage("clip", params=(-1.0, 2.0)), Stage("mul", "t0"), Stage("abs")),
+        ("nchw", "nchw", "nc"), ("c", "c"),
+    ),
+}  # fmt: skip
+
 OTHERS: dict[str, Problem] = {
     "pool_max": PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),
     "pool_max_ceil": PoolProblem(1, 8, 12, 12, "max", 3, 3, (6, 6), stride=(2, 2)),
@@ -76,14 +101,7 @@ OTHERS: dict[str, Problem] = {
     "pool_avg_count_pad": PoolProblem(1, 40, 8, 7, "avg", 3, 3, (4, 4), stride=(2, 2), pad=(1, 1, 1, 1), count_pad=True),
     "pool_global_avg": PoolProblem(3, 72, 7, 7, "avg", 7, 7, (1, 1)),
     "pool_global_max": PoolProblem(1, 19, 5, 13, "max", 5, 13, (1, 1)),
-    **{f"pointwise_{op}": PointwiseProblem(2, 40, 5, 3, op, "tensor") for op in ("add", "sub", "mul", "div", "max", "min")},
-    "pointwise_relu": PointwiseProblem(2, 40, 5, 3, act=RELU),
-    "pointwise_sigmoid": PointwiseProblem(1, 3, 9, 9, act=SIGMOID),
-    "pointwise_prelu": PointwiseProblem(2, 20, 5, 3, act=PRELU),
-    "pointwise_channel": PointwiseProblem(2, 40, 5, 3, "mul", "channel", act=RELU),
-    "pointwise_scalar_swap": PointwiseProblem(1, 24, 7, 7, "sub", "scalar", swap=True),
-    "pointwise_div_swap": PointwiseProblem(1, 24, 7, 7, "div", "scalar", swap=True),
-    "pointwise_1x1": PointwiseProblem(3, 20, 1, 1, "add", "tensor", act=RELU),
+    **POINTWISE,
     "move_slice": MoveProblem(2, 40, 9, 8, "window", (16, 4, 7), start=(8, 1, 0), step=(1, 2, 1)),
     "move_channel_step": MoveProblem(1, 21, 5, 4, "window", (7, 5, 4), start=(1, 0, 0), step=(3, 1, 1)),
     "move_pad": MoveProblem(1, 12, 6, 5, "window", (20, 9, 10), start=(-4, -2, -3), fill=1.5),

@@ -14,7 +14,7 @@ import pytest
 from gpu_runtime import onnx_import
 from gpu_runtime.fuse import fuse
 from gpu_runtime.lower import Network, exists, lower
-from tactics.problem import ConvProblem, ConvTransposeProblem, PointwiseProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
@@ -35,11 +35,8 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
         w = op.weights
         if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)):
             y = op.problem.reference(xs[0], w["w"], w.get("b"), xs[1] if op.problem.residual else None, w.get("slope"))
-        elif isinstance(op.problem, PointwiseProblem):
-            operand = xs[1] if op.problem.operand == "tensor" else w.get("operand")
-            y = op.problem.reference(xs[0], operand, w.get("slope"))
         else:
-            y = op.problem.reference(*xs)
+            y = op.problem.reference(*xs, **w)
         assert y.shape == op.problem.out_shape == network.tensors[op.output], op.name
         tensors[op.output] = rounded(y.astype(np.float32))
     return {t.name: tensors[t.name].reshape(t.shape) for t in network.outputs}

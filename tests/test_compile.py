@@ -22,7 +22,8 @@ from tactics.tactic import Tactic
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
 PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
 OTHERS = [
-    *(("pointwise", {"VEC": v, "OP": 1, "OPERAND": o, "SWAP": 0, "ACT": 3, "STRIDED": o - 1}) for v in (1, 8) for o in (1, 2)),
+    *(("pointwise", {"VEC": v, "OPS": ops, "OPERANDS": operands, "SOURCES": sources, "ROWS": rows})
+      for v in (1, 8) for rows in (0, 1) for ops, operands, sources in ((3020, 12, 133), (2846454230222320, 65432, 123411))),
     *(("move", {"KIND": k, "IN_VEC": i, "OUT_VEC": o, "IN_TYPE": 0, "OUT_F32": 0})
       for k in range(7) for i in (0, 1) for o in (0, 1) if not (i and k > 1)),
     *(("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_TYPE": t, "OUT_F32": 0}) for t in (1, 2)),

@@ -21,6 +21,7 @@ from tactics.candidates import candidates
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import Stage
 from tactics.problem import (
     Activation,
     ConcatProblem,
@@ -329,6 +330,7 @@ H8, CHW, CHW32 = (Format("fp16", layout) for layout in ("hwc8", "chw", "chw32"))
 DENSE, SPARSE = Tile(64, 64, 64, 2, 2, 4), Tile(64, 64, 64, 2, 2, 4)
 PATCH = Patch(64, 8, 8, 2, 4)
 LEAKY = Activation("leaky_relu", (0.1,))
+LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
 AROUND = {
     "conv": (
@@ -383,16 +385,23 @@ AROUND = {
     "pool_global": (PoolProblem(2, 24, 5, 4, "avg", 5, 4, (1, 1)), "pool_global", None, (H8, H8), ((8, 40, H8), (16, 48, H8))),
     "pool_linear": (PoolProblem(1, 5, 6, 6, "avg", 2, 2, (5, 5)), "pool", None, (CHW, CHW), ((2, 9, CHW), (1, 7, CHW))),
     "pointwise": (
-        PointwiseProblem(2, 24, 5, 3, "add", "tensor", act=LEAKY), "pointwise", None, (H8, H8, H8),
+        PointwiseProblem(2, 24, 5, 3, (Stage("add", "t1"), LEAKY_STAGE), ("nchw", "nchw")), "pointwise", None, (H8, H8, H8),
         ((8, 40, H8), None, (16, 48, H8)),
     ),
+    "pointwise_broadcast": (
+        PointwiseProblem(2, 24, 5, 3, (Stage("mul", "t1"),), ("nchw", "nc")), "pointwise", None, (H8, H8, H8),
+        ((8, 40, H8), (8, 48, H8), None),
+    ),
     "pointwise_channel": (
-        PointwiseProblem(2, 32, 5, 3, "mul", "channel"), "pointwise", None, (H8, H8), ((32, 64, CHW32), (8, 48, H8)),
+        PointwiseProblem(2, 32, 5, 3, (Stage("mul", "c0"),), constants=("c",)), "pointwise", None, (H8, H8),
+        ((32, 64, CHW32), (8, 48, H8)),
     ),
     "pointwise_planes": (
-        PointwiseProblem(2, 40, 5, 3, act=LEAKY), "pointwise", None, (CHW32, CHW32), ((32, 72, CHW32), (64, 104, CHW32)),
+        PointwiseProblem(2, 40, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW32, CHW32), ((32, 72, CHW32), (64, 104, CHW32)),
     ),
-    "pointwise_linear": (PointwiseProblem(2, 5, 5, 3, act=LEAKY), "pointwise", None, (CHW, CHW), ((2, 8, CHW), (1, 9, CHW))),
+    "pointwise_linear": (
+        PointwiseProblem(2, 5, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW, CHW), ((2, 8, CHW), (1, 9, CHW)),
+    ),
     "softmax": (SoftmaxProblem(2, 24, 5, 3), "softmax", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
     "move": (
         MoveProblem(2, 24, 5, 4, "upsample", (24, 10, 8), step=(1, 2, 2)), "move", None, (H8, H8), ((8, 40, H8), (16, 48, H8)),

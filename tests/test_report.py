@@ -101,7 +101,7 @@ def example_plan():
         layer("/layer2/conv", "conv", [tensor("d16", (8, 64, 28, 28), "fp16:hwc16")],
               [tensor("e", mid, "fp16:chw32")], 18.75, dense, conv(1, 128), pattern=True, weights=8192, bias=128),
         layer("/layer2/Mul", "pointwise", [tensor("e", mid, "fp16:chw32"), tensor("e", mid, "fp16:chw32")],
-              [tensor("f", mid, "fp16:chw32")], 3.5, "pointwise_v8", {"op": "mul", "act": "sigmoid"}),
+              [tensor("f", mid, "fp16:chw32")], 3.5, "pointwise_v8", {"stages": ["mul(t1)", "sigmoid"]}),
         layer("/gap/GlobalAveragePool", "pool", [tensor("f", mid, "fp16:chw32")], [tensor("g", small, h8)], 2.25,
               "pool_global", {"kind": "avg", "kernel": [28, 28], "stride": [1, 1], "pad": [0, 0, 0, 0]}),
         layer("/cat/Concat", "concat", [tensor("g", small, h8), tensor("g", small, h8)],

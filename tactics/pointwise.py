@@ -1,0 +1,103 @@
+"""The pointwise kernel: chains of elementwise stages over tensors that may be broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, num_elements, padded_channels
+from tactics.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
+from tactics.problem import PointwiseProblem
+from tactics.roofline import streamed
+from tactics.step import Launch, grid, ints, linear, own_strides, view_args
+from tactics.tactic import Tactic
+
+TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in pointwise.cu
+CONSTANT_VECTOR = 32  # channels of a constant are padded to these, the widest vector of any format
+
+
+def candidates(problem: PointwiseProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
+    """Whole tensors share the output's format; one that is broadcast may have it too, or hwc8, or chw."""
+    for out in HALF_FORMATS:
+        ways = []
+        for axes in problem.tensors:
+            others = dict.fromkeys((out, Format("fp16", "hwc8"), Format("fp16", "chw")))
+            vectors = "c" in axes and not linear(out)
+            ways.append([f for f in others if not (vectors and linear(f))] if axes != "nchw" else [out])
+        for ins in product(*ways):
+            yield Tactic("pointwise", None, ins, out), _reason(problem, (*ins, out))
+
+
+def _reason(p: PointwiseProblem, formats: tuple[Format, ...]) -> str:
+    if len(p.stages) > MAX_STAGES or len(p.tensors) + len(p.constants) > MAX_SOURCES:
+        return f"a chain of more than {MAX_STAGES} stages or {MAX_SOURCES} tensors and constants"
+    shapes = (*p.in_shapes, p.out_shape)
+    if any(num_elements(f, s) >= 2**31 for f, s in zip(formats, shapes, strict=True)):
+        return "a tensor of 2^31 elements or more: they are counted in 32 bits"
+    return ""
+
+
+def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    p, fmt, lie = problem, tactic.out, lie or own_strides(problem, tactic)
+    cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
+    vec = 1 if linear(fmt) else 8
+    if vec == 1 or canonical(fmt, p.out_shape).partition(":")[2].startswith("planes"):
+        inner, blocks = v // vec, cp // v
+    else:
+        inner, blocks, v = cp // vec, 1, cp
+    rows = any(("h" in a and p.h > 1) != ("w" in a and p.w > 1) and p.h > 1 < p.w for a in (*p.tensors, *p.constants))
+
+    sources, kinds = [], []
+    for i, axes in enumerate(p.tensors):
+        sources += [("in", i), *_strides(p, axes, lie[i], rows)]
+        kinds.append(TENSOR if axes == "nchw" or "c" in axes else TENSOR_ONE_CHANNEL)
+    for i, axes in enumerate(p.constants):
+        _, c, h, w = p.span(axes)
+        c = c if c == 1 else padded_channels("chw32", c)
+        sources += [("weights", f"c{i}"), *_strides(p, axes, Strides(c * h * w, CONSTANT_VECTOR, c, 5), rows)]
+        kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)
+    place = {"": 0} | {f"t{i}": 1 + i for i in range(len(p.tensors))}
+    place |= {f"c{i}": 1 + len(p.tensors) + i for i in range(len(p.constants))}
+    values = {
+        "VEC": vec, "ROWS": int(rows),
+        "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
+        "OPERANDS": sum(place[s.operand] * 10**i for i, s in enumerate(p.stages)),
+        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
+    }  # fmt: skip
+    total = p.n * cp * p.h * p.w // vec
+    params = [(*s.params, 0.0, 0.0)[:2] for s in p.stages] or [(0.0, 0.0)]
+    args = (
+        ("out", 0), *sources, *view_args(lie[-1]), *ints(total, inner, p.h * p.w, blocks, v, p.c, p.w if rows else p.h * p.w),
+        *(("f32", float(x)) for pair in params for x in pair),
+    )  # fmt: skip
+    return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)
+
+
+def _strides(p: PointwiseProblem, axes: str, s: Strides, rows: bool):
+    """The kernel's struct Source, after its address."""
+    row = s.pixel * p.span(axes)[3] if "h" in axes else 0
+    column = s.pixel if "w" in axes or (not rows and "h" in axes) else 0
+    return ints(s.n if "n" in axes else 0, s.block, row, column, s.log2v, (1 << s.log2v) - 1)
+
+
+def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Constants as FP32 in the order n, h, w, c, channels padded to whole vectors of any format."""
+    packed = {}
+    for i, axes in enumerate(problem.constants):
+        array = np.asarray(weights[f"c{i}"], np.float32).reshape(problem.span(axes)).transpose(0, 2, 3, 1)
+        more = 0 if array.shape[3] == 1 else -array.shape[3] % CONSTANT_VECTOR
+        packed[f"c{i}"] = np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
+    return packed
+
+
+def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Each tensor travels once; an element costs its stages, and an access costs the more the narrower it is."""
+    read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
+    written = num_bytes(tactic.out, problem.out_shape)
+    elements, vec = num_elements(tactic.out, problem.out_shape), 1 if linear(tactic.out) else 8
+    access = (30 + 15 * (len(problem.tensors) + len(problem.constants))) / vec  # positions, addresses, conversions
+    work = elements * (access + sum(INSTRUCTIONS.get(s.op, 2) for s in problem.stages))
+    return streamed(device, launches(problem, tactic), read, written, work)
