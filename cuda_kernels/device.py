@@ -12,7 +12,8 @@ class Device:
     `mma_fma_per_clk`: dense FP16 products with FP32 accumulation, per clock and SM, at the best instruction's rate;
     `mma_sync_share`: the share of it that mma.sync reaches; 2:4 sparse instructions do twice the (nominal) products.
     `smem_per_block`: dynamic shared memory one block may ask for (bytes); `smem_per_sm` includes 1 KiB the driver
-    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources` says where the numbers come from.
+    reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources` says where the numbers come from; `assumed`
+    names those that nobody has published, carried over from a relative.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Device:
     sources: str
     regs_per_sm: int = 65536
     measured: bool = False
+    assumed: str = ""
 
     def __post_init__(self):
         for field in ("num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "mma_fma_per_clk"):
@@ -56,23 +58,60 @@ class Device:
 
 KIB, MIB = 1024, 1024 * 1024
 
-# Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-# L2 bytes/clk is what all SMs together can draw from L2; launch_us is one dependent kernel inside a CUDA graph.
+# Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
+# which the rates of the data sheets hold. FP16 with FP32 accumulation runs at half the rate on GeForce cards, not on the
+# data-center cards with the same chip. L2 bytes/clk is what all SMs together can draw from L2, published for the A100 only:
+# where it is assumed, the others get the same per SM, and Hopper the same in all. launch_us is one dependent kernel inside a
+# CUDA graph, assumed everywhere.
+LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 NAMED = {
     d.name: d
     for d in (
         Device(
             "a100", "A100-SXM4-80GB", "sm_80", 108, 1410, 2039, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
             1024, 1.0, 2.2, "NVIDIA A100 datasheet (312 TFLOP/s FP16, 2039 GB/s); GA100 whitepaper (5120 B/clk L2)",
+            assumed=LAUNCH,
+        ),
+        Device(
+            "a10", "A10", "sm_86", 72, 1695, 600, 6 * MIB, 3413, 99 * KIB, 100 * KIB, 1536, 16,
+            512, 1.0, 2.2, "NVIDIA A10 datasheet (125 TFLOP/s FP16 with FP32 accumulate: full rate, 600 GB/s); GA102 "
+            "whitepaper (6 MB L2)", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "rtx3090", "GeForce RTX 3090", "sm_86", 82, 1695, 936, 6 * MIB, 3887, 99 * KIB, 100 * KIB, 1536, 16,
+            256, 1.0, 2.2, "GA102 whitepaper: 71 TFLOP/s FP16 with FP32 accumulate (half rate), 936 GB/s, 6 MB L2",
+            assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "rtx4090", "GeForce RTX 4090", "sm_89", 128, 2520, 1008, 72 * MIB, 5120, 99 * KIB, 100 * KIB, 1536, 24,
             256, 1.0, 2.0, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2",
+            assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "l4", "L4", "sm_89", 58, 2040, 300, 48 * MIB, 2750, 99 * KIB, 100 * KIB, 1536, 24,
+            512, 1.0, 2.0, "NVIDIA L4 datasheet (242 TFLOP/s FP16 sparse: 121 dense, full rate; 300 GB/s); 58 SMs, 48 MB L2 of "
+            "AD104; its 72 W rarely sustain this clock", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "h100", "H100 SXM 80GB", "sm_90a", 132, 1830, 3350, 50 * MIB, 5120, 227 * KIB, 228 * KIB, 2048, 32,
+            2048, 0.63, 2.0, "NVIDIA H100 datasheet (989 TFLOP/s FP16 dense, 3.35 TB/s); H100 whitepaper (50 MB L2); mma.sync "
+            "share of the wgmma peak from arXiv 2402.13499 (62.9 %)", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "h200", "H200 SXM 141GB", "sm_90a", 132, 1830, 4800, 60 * MIB, 5120, 227 * KIB, 228 * KIB, 2048, 32,
             2048, 0.63, 2.0, "NVIDIA H200 datasheet (989 TFLOP/s FP16 dense, 4.8 TB/s); L2 as the driver reports; "
-            "mma.sync share of the wgmma peak from arXiv 2402.13499 (62.9 %)",
+            "mma.sync share of the wgmma peak from arXiv 2402.13499 (62.9 %)", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "b200", "B200", "sm_100a", 148, 1856, 8000, 126 * MIB, 7016, 227 * KIB, 228 * KIB, 2048, 32,
+            4096, 0.315, 2.0, "NVIDIA DGX B200 datasheet (2.25 PFLOP/s FP16 dense per GPU, which 148 SMs reach at 1856 MHz; 8 "
+            "TB/s); 148 SMs, 126 MB L2: Chips and Cheese, B200; mma.sync at the rate it has on Hopper, since these kernels do "
+            "not use tcgen05", assumed=f"{LAUNCH}, {L2}, mma_sync_share",
+        ),
+        Device(
+            "rtx5090", "GeForce RTX 5090", "sm_120", 170, 2407, 1792, 96 * MIB, 8059, 99 * KIB, 100 * KIB, 1536, 24,
+            256, 1.0, 2.0, "RTX Blackwell whitepaper: 209.5 TFLOP/s FP16 with FP32 accumulate (half rate), 1792 GB/s, 96 MB L2",
+            assumed=f"{LAUNCH}, {L2}",
         ),
     )
 }  # fmt: skip

@@ -127,8 +127,8 @@ def _flag_options(command):
               "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
 @click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, rtx4090 or h200. "
-              "Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
+@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a10, l4, h100, "
+              "h200, b200, rtx3090, rtx4090, rtx5090. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
@@ -339,6 +339,28 @@ def explain_command(engine, layers, wishes, as_json) -> None:
         click.echo(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
     else:
         click.echo(explain.explain_text(plan, rows), nl=False)
+
+
+@program.command("plan", short_help="Plan a model for several GPUs, side by side.")
+@click.argument("model", type=click.Path())
+@click.option("--devices", required=True, metavar="NAMES", help="Names with commas: a100,l4,h100,h200,rtx4090.")
+@click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
+@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def plan_command(model, devices, sparsity, shapes, as_json) -> None:
+    """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ."""
+    sizes = parse_shapes(shapes)
+    from cuda_kernels import device
+    from gpu_runtime import side_by_side
+    from gpu_runtime.pipeline import compare
+
+    names = [name.strip() for name in devices.split(",")]
+    try:
+        names = [device.named(name).name for name in names]
+    except ValueError as e:
+        raise click.UsageError(f"--devices: {e}") from None
+    plans = compare(model, names, sparsity=sparsity, shapes=sizes)
+    click.echo(json.dumps(plans, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
 
 
 @program.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4.")

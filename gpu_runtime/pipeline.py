@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,16 +59,7 @@ def build(
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
-    timer = make_timer(target, timing_cache)
-    table = planning.tabulate(
-        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name)
-    )
-    progress("plan", network.name)
-    chosen = plan.solve(table.graph)
-    progress("explain", network.name)
-    beside = planning.rivals(table)
-    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"])
-    explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
+    table, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timing_cache, progress)
     progress("pack", network.name)
     data, arena = assemble.assemble(table, chosen)
 
@@ -79,12 +70,8 @@ def build(
         "timing": timing_record(target),
         "source_hash": source_hash(),
         "flags": {"sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())}},
-        "sparsity": explained,
-        "choices": what_if.store(table),
-        "plan": {
-            "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
-            "gap": chosen.gap, "rivals": beside,
-        },
+        "sparsity": explained, "choices": what_if.store(table),
+        "plan": _plan_record(chosen, beside),
     }  # fmt: skip
     cubins = {}
     if embed_cubins:
@@ -95,6 +82,55 @@ def build(
     if pruned is not None:
         onnx_import.save(save_pruned, pruned.getvalue())
     return engine
+
+
+def compare(
+    model: str | os.PathLike,
+    device_names: Sequence[str],
+    *,
+    sparsity: str = "enable",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: Callable[[str, str], None] = lambda stage, detail: None,
+) -> list[dict]:
+    """The model planned for each named device, times predicted: per device {device, timing, plan, sparsity, model}, as they
+    stand in an engine. Nothing is packed or compiled. Raises as `build` does."""
+    if sparsity not in SPARSITY:
+        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+    targets = [devices.named(name) for name in dict.fromkeys(device_names)]
+    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
+    network = inplace.share(lower.lower(fuse.fuse(imported)))
+    ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+    found = []
+    for target in targets:
+        progress("device", target.title)
+        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, None, progress)
+        found.append({
+            "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
+            "plan": _plan_record(chosen, beside),
+        })  # fmt: skip
+    return found
+
+
+def _explained(imported, network, ends, target: Device, sparsity: str, timing_cache, progress):
+    """(table, plan, sparsity record, rivals): everything that is known before weights are packed."""
+    timer = make_timer(target, timing_cache)
+    table = planning.tabulate(
+        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name)
+    )
+    progress("plan", network.name)
+    chosen = plan.solve(table.graph)
+    progress("explain", network.name)
+    beside = planning.rivals(table)
+    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"])
+    explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
+    return table, chosen, explained, beside
+
+
+def _plan_record(chosen: plan.Plan, beside: dict) -> dict:
+    return {
+        "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
+        "gap": chosen.gap, "rivals": beside,
+    }  # fmt: skip
 
 
 def pick_device(device: str | Device | None) -> Device:
@@ -128,4 +164,4 @@ def _version() -> str:
         return "uninstalled"
 
 
-__all__ = ["ModelError", "build", "pick_device"]
+__all__ = ["ModelError", "build", "compare", "pick_device"]

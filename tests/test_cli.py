@@ -169,6 +169,20 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
         assert np.array_equal(got["logits"], ctx.run({"x": heldout["x"][:8]})["logits"])
 
 
+def test_plan_for_several_devices(files, cli):
+    code, out, err = cli(f"plan sparse.onnx --devices a100,RTX4090,h200 {SHAPES.replace('8x1', '2048x1')}")
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 120 and out.isascii()
+    assert re.search(r"\nlayer +a100 +rtx4090 +h200\n", out) and re.search(r"\nblock1/conv1 +sparse +sparse +sparse\n", out)
+    assert re.search(r"\nstem/conv +C not 4n +C not 4n +C not 4n\n", out) and "were measured" not in out
+    assert re.search(r"\nblock2/proj: dense on a100 \(a tie; bound by DRAM, .*sparse on rtx4090", out)
+    assert "rtx4090: Ada whitepaper" in out and "Assumed: launch_us" in out
+    found = json.loads(cli(f"plan sparse.onnx --devices l4,b200 {SHAPES} --json")[1])
+    assert [p["device"]["name"] for p in found] == ["l4", "b200"] and found[1]["timing"]["kind"] == "predicted"
+    assert all(p["sparsity"]["summary"]["eligible"] == 15 for p in found)
+    code, out, err = cli("plan sparse.onnx --devices a100,volta")
+    assert code == 2 and "--devices: unknown device 'volta': expected one of a10, a100" in err
+
+
 def test_explain(files, cli):
     """Everything from the engine alone: the model may be gone."""
     assert cli(f"build sparse.onnx -o e.engine --sparsity=enable --device h200 {SHAPES}")[0] == 0
@@ -384,7 +398,7 @@ def test_sizes(refused, shapes, code, text):
 def test_wrong_usage(refused):
     refused("build tiny.onnx -o old.engine --sparsity=maybe", "'maybe' is not one of 'disable', 'enable', 'force'", code=2)
     refused("build tiny.onnx -o old.engine --device nonsense",
-            "--device: unknown device 'nonsense': expected one of a100, h200, rtx4090", code=2)  # fmt: skip
+            "--device: unknown device 'nonsense': expected one of a10, a100, b200", code=2)  # fmt: skip
     refused(
         "build tiny.onnx --savePruned=old.onnx", "--savePruned needs --sparsity=force: without it nothing is pruned", code=2
     )

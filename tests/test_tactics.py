@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cuda_kernels.device import NAMED, named
+from cuda_kernels.device import NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import conv_smem, padded_k
 from tactics.launches import launches, pack_weights
@@ -90,3 +90,15 @@ def test_no_prediction_beats_the_roofline(device):
         for t in candidates(p, d):
             peak = d.dense_tflops * (2 if t.sparse else 1)
             assert predict_us(p, t, d) > 2e-6 * p.macs / peak
+
+
+PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h100": 989, "h200": 989, "b200": 2250,
+         "rtx5090": 209.5}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_device_s_rate_is_its_data_sheet_s(name):
+    """SMs x clock x products per clock gives the published FP16 rate with FP32 accumulation, dense, in TFLOP/s."""
+    d = named(name)
+    assert d.dense_tflops == pytest.approx(PEAKS[name], rel=0.004) and d.sources
+    assert d.smem_per_block == SMEM_PER_BLOCK[d.cc]
