@@ -196,10 +196,12 @@ __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+  release_next_launch();
   __shared__ __align__(16) char shared[PARTS * PART_BYTES];
   const u32 weights = smem_u32(shared);
   const Place at = place(p);
   stage_weights(p, at.channel - at.local * VEC, weights);
+  wait_for_previous_launch();
   if (at.channel >= p.y_c || at.row >= p.p || at.col >= p.q) return;
 
   float acc[TH][TW][VEC] = {};

@@ -185,6 +185,7 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) conv_grouped(const __grid_constant__ GroupedParams p) {
+  release_next_launch();
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_unit = warp / WARPS_PIXEL, pixel0 = warp % WARPS_PIXEL * MT * 16;
@@ -196,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_grouped(const __grid_
   // Everything the block reads is on its way at once; other blocks of the SM compute meanwhile.
   const char* w = reinterpret_cast<const char*>(p.w) + static_cast<long long>(b.first_unit) * unit_bytes;
   for (int at = threadIdx.x * 16; at < b.units * unit_bytes; at += THREADS * 16) cp_async_16(weights + at, w + at, 16);
+  wait_for_previous_launch();
   load_patch(p, b, patch);
 
   // Tables: where each pixel of the tile goes, and how far in the patch each chunk of K stands from the pixel's first tap.

@@ -62,6 +62,7 @@ __device__ __forceinline__ void load_patch(const StemParams& p, u32 patch, int i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_constant__ StemParams p) {
+  release_next_launch();
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int steps = p.c.k_tiles, a_tile = steps * 512;
@@ -80,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_con
   }
   for (int piece = threadIdx.x; piece < steps * 4; piece += THREADS) cp_async_16(taps + piece * 16, p.taps + piece * 4, 16);
   cp_async_commit();
+  wait_for_previous_launch();
   load_patch(p, patch, image, oh0 * p.c.stride_h - p.c.pad_t, ow0 * p.c.stride_w - p.c.pad_l);
   cp_async_wait<0>();
   __syncthreads();

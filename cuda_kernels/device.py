@@ -49,6 +49,11 @@ class Device:
         return int(self.sm[3:].rstrip("a"))
 
     @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel may begin before the one ahead has ended (programmatic dependent launch)."""
+        return self.cc >= 90
+
+    @property
     def dense_tflops(self) -> float:
         return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
 

@@ -1,6 +1,7 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
-Both: allocate(nbytes) -> address; free; write(address, array); read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
+Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
+read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
 launch(kernel, grid, block, smem, params); synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out.
 """
@@ -42,8 +43,8 @@ class Emulated:
         self._memory = emulator.Memory()
         self.stats = []  # one record per launch, in order; cleared by whoever reads them
 
-    def allocate(self, nbytes: int) -> int:
-        return self._memory.alloc(max(nbytes, 16))
+    def allocate(self, nbytes: int, constant: bool = False) -> int:
+        return self._memory.alloc(max(nbytes, 16), constant=constant)
 
     def free(self, address: int) -> None:
         self._memory.free(address)
@@ -82,7 +83,7 @@ class Cuda:
         self._held = {}
         self._kernels = {}
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int, constant: bool = False) -> int:
         memory = self.cupy.cuda.alloc(max(nbytes, 16))
         self._held[memory.ptr] = memory
         return memory.ptr
@@ -115,6 +116,8 @@ class Cuda:
     def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
         if smem > 48 * 1024:
             kernel.max_dynamic_shared_size_bytes = smem
+        if self.device.dependent_launch:
+            return launch_dependent(kernel.kernel.ptr, grid, block, smem, params, self.stream.ptr)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
         kernel(grid, block, (blob,), shared_mem=smem, stream=self.stream)
@@ -134,6 +137,31 @@ class Cuda:
                 graph = self.stream.end_capture()
         graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
+
+
+def launch_dependent(function: int, grid, block, smem: int, params: bytes, stream: int) -> None:
+    """Launch so that the kernel may begin before the one ahead of it in the stream has ended, sm_90 and newer.
+
+    Only for kernels that execute griddepcontrol.wait before they touch what another launch writes or reads; all of ours do.
+    CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization". `function`, `stream`: driver handles.
+    """
+    import ctypes
+
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes, config.hStream = smem, driver.CUstream(stream)
+    config.attrs, config.numAttrs = [attribute], 1
+    struct_bytes = ctypes.create_string_buffer(params, len(params))
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(struct_bytes))
+    (status,) = driver.cuLaunchKernelEx(config, driver.CUfunction(function), ctypes.addressof(pointers), 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuLaunchKernelEx: {status.name} for grid {grid}, block {block}, {smem} bytes of shared memory")
 
 
 def open_gpu(device: Device, **options) -> Cuda | Emulated:

@@ -28,6 +28,8 @@ __device__ __forceinline__ float load(const MoveParams& p, long long at) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ MoveParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const int groups = (p.out_c + 7) / 8, pixels = p.out_h * p.out_w;
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   const int pixel = static_cast<int>(id % pixels), c0 = static_cast<int>(id / pixels % groups) * 8;

@@ -124,6 +124,8 @@ __device__ __forceinline__ void run_stages(const PointwiseParams& p, const float
 }
 
 extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constant__ PointwiseParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const unsigned i = blockIdx.x * 256 + threadIdx.x;
   if (i >= static_cast<unsigned>(p.total)) return;
   const unsigned line = i / p.inner, plane = line / p.pixels, pixel = line % p.pixels;

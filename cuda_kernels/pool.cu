@@ -17,6 +17,8 @@ struct PoolParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256, 4) pool(const __grid_constant__ PoolParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   const int pixels = p.p * p.q;
   if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;

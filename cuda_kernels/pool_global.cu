@@ -17,6 +17,8 @@ struct PoolGlobalParams {
 __device__ __forceinline__ float merge(float a, float b) { return AVG ? a + b : (b > a || b != b ? b : a); }
 
 extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_constant__ PoolGlobalParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const float start = AVG ? 0.f : MINUS_INFINITY;
   if constexpr (VEC == 8) {
     __shared__ float part[32][8][9];  // [pixel lane][vector][channel], padded against bank conflicts

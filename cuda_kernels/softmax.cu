@@ -11,6 +11,8 @@ struct SoftmaxParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) softmax(const __grid_constant__ SoftmaxParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
   const int image = row / p.pixels, pixel = row % p.pixels;
   if (image >= p.n) return;

@@ -41,7 +41,7 @@ class Context:
         self._poison = poison
         steps = self.plan["steps"]
         self._kernels = self._load(steps)
-        self._weights = self.gpu.allocate(engine.weights.nbytes)
+        self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
         self.gpu.write(self._weights, engine.weights)
         self._arena_bytes = self.plan["memory"]["activation_bytes"]
         self._arena = self.gpu.allocate(self._arena_bytes)

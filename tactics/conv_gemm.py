@@ -30,6 +30,7 @@ from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, resid
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
+MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
 MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
 SMEM_BYTES_PER_CLK = 128
@@ -83,18 +84,30 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
         for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
-            reason = tile_reason(tactic, device) or group_reason(p, tactic)
+            reason = tile_reason(tactic, device) or problem_reason(p, tactic)
             yield tactic, reason
-            for split in () if reason or linear(x) or linear(y) else splits(p, tactic, device):
-                yield replace(tactic, tile=replace(tile, split=split)), ""
+            for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
+                yield replace(tactic, tile=shared), ""
 
 
-def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[int, ...]:
-    """Into how many blocks it may pay to split K: where tiles leave half of the GPU idle, and each block keeps two stages."""
+def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
+    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.tile.k
     if 2 * tiles > device.num_sms:
         return ()
-    return tuple(s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms)[-3:]
+    ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
+    return tuple(replace(tactic.tile, split=s) for s in ways)
+
+
+def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
+    """Stream-K where it may pay: the last round of tiles leaves a tenth of the GPU's time idle, and blocks keep two stages."""
+    m, t = merged(p), tactic.tile
+    tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
+    blocks = device.num_sms * resident_blocks(tactic, device)
+    rounds = tiles / blocks
+    if out_of_registers(tactic) or m.count > 1 or rounds > 8 or math.ceil(rounds) < 1.1 * rounds or tiles * stages < 2 * blocks:
+        return ()
+    return (replace(t, stream=blocks),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +133,20 @@ def merged(p: ConvProblem) -> Merged:
     return min(found)[2]
 
 
-def group_reason(p: ConvProblem, tactic: Tactic) -> str:
-    """Why a grouped convolution cannot run so, or an empty string."""
+def out_of_registers(tactic: Tactic) -> bool:
+    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
+    return tactic.sparse and tactic.tile.m * tactic.tile.n // tactic.tile.threads >= 128
+
+
+def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
+    """Why this problem cannot run so, or an empty string."""
     m = merged(p)
+    if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
+        return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
     if m.count == 1:
         return ""
     if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
-    if tactic.sparse and tactic.tile.stages == 2 and tactic.tile.m * tactic.tile.n // tactic.tile.threads >= 128:
-        return "no registers are left for the group's addresses: it would spill"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
         layout = LAYOUTS[fmt.layout]
         if (layout.blocked or p.d2s > 1) and c % layout.vector:
@@ -191,10 +209,13 @@ def launches(
     out, name = (store.out, store.name) if store else (p.out_shape, "")
     x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), *[strides(y_fmt, out)] * (1 + p.residual))
     y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1], out[3], y.pixel
+    tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
+    blocks = t.stream or tiles // m.count * t.split
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
-        "SPLIT": int(t.split > 1), **({"D2S": p.d2s} if store else {}), **({"GROUPED": 1} if m.count > 1 else {}),
+        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.d2s} if store else {}),
+        **({"GROUPED": 1} if m.count > 1 else {}),
     }  # fmt: skip
     args = (
         ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL, ("weights", "b"),
@@ -207,14 +228,12 @@ def launches(
             store.step[0] * y_w * y_pixel, store.step[1] * y_pixel, (store.first[0] * y_w + store.first[1]) * y_pixel,
             y_w * y_pixel,
         ) if store else ()),
-        *((("workspace", 0), ("counters", 0), *ints(t.split)) if t.split > 1 else ()),
+        *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
         *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
     )  # fmt: skip
-    tiles = num_tiles(p, tactic)
     return (Launch(
-        tactic.kernel, tuple(sorted(values.items())), (tiles // m.count * t.split, m.count, 1), (t.threads, 1, 1),
-        conv_smem(tactic), args,
-        **({"workspace": tiles * t.split * t.m * t.n * 4, "counters": tiles * 4} if t.split > 1 else {}),
+        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic), args,
+        **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
     ),)  # fmt: skip
 
 
@@ -276,14 +295,9 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     t, clk_us = tactic.tile, 1 / device.clock_mhz
-    blocks = num_tiles(p, tactic) * t.split
-    stages = -(-padded_k(merged(p).one) // t.k // t.split)
-    resident = max(1, min(
-        device.smem_per_sm // (conv_smem(tactic) + 1024),
-        device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * _registers(tactic)),
-        device.max_blocks_per_sm,
-    ))  # fmt: skip
+    tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
+    blocks = t.stream or tiles * t.split
+    resident = resident_blocks(tactic, device)
     rate = device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY * (2 if tactic.sparse else 1)
     # Four tensor cores per SM: fewer than 8 warps at work leave them waiting on each other's latencies.
     per_sm = math.ceil(blocks / device.num_sms)
@@ -301,10 +315,13 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
     arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
-    loop = stages * max(clk.values())
+    loop = tiles * k_stages / blocks * max(clk.values())  # of a block
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    if t.split > 1:  # partial sums out, arrival counted, and the last arriver reads all of them
-        epilogue += 3 * LATENCY_CLK + (1 + t.split) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
+    if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
+        parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
+        epilogue += 3 * LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
+    if t.stream:  # a run of stages begins in one tile and ends in another
+        epilogue *= math.ceil(tiles / blocks) + 1
     hidden = min(resident, per_sm)
     # Partly filled last rounds cost a whole block's time.
     sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) + (hidden - 1) * epilogue / 2
@@ -321,6 +338,17 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     m = merged(p)
     dense = m.count * -(-len(row_order(m.one, tactic.out.layout)) // 16) * 16 * padded_k(m.one) * 2
     return dense // 2 + dense // 16 if tactic.sparse else dense
+
+
+def resident_blocks(tactic: Tactic, device: Device) -> int:
+    """Blocks of a tactic that one SM holds at a time, roughly: registers are estimated."""
+    t = tactic.tile
+    return max(1, min(
+        device.smem_per_sm // (conv_smem(tactic) + 1024),
+        device.max_threads_per_sm // t.threads,
+        device.regs_per_sm // (t.threads * _registers(tactic)),
+        device.max_blocks_per_sm,
+    ))  # fmt: skip
 
 
 def _registers(tactic: Tactic) -> int:

@@ -19,7 +19,7 @@ KERNELS = (*MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global",
 class Tile:
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
 
-    `split` blocks share one output tile along K.
+    `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K).
     """
 
     m: int
@@ -29,9 +29,10 @@ class Tile:
     warps_n: int
     stages: int
     split: int = 1
+    stream: int = 0
 
     def __str__(self) -> str:
-        split = f"_k{self.split}" if self.split > 1 else ""
+        split = f"_k{self.split}" if self.split > 1 else f"_stream{self.stream}" if self.stream else ""
         return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{split}"
 
     @property
@@ -51,6 +52,11 @@ class Patch:
 
     def __str__(self) -> str:
         return f"{self.channels}c{self.h}x{self.w}_t{self.th}x{self.tw}"
+
+
+def _tile(found: re.Match) -> Tile:
+    *sizes, split, stream = found.groups()[1:]
+    return Tile(*map(int, sizes), split=int(split or 1), stream=int(stream or 0))
 
 
 TILED = dict.fromkeys(MARKS, Tile) | {"conv_depthwise": Patch}  # the other kernels have no tile
@@ -84,13 +90,13 @@ class Tactic:
         """The tactic of that name. Raises ValueError where it is none."""
         head, _, formats = name.partition("__")
         patch = re.fullmatch(r"([a-z0-9_]+?)_(\d+)c(\d+)x(\d+)_t(\d+)x(\d+)", head)
-        found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)(?:_k(\d+))?)?", head)
+        found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)(?:_k(\d+))?(?:_stream(\d+))?)?", head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
             if patch:
                 kernel, tile = patch[1], Patch(*map(int, patch.groups()[1:]))
             else:
-                kernel, tile = found[1], Tile(*(int(v) for v in found.groups()[1:] if v)) if found[2] else None
+                kernel, tile = found[1], _tile(found) if found[2] else None
             for k, mark in MARKS.items():
                 kernel = k if kernel == f"{k}_{mark}" else kernel
             tactic = Tactic(kernel, tile, tuple(ins), out)

@@ -188,7 +188,7 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
     nbytes = num_bytes(tactic.out, problem.out_shape)
     ins = [gpu.allocate(image.nbytes) for image in images]
-    places = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
+    places = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
     out = gpu.allocate(nbytes)
     for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
         gpu.write(address, array)

@@ -12,14 +12,15 @@ import pytest
 
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import CompileError, compile_kernel, cubin_path
-from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK, named
-from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, tile_reason
+from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK
+from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, out_of_registers, tile_reason
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problem import Activation, ConvProblem
 from tactics.tactic import Tactic
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
+HWC8 = Format("fp16", "hwc8")
 PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
 OTHERS = [
     *(("pointwise", {"VEC": v, "OPS": ops, "OPERANDS": operands, "SOURCES": sources, "ROWS": rows})
@@ -56,9 +57,8 @@ def conv_launch(kernel, tile, x, y, residual, act):
 def check(kernel, tile, x, y, residual, act, sm, tmp_path):
     tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
-    if conv_smem(tactic) > limit:
-        small = replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)
-        assert "shared memory" in tile_reason(tactic, small)
+    if reason := tile_reason(tactic, replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)):
+        assert "shared memory" in reason if conv_smem(tactic) > limit else "linear input" in reason
         return
     c = compile_kernel(kernel, dict(launch.values), sm)
     assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
@@ -77,30 +77,29 @@ def check(kernel, tile, x, y, residual, act, sm, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_conv_tiles_compile_without_spills(kernel, tile, sm, tmp_path):
-    """The variant with most live registers: residual and per-channel slope, vector formats."""
-    check(kernel, tile, "hwc8", "hwc8", True, "prelu", sm, tmp_path)
+def test_conv_tiles_compile_without_spills(kernel, tile, pair, sm, tmp_path):
+    """The variant with most live registers: residual and per-channel slope."""
+    check(kernel, tile, *pair, True, "prelu", sm, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS[1:], ids="-".join)
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("way", [{"split": 2}, {"stream": 100}], ids=str)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_conv_formats_compile_without_spills(kernel, tile, pair, tmp_path):
-    tactic, _ = conv_launch(kernel, tile, *pair, True, "relu")
-    if not tile_reason(tactic, named("h200")):
-        check(kernel, tile, *pair, True, "relu", "sm_90a", tmp_path)
+def test_shared_tiles_compile_without_spills(kernel, tile, way, sm, tmp_path):
+    if not ("stream" in way and out_of_registers(Tactic(kernel, tile, (HWC8,), HWC8))):
+        check(kernel, replace(tile, **way), "hwc8", "hwc8", True, "prelu", sm, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_every_variant_compiles_without_spills(kernel, tile, pair, sm, tmp_path):
-    for residual, act in itertools.product((False, True), ("none", "relu", "silu", "prelu")):
-        tactic, _ = conv_launch(kernel, tile, *pair, residual, act)
-        if not tile_reason(tactic, named("h200")):
-            check(kernel, tile, *pair, residual, act, sm, tmp_path)
+def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm, tmp_path):
+    for residual, act in ((False, "none"), (False, "silu"), (True, "relu")):
+        check(kernel, tile, *pair, residual, act, sm, tmp_path)
 
 
 @pytest.mark.slow

@@ -106,7 +106,9 @@ def test_each_output_byte_is_written_once(name):
     for t in drawn(problem):
         gpu = Emulated(DEVICE)
         allocated, allocate = [], gpu.allocate
-        gpu.allocate = lambda n, allocate=allocate, allocated=allocated: allocated.append(allocate(n)) or allocated[-1]
+        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
+            allocated.append(allocate(n, constant)) or allocated[-1]
+        )
 
         def launch(*args, gpu=gpu, allocated=allocated):
             options = replace(gpu._options, track_writes=(allocated[-1],))

@@ -20,7 +20,8 @@ N = 64
 
 def run(name: str, fixed: bool, options: Options):
     path = str(HERE / f"{name}.cu")
-    program = load(compile_kernel(path, {"FIXED": 1} if fixed else {}, "sm_80").ptx)
+    sm = "sm_90a" if name.startswith("early") else "sm_80"
+    program = load(compile_kernel(path, {"FIXED": 1} if fixed else {}, sm).ptx)
     memory = Memory()
     x = memory.upload(np.random.default_rng(0).standard_normal(N).astype(np.float32), name="x")
     y = memory.alloc(4 * N, name="y")
@@ -54,6 +55,8 @@ FAULTS = {  # kernel -> the check, and words its message must contain
     "barrier_deadlock": ("deadlock", ["no warp of the block can run", "at barrier 1", "32 of 64 threads"]),
     "illegal_metadata": ("metadata", ["row 10, columns 16 to 19", "0x0", "lane 9"]),
     "nc_of_written": ("non-coherent load", ["ld.global.nc", "the allocation 'y'"]),
+    "early_read": ("dependent launch", ["global load", "before griddepcontrol.wait", "may still write it", "'x'"]),
+    "early_write": ("dependent launch", ["global store", "before griddepcontrol.wait", "may still use it", "'y'"]),
     "partial_collective": ("deadlock", ["lanes of one warp wait at different places"]),
     "trap": ("trap", ["lane 8", "warp 1"]),
 }

@@ -6,6 +6,10 @@ Imports inside functions are allowed downwards only too, except where a name say
 import ast
 from pathlib import Path
 
+import pytest
+
+from cuda_kernels.compile import _with_headers, source_path
+
 ROOT = Path(__file__).parents[1]
 ORDER = """
 cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
@@ -53,6 +57,16 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path.name}: write absolute imports"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+OWN_LAUNCH = {"flush_l2", "reference_conv"}  # of timing and of tests: no plan has them
+
+
+@pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "cuda_kernels").glob("*.cu") if p.stem not in OWN_LAUNCH))
+def test_every_kernel_of_a_plan_waits_for_the_launch_ahead(kernel):
+    """Launches may begin before the one ahead has ended; a kernel that does not wait would read what is not yet there."""
+    text = "".join(path.read_text() for path in _with_headers(source_path(kernel)) if path.name != "ptx.cuh")
+    assert "  wait_for_previous_launch();" in text and "  release_next_launch();" in text
 
 
 def test_every_module_is_on_a_floor():

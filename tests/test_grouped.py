@@ -124,7 +124,9 @@ def test_each_output_byte_is_written_once(name):
         gpu = Emulated(DEVICE)
         allocated = []
         allocate = gpu.allocate
-        gpu.allocate = lambda n, allocate=allocate, allocated=allocated: allocated.append(allocate(n)) or allocated[-1]
+        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
+            allocated.append(allocate(n, constant)) or allocated[-1]
+        )
 
         def launch(*args, gpu=gpu, allocated=allocated):
             options = type(gpu._options)(smem_limit=DEVICE.smem_per_block, track_writes=(allocated[-1],))

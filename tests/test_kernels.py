@@ -15,11 +15,12 @@ from cuda_kernels.compile import compile_many
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.conv_gemm import merged, padded_k
+from tactics.conv_gemm import merged, num_tiles, padded_k
+from tactics.format import Format
 from tactics.launches import launches
 from tactics.problem import ConvProblem
 from tactics.step import linear
-from tactics.tactic import Tile
+from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
 from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, execute
 
@@ -128,7 +129,9 @@ def test_each_output_byte_is_written_once(name):
         gpu = Emulated(DEVICE)
         allocated = []
         allocate = gpu.allocate
-        gpu.allocate = lambda n, allocate=allocate, allocated=allocated: allocated.append(allocate(n)) or allocated[-1]
+        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
+            allocated.append(allocate(n, constant)) or allocated[-1]
+        )
 
         def launch(*args, gpu=gpu, allocated=allocated):
             options = type(gpu._options)(smem_limit=DEVICE.smem_per_block, track_writes=(allocated[-1],))
@@ -157,25 +160,49 @@ def test_every_tile_on_every_problem(name):
 SPLIT_PROBLEM = ConvProblem(1, 144, 7, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
 
 
-@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
-def test_split_k_gives_the_same_bits_in_every_order(kernel):
+def same_bits(problem, tactics):
     """Partial sums are added in ascending K by whoever arrives last: no order of blocks or warps may change a bit."""
-    inputs, weights = random_data(SPLIT_PROBLEM)
-    expected = reference(SPLIT_PROBLEM, inputs, weights)
-    tactics = [t for t in candidates(SPLIT_PROBLEM, DEVICE) if t.kernel == kernel and t.ins[0].layout == t.out.layout == "hwc8"]
-    tactics = [t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE]
-    assert len(tactics) == 3
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
     for tactic in tactics:
         outputs = []
         for options in ({}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}):
             gpu = Emulated(DEVICE, **options)
-            outputs.append(execute(gpu, SPLIT_PROBLEM, tactic, inputs, weights))
-            assert_right(SPLIT_PROBLEM, tactic, outputs[-1], expected)
+            outputs.append(execute(gpu, problem, tactic, inputs, weights))
+            assert_right(problem, tactic, outputs[-1], expected)
             assert gpu.stats[-1].excess_wavefronts == 0
         assert all(np.array_equal(outputs[0], o) for o in outputs[1:])
+
+
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+def test_split_k_gives_the_same_bits_in_every_order(kernel):
+    tactics = [t for t in candidates(SPLIT_PROBLEM, DEVICE) if t.kernel == kernel and t.ins[0].layout == t.out.layout == "hwc8"]
+    tactics = [t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE]
+    assert len(tactics) == 3
+    same_bits(SPLIT_PROBLEM, tactics)
+
+
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+def test_stream_k_gives_the_same_bits_in_every_order(kernel):
+    """4 tiles of 21 stages each: fewer blocks than tiles, a tile in many blocks, cuts in whole tiles, uneven cuts."""
+    problem = replace(SPLIT_PROBLEM, n=2, h=8, w=8)
+    hwc8 = Format("fp16", "hwc8")
+    whole = Tactic(kernel, TILE, (hwc8, hwc8), hwc8)
+    assert num_tiles(problem, whole) == 4 and padded_k(problem) // TILE.k == 21
+    tactics = [replace(whole, tile=replace(TILE, stream=blocks)) for blocks in (2, 3, 11, 42)]
+    assert [Tactic.parse(t.name) for t in tactics] == tactics
+    same_bits(problem, tactics)
 
 
 def test_split_k_is_offered_where_tiles_leave_the_gpu_idle():
     assert any(t.tile.split > 1 for t in candidates(SPLIT_PROBLEM, DEVICE) if t.tile)
     wide = replace(SPLIT_PROBLEM, n=64, h=56, w=56)
     assert not any(t.tile.split > 1 for t in candidates(wide, DEVICE))
+
+
+def test_stream_k_is_offered_where_the_last_round_leaves_the_gpu_idle():
+    def streams(n):
+        problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
+        return {t.tile.stream for t in candidates(problem, named("h200")) if t.kernel in ("conv_dense", "conv_sparse24")}
+
+    assert any(blocks % 132 == 0 for blocks in streams(32) - {0}) and streams(4096) == {0}

@@ -30,6 +30,7 @@ void* emu_program(const Ins* ins, u64 n, const u8* consts, u64 const_bytes, cons
         if (i.kind == K_ROW) i.fn = (void*)ops[(u64)i.fn].row;
         if (i.kind == K_TEST) i.fn = (void*)ops[(u64)i.fn].test;
         p->has_nc |= i.kind == K_LD && (i.flags & NC);
+        p->has_wait |= i.kind == K_GRID_WAIT;
     }
     p->consts = (u8*)aligned_alloc(256, (const_bytes + 511) / 256 * 256);
     memcpy(p->consts, consts, const_bytes);
@@ -47,7 +48,7 @@ void* emu_launch(const void* program, const Launch* l) {
     run->params.assign(l->params, l->params + l->param_bytes);
     run->launch.params = run->params.data();
     for (u64 i = 0; i < l->n_allocations; i++) {
-        Allocation a{l->allocations[2 * i], l->allocations[2 * i + 1], nullptr, run->chunks};
+        Allocation a{l->allocations[3 * i], l->allocations[3 * i + 1], nullptr, run->chunks, l->allocations[3 * i + 2] != 0};
         run->chunks += (a.size + 32 * CHUNK - 1) / (32 * CHUNK);
         bool tracked = std::find(l->tracked, l->tracked + l->n_tracked, a.address) != l->tracked + l->n_tracked;
         if (l->checks && (tracked || run->prog->has_nc)) a.shadow = (u8*)calloc(a.size ? a.size : 1, 1);  // pages come when touched

@@ -458,6 +458,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_FENCE:
                 if (CHECK) fence(k);
                 break;
+            case K_GRID_WAIT: w.waited |= m; break;
             case K_CP_COMMIT:
                 for (int i = 0; i < LANES; i++) w.committed[i] += m >> i & 1;
                 break;

@@ -14,7 +14,7 @@
 #define KINDS(X)                                                                                                          \
     X(ROW) X(TEST) X(PRED) X(BRA) X(BRX) X(EXIT) X(BAR) X(BAR_WARP) X(LD) X(ST) X(LD_PARAM) X(ATOM) X(CP_ASYNC)           \
     X(CP_COMMIT) X(CP_WAIT) X(LDMATRIX) X(MOVMATRIX) X(MMA) X(MMA_SP) X(SHFL) X(VOTE) X(MATCH) X(REDUX) X(ACTIVEMASK)     \
-    X(NOP) X(FENCE) X(TRAP) X(CLOCK) X(ISSPACEP)
+    X(NOP) X(FENCE) X(GRID_WAIT) X(TRAP) X(CLOCK) X(ISSPACEP)
 enum Kind : u16 {
 #define X(k) K_##k,
     KINDS(X)
@@ -59,7 +59,7 @@ struct Program {
     std::vector<Special> specials;
     u32 warp_bytes = 0, pred_bytes = 0, local_bytes = 0;
     u32 cell_shift = 2, global_shift = 4;  // log2 of the smallest access to shared, and to global memory
-    bool has_nc = false;
+    bool has_nc = false, has_wait = false;  // ld.global.nc; griddepcontrol.wait
     ~Program() { free(consts); }
 };
 
@@ -67,6 +67,7 @@ struct Allocation {
     u64 address, size;
     u8* shadow;  // per byte: bit 7 read through .nc, bits 0-6 how often written; null when not needed
     u64 chunk;   // its first chunk of sector cells
+    bool constant;  // no launch writes it
 };
 
 struct Launch {  // filled by run.py
@@ -74,7 +75,7 @@ struct Launch {  // filled by run.py
     u32 smem_base, smem_end, static_end, dynamic_smem;  // shared addresses: first valid, one past the last
     const u8* params;
     u64 param_bytes;
-    const u64* allocations;  // address, size pairs, sorted
+    const u64* allocations;  // address, size, constant or not; sorted
     u64 n_allocations;
     const u64* tracked;      // addresses of allocations whose writes are counted
     u64 n_tracked;
@@ -113,6 +114,7 @@ enum WarpState : u8 { RUNNABLE, AT_BARRIER, DONE };
 struct Warp {
     u8* regs = nullptr;
     u32 index = 0, pc = 0, active = 0, alive = 0;
+    u32 waited = 0;   // lanes that have passed griddepcontrol.wait
     u32 watch = ~0u;  // lowest pc above this one at which other lanes are: there groups merge
     std::vector<Group> groups;
     WarpState state = RUNNABLE;

@@ -90,6 +90,16 @@ inline void shared_bounds(const Block& k, const u64* ad, u64 lo, u64 hi, u32 m, 
                 l.dynamic_smem));
 }
 
+// A launch that may begin before the one ahead of it has ended: until griddepcontrol.wait it may read constants, no more.
+inline void early(Block& k, const u64* ad, u32 m, bool write, u32 pc) {
+    for (; m; m &= m - 1) {
+        int i = __builtin_ctz(m);
+        if (!write && find_allocation(*k.run, ad[i])->constant) continue;
+        fault("dependent launch", pc, 1u << i, format("global %s at address 0x%llx before griddepcontrol.wait: the launch ahead may "
+            "still %s it@%llu@", write ? "store" : "load", (unsigned long long)ad[i], write ? "use" : "write", (unsigned long long)ad[i]));
+    }
+}
+
 // ---- one space at a time
 
 // A register that no instruction wrote keeps its first value, and copies of it do. It must not reach global memory or an mma.
@@ -167,6 +177,7 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
     if (space == GLOBAL) {
         global_bounds(k, ad, lo, hi, m, size, pc, what);
         if (CHECK) {
+            if (k.prog->has_wait && (m & ~w.waited)) early(k, ad, m & ~w.waited, write, pc);
             bool written = count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
             if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
             if (k.run->many) {
@@ -369,6 +380,7 @@ inline void cp_async(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         Count& c = k.counts[pc];
         count_shared(c, dst, m, bytes);
         u64 written = c.bytes;
+        if (k.prog->has_wait && (reading & ~w.waited)) early(k, src, reading & ~w.waited, false, pc);
         if (reading && count_global(k, pc, src, reading, bytes, LOADED) && k.run->many)
             check_writer(k, src, reading, bytes, in.order, pc);
         c.bytes = written;

@@ -350,6 +350,11 @@ class Machine:
 
     op_nanosleep = no_op
 
+    def op_griddepcontrol(self, mods, ops):
+        if mods not in (["wait"], ["launch_dependents"]):
+            self.fail(f"unknown opcode 'griddepcontrol.{'.'.join(mods)}'")
+        self.emit("NOP" if mods == ["launch_dependents"] else "GRID_WAIT", [])
+
     def op_membar(self, mods, ops):
         if mods not in (["cta"], ["gl"], ["sys"]):
             self.fail(f"unknown opcode 'membar.{'.'.join(mods)}'")
@@ -360,8 +365,3 @@ class Machine:
         if len(mods) > 2 or order not in ("sc", "acq_rel") or scope not in ("cta", "cluster", "gpu", "sys"):
             self.fail(f"unknown opcode 'fence.{'.'.join(mods)}'")
         self.emit("FENCE" if scope in ("gpu", "sys") else "NOP", [])
-
-    def op_griddepcontrol(self, mods, ops):
-        if mods not in (["wait"], ["launch_dependents"]):
-            self.fail("form of griddepcontrol")
-        self.emit("NOP", [])

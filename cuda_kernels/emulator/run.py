@@ -110,11 +110,11 @@ class Memory:
     """Global memory: real host memory, each allocation alone between red zones and filled with a poison."""
 
     def __init__(self):
-        self._buffers: dict[int, tuple[np.ndarray, int, str]] = {}
+        self._buffers: dict[int, tuple[np.ndarray, int, str, bool]] = {}
         self._starts: list[int] = []
 
-    def alloc(self, nbytes: int, fill: int = POISON, name: str = "") -> int:
-        """A 256-byte aligned address. `name` appears in messages."""
+    def alloc(self, nbytes: int, fill: int = POISON, name: str = "", constant: bool = False) -> int:
+        """A 256-byte aligned address. `name` appears in messages; `constant`: no launch writes it."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         room = np.empty(nbytes + 2 * RED_ZONE + 256, np.uint8)
@@ -123,7 +123,7 @@ class Memory:
         room[:start] = POISON
         room[start : start + nbytes] = fill
         room[start + nbytes :] = POISON
-        self._buffers[address] = (room, nbytes, name)
+        self._buffers[address] = (room, nbytes, name, constant)
         bisect.insort(self._starts, address)
         return address
 
@@ -139,7 +139,7 @@ class Memory:
     def view(self, address: int, nbytes: int | None = None) -> np.ndarray:
         """The bytes from `address` on as an array on the same memory; an address inside an allocation will do."""
         base = self._base(address)
-        room, size, _ = self._buffers[base]
+        room, size, *_ = self._buffers[base]
         nbytes = base + size - address if nbytes is None else nbytes
         self._check(address, nbytes)
         start = address - room.ctypes.data
@@ -160,14 +160,14 @@ class Memory:
         return address
 
     def table(self) -> np.ndarray:
-        return np.array([(a, self._buffers[a][1]) for a in self._starts], np.uint64).reshape(-1, 2)
+        return np.array([(a, self._buffers[a][1], self._buffers[a][3]) for a in self._starts], np.uint64).reshape(-1, 3)
 
     def nearest(self, address: int) -> str:
         """Words for a message: where this address lies relative to the nearest allocation."""
         best = None
         i = bisect.bisect_right(self._starts, address)
         for start in self._starts[max(0, i - 1) : i + 1]:
-            size, name = self._buffers[start][1:]
+            size, name, _ = self._buffers[start][1:]
             label = f"'{name}' ({size} bytes at 0x{start:x})" if name else f"of {size} bytes at 0x{start:x}"
             if start <= address < start + size:
                 return f"at byte {address - start} of the allocation {label}"
@@ -178,7 +178,7 @@ class Memory:
 
     def check_red_zones(self) -> None:
         """Raise if host code or a kernel without checks wrote outside an allocation."""
-        for address, (room, size, name) in self._buffers.items():
+        for address, (room, size, name, _) in self._buffers.items():
             start = address - room.ctypes.data
             bad = np.flatnonzero(np.concatenate([room[:start], room[start + size :]]) != POISON)
             if bad.size:
@@ -283,7 +283,7 @@ def launch(
         raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
     table = memory.table()
     if d.globals:
-        extra = np.array([(a.ctypes.data, a.nbytes) for _, a in d.globals], np.uint64)
+        extra = np.array([(a.ctypes.data, a.nbytes, 1) for _, a in d.globals], np.uint64)
         table = np.concatenate([table, extra])
         table = np.ascontiguousarray(table[np.argsort(table[:, 0])])
     tracked = np.array(options.track_writes, np.uint64)

@@ -27,9 +27,3 @@ __device__ __forceinline__ float finish(float v, float residual, float a, float 
   v = activate<KIND>(v, a, b, slope);
   return ORDER == 2 ? v + residual : v;
 }
-
-// Whether act(0) == 0, so that padded channels that hold zeros keep them.
-template <int KIND>
-__device__ __forceinline__ constexpr bool keeps_zero() {
-  return KIND != ACT_CLIP && KIND != ACT_SIGMOID && KIND != ACT_HARD_SIGMOID;
-}

@@ -1,4 +1,4 @@
-// What conv_dense.cu and conv_sparse24.cu share: parameters, the loader that makes convolution an implicit GEMM, the epilogue.
+// What convolutions on tensor cores share: parameters and the epilogue.
 //
 //   Y[M, N] = W[M, K] X[K, N]     M = output channels, N = output pixels of all images, K = (tap r, s; input channel)
 //
@@ -12,7 +12,7 @@
 //   BM x BN x BK   the block's tile: output channels, pixels, logical K per stage (32 or 64)
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
-//   SPLIT   1: blocks share an output tile along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
+//   SPLIT   1, 2: blocks share output tiles along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
 //   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
@@ -53,117 +53,14 @@ struct ConvParams {
   int y_corner;               // elements from one pixel row of y to the next
 #endif
 #if SPLIT
-  void* partial;   // [tile][split][accumulator], FP32
+  void* partial;   // [block][SPLIT][accumulator], FP32
   u32* counters;   // [tile], zero before and after
-  int splits;
+  int splits, tiles;  // SPLIT 1: blocks per tile; SPLIT 2: tiles in all
 #endif
 #if GROUPED
   int x_group, y_group;  // elements from one group's first channel to the next one's
 #endif
 };
-
-// Operand B, vector formats: a thread owns one chunk column and every (THREADS / CHUNKS)-th pixel of the tile.
-struct PixelLoader {
-  static constexpr int ROWS = BN * CHUNKS / THREADS;
-  int row_offset[ROWS];  // element offset of tap (0, 0), channel 0; 32 bits: the host refuses larger tensors
-  int row_h[ROWS], row_w[ROWS];
-  int r, s, c8;          // where this thread's chunk column stands in K
-
-  __device__ __forceinline__ void init(const ConvParams& p, int pixel0, int first_tile) {
-    const int pixels = p.n * p.p * p.q;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const int pixel = pixel0 + threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
-      const int n = pixel / (p.p * p.q), rest = pixel - n * (p.p * p.q);
-      const int oh = rest / p.q, ow = rest - oh * p.q;
-      row_h[i] = pixel < pixels ? oh * p.stride_h - p.pad_t : -(1 << 28);  // far outside: every tap is zero
-      row_w[i] = ow * p.stride_w - p.pad_l;
-      row_offset[i] = n * p.x_n + (row_h[i] * p.w_in + row_w[i]) * p.x_pixel;
-    }
-    const int chunk = first_tile * CHUNKS + threadIdx.x % CHUNKS, tap = chunk / p.c8;
-    c8 = chunk - tap * p.c8, r = tap / p.s, s = tap - r * p.s;
-  }
-
-  __device__ __forceinline__ void wrap(const ConvParams& p) {
-    while (c8 >= p.c8) {
-      c8 -= p.c8;
-      if (++s == p.s) s = 0, ++r;
-    }
-  }
-
-  __device__ __forceinline__ void load(const ConvParams& p, u32 smem) {
-    const int c = c8 * 8, dh = r * p.dil_h, dw = s * p.dil_w;
-    const int tap = (dh * p.w_in + dw) * p.x_pixel + (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
-    const bool inside_k = r < p.r;
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const bool ok = inside_k && static_cast<u32>(row_h[i] + dh) < static_cast<u32>(p.h) &&
-                      static_cast<u32>(row_w[i] + dw) < static_cast<u32>(p.w_in);
-      const int row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
-      const __half* from = p.x + (ok ? row_offset[i] + tap : 0);
-      cp_async_16(smem + swizzled<CHUNKS>(row, threadIdx.x % CHUNKS), from, ok ? 16 : 0);
-    }
-    c8 += CHUNKS;
-    wrap(p);
-  }
-
-  __device__ __forceinline__ void finish(u32) {}
-};
-
-// Operand B, linear input: neighbouring threads take neighbouring pixels, 8 plain loads per chunk; `load` fetches into
-// registers before the stage's arithmetic and `finish` writes them to shared memory after it.
-struct LinearLoader {
-  static constexpr int ITEMS = BN * CHUNKS / THREADS;
-  uint4 held[ITEMS];
-  int pixel0, tile;
-
-  __device__ __forceinline__ void init(const ConvParams&, int first_pixel, int first_tile) {
-    pixel0 = first_pixel, tile = first_tile;
-  }
-
-  __device__ __forceinline__ void load(const ConvParams& p, u32) {
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int id = threadIdx.x + i * THREADS;
-      const int pixel = pixel0 + id % BN, chunk = tile * CHUNKS + id / BN;
-      const int n = pixel / (p.p * p.q), rest = pixel - n * (p.p * p.q), oh = rest / p.q, ow = rest - oh * p.q;
-      const int t = chunk / p.c8, c = (chunk - t * p.c8) * 8, r = t / p.s, s = t - r * p.s;
-      const int h = oh * p.stride_h - p.pad_t + r * p.dil_h, w = ow * p.stride_w - p.pad_l + s * p.dil_w;
-      const bool ok = pixel < p.n * p.p * p.q && r < p.r && static_cast<u32>(h) < static_cast<u32>(p.h) &&
-                      static_cast<u32>(w) < static_cast<u32>(p.w_in);
-      const int at = n * p.x_n + (h * p.w_in + w) * p.x_pixel, low = (1 << p.x_log2v) - 1;
-      u32 v[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        v[j] = ok && c + j < p.c ? __half_as_ushort(p.x[at + ((c + j) >> p.x_log2v) * p.x_block + ((c + j) & low)]) : 0;
-      held[i] = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
-    }
-    ++tile;
-  }
-
-  __device__ __forceinline__ void finish(u32 smem) {
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      const int id = threadIdx.x + i * THREADS;
-      sts_128(smem + swizzled<CHUNKS>(id % BN, id / BN), held[i]);
-    }
-  }
-};
-
-// Operand A: `bytes` of every 16-row tile of the block, contiguous in global memory, copied as they lie.
-// `stride`: bytes between 16-row tiles in global memory; past the last tile that one is read again (rows never stored, but
-// metadata must be legal and no product may be NaN).
-template <int BYTES>
-__device__ __forceinline__ void load_weights(const char* from, long long stride, int tiles, u32 smem) {
-  constexpr int PIECES = BM / 16 * (BYTES / 16);
-#pragma unroll
-  for (int i = 0; i < (PIECES + THREADS - 1) / THREADS; ++i) {
-    const int id = threadIdx.x + i * THREADS;
-    const int tile = id / (BYTES / 16), piece = id % (BYTES / 16);
-    if (PIECES % THREADS == 0 || id < PIECES)
-      cp_async_16(smem + id * 16, from + min(tile, tiles - 1) * stride + piece * 16, 16);
-  }
-}
 
 // Epilogue: bias, residual, activation in FP32, one rounding, and stores in y's format through a swizzled staging tile:
 // V >= 8: [pixel][channel], transposed in registers by movmatrix, so that 16-byte stores run along channels;

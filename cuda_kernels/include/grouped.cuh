@@ -21,8 +21,8 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.residual += group * p.y_group;
   p.y += group * p.y_group;
 #if SPLIT
-  p.partial = static_cast<char*>(p.partial) + static_cast<long long>(group) * gridDim.x * (BM * BN * 4);
-  p.counters += group * (gridDim.x / p.splits);
+  p.partial = static_cast<char*>(p.partial) + static_cast<long long>(group) * gridDim.x * SPLIT * (BM * BN * 4);
+  p.counters += group * p.tiles;
 #endif
   return p;
 }

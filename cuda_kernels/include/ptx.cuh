@@ -119,3 +119,17 @@ __device__ __forceinline__ void sts_32(u32 address, u32 v) {
 __device__ __forceinline__ void sts_16(u32 address, u16 v) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
+
+// 9.7.13.13 griddepcontrol, sm_90: of a launch that may begin before the one ahead of it has ended. `wait` returns when that
+// one has ended and its stores can be seen; whatever it wrote or still reads is touched after `wait` only. `release` lets the
+// next launch begin as soon as all blocks of this one have; it waits by itself for what it needs.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void release_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -1,4 +1,8 @@
-// Split-K: several blocks share one output tile, each takes a run of its K stages; the last to arrive sums and stores.
+// Split-K: blocks share output tiles along K, each takes a run of their stages; the last to arrive at a tile sums and stores.
+//
+//   SPLIT 1   split-K: every tile by `splits` blocks          SPLIT 2   stream-K: all stages of all tiles in one line, cut
+//   tile 0     |  tile 1     |                                tile 0     |  tile 1     |  tile 2     |       evenly
+//   b0 | b1    |  b2 | b3    |                                b0      | b1      | b2       | b3      |
 //
 // Partial sums go to workspace in the accumulator's own order, 16 bytes per lane. Whoever arrives last (counted in one
 // counter per tile, which it sets back to zero for the next launch) adds them in ascending K: the same bits every time,
@@ -6,48 +10,89 @@
 #pragma once
 #include "conv.cuh"
 
-// Which tile of the output, and which of its K stages, a block has.
+// A run of K stages of one output tile.
 struct Share {
-  int tile, split, first, count;
+  int tile, first, count;
 };
 
-__device__ __forceinline__ Share share_of_block(const ConvParams& p) {
 #if SPLIT
-  const int split = blockIdx.x % p.splits, first = split * p.k_tiles / p.splits;
-  return {static_cast<int>(blockIdx.x) / p.splits, split, first, (split + 1) * p.k_tiles / p.splits - first};
+// Where a block's work begins in the line of all stages; the end is where the next block's begins. Stream-K: the first
+// `longer` blocks have one stage more than the others.
+__device__ __forceinline__ int work_begin(const ConvParams& p, int block) {
+  if (SPLIT == 1) return block / p.splits * p.k_tiles + block % p.splits * p.k_tiles / p.splits;
+  const int blocks = gridDim.x, each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
+  return block * each + min(block, longer);
+}
+
+// The block that has a stage of the line; split-K: of a tile's first and last stage only.
+__device__ __forceinline__ int block_of(const ConvParams& p, int stage) {
+  if (SPLIT == 1) return stage / p.k_tiles * p.splits + (stage % p.k_tiles ? p.splits - 1 : 0);
+  const int blocks = gridDim.x, each = p.tiles * p.k_tiles / blocks, longer = p.tiles * p.k_tiles % blocks;
+  return stage < longer * (each + 1) ? stage / (each + 1) : longer + (stage - longer * (each + 1)) / each;
+}
+
+__device__ __forceinline__ Share share_at(const ConvParams& p, int begin, int end) {
+  const int tile = begin / p.k_tiles, first = begin - tile * p.k_tiles;
+  return {tile, first, min(p.k_tiles - first, end - begin)};
+}
+#endif
+
+__device__ __forceinline__ Share first_share(const ConvParams& p) {
+#if SPLIT
+  return share_at(p, work_begin(p, blockIdx.x), work_begin(p, blockIdx.x + 1));
 #else
-  return {static_cast<int>(blockIdx.x), 0, 0, p.k_tiles};
+  return {static_cast<int>(blockIdx.x), 0, p.k_tiles};
 #endif
 }
 
-// Returns whether this block stores the tile; then `acc` holds the sum over all splits.
+// What the block does next; a share of no stages ends it.
+__device__ __forceinline__ Share next_share(const ConvParams& p, const Share& done) {
+#if SPLIT == 2
+  const int begin = done.tile * p.k_tiles + done.first + done.count, end = work_begin(p, blockIdx.x + 1);
+  if (begin < end) {
+    __syncthreads();  // the last share's reads of shared memory are over
+    return share_at(p, begin, end);
+  }
+#endif
+  Share none = done;
+  none.count = 0;
+  return none;
+}
+
+// Returns whether this block stores the tile; then `acc` holds the sum over all blocks that have a part of it.
 __device__ __forceinline__ bool sum_splits(const ConvParams& p, const Share& share, float (&acc)[MT][NT][4], u32 smem) {
 #if SPLIT
-  constexpr int PER_BLOCK = MT * NT * THREADS;  // 16-byte pieces
-  char* tile = static_cast<char*>(p.partial) + static_cast<long long>(share.tile) * p.splits * PER_BLOCK * 16;
+  if (share.count == p.k_tiles) return true;
+  constexpr int PER_PART = MT * NT * THREADS;  // 16-byte pieces
+  const int begin = share.tile * p.k_tiles, first_block = block_of(p, begin), last_block = block_of(p, begin + p.k_tiles - 1);
+  // Of two tiles at most has a block a part: stream-K's first and last. Only a tile's first block can have begun before it.
+  const int early = SPLIT == 2 && work_begin(p, first_block) < begin;
+  auto part = [&](int block) {
+    const int slot = block * SPLIT + (block == first_block ? early : 0);
+    return static_cast<char*>(p.partial) + (static_cast<long long>(slot) * PER_PART + threadIdx.x) * 16;
+  };
+  char* own = part(blockIdx.x);
 #pragma unroll
   for (int i = 0; i < MT; ++i)
 #pragma unroll
     for (int j = 0; j < NT; ++j)
-      stg_128(tile + (static_cast<long long>(share.split) * PER_BLOCK + (i * NT + j) * THREADS + threadIdx.x) * 16,
-              *reinterpret_cast<const uint4*>(acc[i][j]));
+      stg_128(own + (i * NT + j) * THREADS * 16, *reinterpret_cast<const uint4*>(acc[i][j]));
   // Release: all of the block's stores come before its arrival. Acquire: the last one's loads come after all arrivals.
   cp_async_wait<0>();
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) sts_32(smem, atomicAdd(p.counters + share.tile, 1u));
   __syncthreads();
-  if (lds_32(smem) != static_cast<u32>(p.splits - 1)) return false;
+  if (lds_32(smem) != static_cast<u32>(last_block - first_block)) return false;
   __threadfence();
   if (threadIdx.x == 0) p.counters[share.tile] = 0;
 #pragma unroll
   for (int i = 0; i < MT; ++i)
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      const char* piece = tile + (static_cast<long long>(i * NT + j) * THREADS + threadIdx.x) * 16;
       float sum[4] = {};
-      for (int s = 0; s < p.splits; ++s) {
-        const uint4 bits = ldg_128_cg(piece + static_cast<long long>(s) * PER_BLOCK * 16);
+      for (int block = first_block; block <= last_block; ++block) {
+        const uint4 bits = ldg_128_cg(part(block) + (i * NT + j) * THREADS * 16);
         sum[0] += __uint_as_float(bits.x), sum[1] += __uint_as_float(bits.y);
         sum[2] += __uint_as_float(bits.z), sum[3] += __uint_as_float(bits.w);
       }
