@@ -25,7 +25,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
-from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
+from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
 from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
@@ -36,6 +36,7 @@ MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough wa
 SMEM_BYTES_PER_CLK = 128
 SM_L2_BYTES_PER_CLK = 64  # what one SM can draw from L2
 FILL_CLK = 900  # first loads of a block: address arithmetic, DRAM and L2 latency, barriers
+EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 600
 
 # Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
@@ -319,12 +320,13 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
         parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
-        epilogue += 3 * LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
+        epilogue += 3 * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
     if t.stream:  # a run of stages begins in one tile and ends in another
         epilogue *= math.ceil(tiles / blocks) + 1
     hidden = min(resident, per_sm)
     # Partly filled last rounds cost a whole block's time.
-    sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) + (hidden - 1) * epilogue / 2
+    early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
+    sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) - early + (hidden - 1) * epilogue / 2
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)

@@ -11,7 +11,9 @@ from tactics.step import Launch
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 DRAM_EFFICIENCY, L2_EFFICIENCY = 0.85, 0.7
-LATENCY_CLK = 800  # of a load that misses L1
+# Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
+# (arXiv 2402.13499, table of memory latencies); queues add to it.
+LATENCY_CLK, L2_LATENCY_CLK = 600, 300
 BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
 
 
