@@ -34,6 +34,8 @@ __device__ __forceinline__ long long term(const GatherParams& p, int axis, int i
 }
 
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ GatherParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const int groups = (p.covered + 7) / 8, pixels = p.h * p.w;
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   if (id >= static_cast<long long>(p.n) * groups * pixels) return;

@@ -21,6 +21,8 @@ struct ResizeParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256, 4) resize(const __grid_constant__ ResizeParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   const int pixels = p.out_h * p.out_w;
   if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;
