@@ -11,7 +11,7 @@ import pytest
 from conftest import DIGITS, MODELS, model_path
 from onnx import TensorProto, numpy_helper
 from ort_budget import budgets, run, to_fp32
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 import gpu_runtime as gr
 from cuda_kernels.emulator import Stats
@@ -132,15 +132,48 @@ def expect_person(x: np.ndarray, y: np.ndarray) -> None:
     assert person[128, 128] and 0.3 < person.mean() < 0.8 and not classes[:8].any(), np.bincount(classes.reshape(-1))
 
 
+def portrait_for_faces() -> np.ndarray:
+    return (255 * nchw(photo("grace_hopper").resize((320, 240), Image.Resampling.BILINEAR)) - 127) / 128
+
+
+def expect_one_face(x: np.ndarray, scores: np.ndarray, boxes: np.ndarray) -> None:
+    left, top, right, bottom = boxes[0, scores[0, :, 1].argmax()]
+    assert scores[0, :, 1].max() > 0.98 and 0.2 < left < 0.5 < right < 0.8 and 0 < top < 0.3 < bottom < 0.7, boxes
+
+
+def written(text: str, width: int, height: int, size: int, turned: bool = False) -> Image.Image:
+    page = Image.new("RGB", (width, height), (255, 255, 255))
+    ImageDraw.Draw(page).text((width // 2, height // 2), text, (0, 0, 0), ImageFont.load_default(size), anchor="mm")
+    return page.rotate(180) if turned else page
+
+
+def words_up_and_down() -> np.ndarray:
+    return np.concatenate([2 * nchw(written("mow", 96, 48, 30, turned)) - 1 for turned in (False, True)])
+
+
+def expect_second_turned(x: np.ndarray, y: np.ndarray) -> None:
+    assert y.argmax(1).tolist() == [0, 1] and y.max(1).min() > 0.8, y
+
+
+def page_for_detection() -> np.ndarray:
+    mean, std = (np.float32(v).reshape(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return (nchw(written("WORDS", 160, 96, 32)) - mean) / std
+
+
+def expect_words(x: np.ndarray, y: np.ndarray) -> None:
+    found = y[0, 0] > 0.3
+    assert found[44:52, 50:110].mean() > 0.8 and not found[:20].any() and not found[-20:].any(), found.mean()
+
+
 @dataclass(frozen=True)
 class Network:
-    """`layers` with weights, of which `eligible` for sparsity once pruned; `expect(x, y)` asserts what the answer must be."""
+    """`layers` with weights, of which `eligible` for sparsity once pruned; `expect(x, *y)` asserts what the answer must be."""
 
     input: str
     layers: int
     eligible: int
     x: Callable[[], np.ndarray]
-    expect: Callable[[np.ndarray, np.ndarray], None]
+    expect: Callable[..., None]
 
 
 def upscaler(layers: int, eligible: int, scale: int, dtype: type, *original) -> Network:
@@ -157,6 +190,10 @@ NETWORKS = {
     "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 96, 64),
     "carn_m_x2": upscaler(44, 41, 2, np.float32, "grace_hopper", "RGB", 128, 96),  # 19 of them with 4 groups
     "sci_180x320": Network("input", 3, 0, darkened, expect_brighter),
+    "ultraface_rfb320": Network("input", 52, 33, portrait_for_faces, expect_one_face),
+    "ppocr_cls": Network("x", 54, 35, words_up_and_down, expect_second_turned),
+    "ppocrv3_det_en": Network("x", 74, 54, page_for_detection, expect_words),
+    "tbefn_180x320": Network("Placeholder", 42, 25, darkened, expect_brighter),
     "yolox_nano": Network("images", 113, 83, functools.partial(letterboxed, "grace_hopper"), expect_person_with_tie),
     "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
@@ -229,8 +266,7 @@ def test_the_budget_has_no_room_for_weights_of_8_bits(name):
 @each_network
 def test_answer(execute, name):
     done = execute(name, "disable")
-    (x,), (y,) = done.feeds.values(), done.outputs.values()
-    NETWORKS[name].expect(x, y)
+    NETWORKS[name].expect(*done.feeds.values(), *done.outputs.values())
 
 
 @each_mode
