@@ -1,7 +1,8 @@
 """Networks that people complained about, written by a script with seeded He-normal weights: name -> ONNX model.
 
 `python -m benchmarks.networks FOLDER` writes them. Sources: TVM forum threads on grouped convolution 4x slower than dense, on
-a quarter of a super-resolution network spent in depth-to-space, and on operators that ran half as fast inside a network.
+a quarter of a super-resolution network spent in depth-to-space, and on operators that ran half as fast inside a network; and a
+forum thread on two convolutions with 2:4 weights that TensorRT ran dense (`forum`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from cuda_kernels import sparse24
+
 
 class Net:
     """A graph being written: each method adds a node and returns the name of its output."""
@@ -20,7 +23,13 @@ class Net:
     def __init__(self, name: str, shape: tuple[int, ...], seed: int = 0):
         self.name, self.rng = name, np.random.default_rng(seed)
         self.nodes, self.initializers, self.channels = [], [], {"x": shape[1]}
-        self.input = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+        self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+
+    def feed(self, name: str, shape: tuple[int, ...]) -> str:
+        """One more input of the network."""
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        self.channels[name] = shape[1]
+        return name
 
     def add(self, op: str, inputs: list[str], name: str, channels: int, **attributes) -> str:
         self.nodes.append(helper.make_node(op, inputs, [f"{name}_out"], name=name, **attributes))
@@ -31,9 +40,12 @@ class Net:
         self.initializers.append(numpy_helper.from_array(array.astype(np.float32), name))
         return name
 
-    def conv(self, x: str, name: str, k: int, r: int = 3, stride: int = 1, groups: int = 1, bias: bool = True) -> str:
+    def conv(
+        self, x: str, name: str, k: int, r: int = 3, stride: int = 1, groups: int = 1, bias: bool = True, prune: bool = False
+    ) -> str:
         c = self.channels[x]
         w = self.rng.standard_normal((k, c // groups, r, r)) * np.sqrt(2 / (c // groups * r * r))
+        w = sparse24.prune(w) if prune else w
         inputs = [x, self.weight(f"{name}.weight", w)]
         if bias:
             inputs.append(self.weight(f"{name}.bias", 0.1 * self.rng.standard_normal(k)))
@@ -50,9 +62,9 @@ class Net:
     def relu(self, x: str, name: str) -> str:
         return self.add("Relu", [x], name, self.channels[x])
 
-    def finish(self, y: str) -> onnx.ModelProto:
-        out = helper.make_tensor_value_info(y, TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, self.name, [self.input], [out], self.initializers)
+    def finish(self, *ys: str) -> onnx.ModelProto:
+        outs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in ys]
+        graph = helper.make_graph(self.nodes, self.name, self.inputs, outs, self.initializers)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         return onnx.shape_inference.infer_shapes(model)
 
@@ -115,6 +127,22 @@ def conv512() -> onnx.ModelProto:
     return n.finish(n.relu(n.norm(n.conv("x", "conv", 512, 3, bias=False), "bn"), "relu"))
 
 
+def forum() -> onnx.ModelProto:
+    """Two 1x1 convolutions with bias + add + relu and 2:4 weights, 160 channels on 2x160x16x30 and 288 on 1x288x88x64, with
+    other readers of what they read and write: a user asked why TensorRT ran both dense, between "reformats"."""
+    n = Net("forum", (2, 160, 16, 30))
+    ends = []
+    for x, at, size in (("x", "conv160", (2, 160, 16, 30)), (n.feed("x288", (1, 288, 88, 64)), "conv288", (1, 288, 88, 64))):
+        c = size[1]
+        x = n.relu(n.conv(x, f"{at}/before", c, 3), f"{at}/before_relu")
+        residual = n.relu(n.conv(x, f"{at}/beside", c, 3), f"{at}/beside_relu")
+        y = n.add("Add", [n.conv(x, at, c, 1, prune=True), residual], f"{at}/add", c)
+        y = n.relu(y, f"{at}/relu")
+        for source, name in ((x, f"{at}/reads_input"), (y, f"{at}/reads_output"), (y, f"{at}/reads_output_too")):
+            ends.append(n.relu(n.conv(source, name, 32, 1), f"{name}_relu"))
+    return n.finish(*ends)
+
+
 def _classifier(n: Net, x: str) -> str:
     x = n.add("GlobalAveragePool", [x], "head/pool", n.channels[x])
     c = n.channels[x]
@@ -129,6 +157,7 @@ NETWORKS = {
     "resnet50_g2": lambda: resnet50(groups=2),
     "resnet18_n10": resnet18,
     "conv512": conv512,
+    "forum": forum,
 }
 
 

@@ -1,0 +1,42 @@
+"""The case that this project began with: two 1x1 convolutions with 2:4 weights, and why each runs sparse or dense.
+
+    python -m benchmarks.forum [--device a10]
+
+Builds benchmarks.networks' `forum` and prints the complete reason for both, from the engine alone, and what their formats
+cost: at 288 channels hwc16 and hwc8 place every element at the same address, so going from one to the other is free.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+import onnx
+
+import gpu_runtime as gr
+from benchmarks.networks import forum
+from gpu_runtime import explain, what_if
+
+LAYERS = ("conv160", "conv288")
+
+
+def account(device: str) -> str:
+    """The printed text."""
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(forum(), Path(folder) / "forum.onnx")
+        gr.build(Path(folder) / "forum.onnx", sparsity="enable", device=device).save(Path(folder) / "forum.engine")
+        plan = gr.load(Path(folder) / "forum.engine").plan
+    text = explain.explain_text(plan, explain.rows_of(plan, LAYERS))
+    found = what_if.what_if(plan, {"conv288": "hwc16->hwc8"})
+    return f"{text}\n{what_if.text(plan, found)}"
+
+
+@click.command()
+@click.option("--device", default="a10", show_default=True)
+def main(device) -> None:
+    click.echo(account(device), nl=False)
+
+
+if __name__ == "__main__":
+    main()
