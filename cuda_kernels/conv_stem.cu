@@ -11,9 +11,12 @@
 // The trick: K is a list of (channel, row, column) taps in any order, so nothing is padded but its end, and the host sorts
 // it so that the 4 taps which one load instruction reads for its 8 pixels never share a bank. Empty places of K repeat a tap
 // of the same window (weight 0): a value that is not finite and not in the window can not reach the sum.
+// With POOL 1 the tile of Y is not stored but the maxima over its windows are: neighbouring tiles overlap by what a window
+// reaches over its stride, so a little is computed twice and Y never touches memory.
 // No pipeline: a block loads everything, then multiplies; the blocks resident beside it overlap.
 
-// Compile-time, beside conv.cuh's: IN_TYPE 0 FP16, 1 FP32, 2 unsigned 8-bit; IN_HWC 1: channels of a pixel are neighbours.
+// Compile-time, beside conv.cuh's: IN_TYPE 0 FP16, 1 FP32, 2 unsigned 8-bit; IN_HWC 1: channels of a pixel are neighbours; POOL 1:
+// a max pool follows, and y is its output.
 // conv.cuh's own loaders are not used here; these are values they accept.
 #define BK 32
 #define STAGES 2
@@ -29,7 +32,39 @@ struct StemParams {
   int log2_tw, tiles_h, tiles_w;           // a tile is (BN >> log2_tw) x (1 << log2_tw) pixels
   int rows, cols, pitch, plane;            // patch: rows x cols are needed; pitch and plane are strides in halfs
   u32 by_pitch, by_plane_or_c;             // 2**32 / divisor, rounded up: exact for dividends below 2**16
+#if POOL
+  int pool_r, pool_s, pool_stride_h, pool_stride_w, pool_pad_t, pool_pad_l, pool_h, pool_w;
+  int tile_h, tile_w;                      // outputs of the pool per tile
+#endif
 };
+
+#if POOL
+static_assert(!OUT_LINEAR && BM % 64 == 0 && !RES, "8 neighbouring threads read one pixel's 64 channels: all banks, once");
+
+// (row0, column0): the tile's first pixel of Y, which may lie outside; (i0, j0): its first output of the pool. 8 channels of
+// one output per thread and turn.
+__device__ __forceinline__ void store_maxima(const StemParams& p, u32 staging, int m0, int image, int i0, int j0, int row0,
+                                             int column0) {
+  for (int id = threadIdx.x; id < p.tile_h * p.tile_w * (BM / 8); id += THREADS) {
+    const int m = id % (BM / 8) * 8, n = id / (BM / 8), i = n / p.tile_w, j = n - i * p.tile_w;
+    if (i0 + i >= p.pool_h || j0 + j >= p.pool_w || m0 + m >= p.c.y_c) continue;
+    const __half2 lowest = __half2half2(__ushort_as_half(0xfc00));  // minus infinity
+    __half2 best[4] = {lowest, lowest, lowest, lowest};
+    for (int r = 0; r < p.pool_r; ++r)
+      for (int s = 0; s < p.pool_s; ++s) {
+        const int row = i * p.pool_stride_h + r, column = j * p.pool_stride_w + s;
+        if (static_cast<u32>(row0 + row) >= static_cast<u32>(p.c.p) || static_cast<u32>(column0 + column) >= static_cast<u32>(p.c.q))
+          continue;
+        const uint4 v = lds_128(staged(staging, m, (row << p.log2_tw) + column));
+        const __half2* h = reinterpret_cast<const __half2*>(&v);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) best[e] = __hmax2(best[e], h[e]);
+      }
+    const int c = m0 + m, pixel = (i0 + i) * p.pool_w + j0 + j;
+    stg_128(p.c.y + image * p.c.y_n + pixel * p.c.y_pixel + row_offset<false>(p.c, c), *reinterpret_cast<const uint4*>(best));
+  }
+}
+#endif
 
 __device__ __forceinline__ u16 load_half(const void* x, int at) {
   if (IN_TYPE == 0) return __half_as_ushort(static_cast<const __half*>(x)[at]);
@@ -71,7 +106,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_con
   // Which tile: channels fastest, so that blocks sharing a patch are neighbours.
   const int m_tiles = (p.c.y_c + BM - 1) / BM, rest = blockIdx.x / m_tiles, m0 = blockIdx.x % m_tiles * BM;
   const int image = rest / (p.tiles_h * p.tiles_w), tile = rest - image * p.tiles_h * p.tiles_w;
-  const int oh0 = tile / p.tiles_w * (BN >> p.log2_tw), ow0 = tile % p.tiles_w << p.log2_tw, tw_mask = (1 << p.log2_tw) - 1;
+  const int tw_mask = (1 << p.log2_tw) - 1;
+#if POOL
+  const int i0 = tile / p.tiles_w * p.tile_h, j0 = tile % p.tiles_w * p.tile_w;
+  const int oh0 = i0 * p.pool_stride_h - p.pool_pad_t, ow0 = j0 * p.pool_stride_w - p.pool_pad_l;
+#else
+  const int oh0 = tile / p.tiles_w * (BN >> p.log2_tw), ow0 = tile % p.tiles_w << p.log2_tw;
+#endif
 
   // Weights and taps fly while the patch is converted. Rows past the last are read from the last 16 and never stored.
   for (int i = 0; i < BM / 16; ++i) {
@@ -110,8 +151,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_con
     }
   }
 
+#if POOL
+  stage_results(p.c, acc, taps, m0, [](int) { return 0; });
+  store_maxima(p, taps, m0, image, i0, j0, oh0, ow0);
+#else
   epilogue(p.c, acc, taps, m0, [&](int n) {
     const int oh = oh0 + (n >> p.log2_tw), ow = ow0 + (n & tw_mask);
     return oh < p.c.p && ow < p.c.q ? image * p.c.y_n + (oh * p.c.q + ow) * p.c.y_pixel : -1;
   });
+#endif
 }

@@ -23,6 +23,7 @@ from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_s
 from gpu_runtime.onnx_import import Imported
 from tactics.pointwise_ops import NONE, Activation, Stage
 
+STEM_CHANNELS = 4  # what tactics/conv_stem.py takes: the one family that pools
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
@@ -53,6 +54,7 @@ class Layer:
     d2s: int = 1
     d2s_mode: str = "dcr"
     s2d: int = 1
+    pool: ir.Node | None = None
     block: int = 1
     when: tuple[tuple[str, str], ...] = ()
 
@@ -116,6 +118,14 @@ def fuse(imported: Imported) -> Fused:
                 if more and adds and reader not in covered and layer.op != "ConvTranspose":
                     waiting[layer.output] = replace(layer, act_first=True)
                     covered.update(used + more + last)
+                elif pool := _pool_after(layer):
+                    group, option = pool.name, f"into {node.name}"
+                    groups.append((group, ("apart", option)))
+                    emit(node, replace(layer, when=((group, "apart"),)), used + more + last)
+                    emit(pool, replace(_plain(pool), when=((group, "apart"),)), [pool])
+                    label, nodes = f"{layer.label} + {pool.name}", (*layer.nodes, pool.name)
+                    pooled = {"label": label, "nodes": nodes, "output": pool.outputs[0], "when": ((group, option),)}
+                    emit(pool, replace(layer, pool=pool, **pooled), [])
                 else:
                     emit(node, layer, used + more + last)
         elif any(v in waiting for v in node.inputs) and _is_residual_add(node):
@@ -174,6 +184,17 @@ def _plain(node: ir.Node) -> Layer:
 def _chain_layer(chain: Chain) -> Layer:
     last, names = chain.nodes[-1], _names(chain.nodes)
     return Layer("Chain", last, _label(chain.nodes), names, chain.inputs, chain.output, chain.constants, stages=chain.stages)
+
+
+def _pool_after(layer: Layer) -> ir.Node | None:
+    """The max pool that alone reads an image's first convolution, whose kernel may store the maxima instead."""
+    pool = single_reader(layer.output)
+    if layer.op != "Conv" or layer.d2s > 1 or pool is None or pool.op_type != "MaxPool" or len(shape_of(pool.inputs[0])) != 4:
+        return None
+    wanted = [v for v in pool.outputs[1:] if v.uses() or v.is_graph_output()]
+    plain = attribute(pool, "dilations", (1, 1)) == (1, 1) and not wanted
+    few = layer.weights["w"].shape[1] <= STEM_CHANNELS and attribute(layer.node, "group", 1) == 1
+    return pool if plain and few else None
 
 
 def _is_residual_add(node: ir.Node) -> bool:

@@ -255,12 +255,16 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
         kernel = kernel.reshape(-1, c, h, w)
         size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
     weights["w"] = _rounded(kernel)
-    return ConvProblem(
+    problem = ConvProblem(
         n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
         bias="b" in weights, residual=layer.residual, act=layer.act,
         sparse24=c // groups % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
         d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
     )  # fmt: skip
+    if layer.pool is None:
+        return problem
+    q = _pool(replace(layer, op="MaxPool", node=layer.pool), [problem.out_shape], out, {})
+    return replace(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
 
 
 def _rounded(kernel: np.ndarray) -> np.ndarray:

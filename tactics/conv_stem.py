@@ -81,6 +81,10 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run there, or an empty string."""
+    if p.pool and (tactic.tile.m % 64 or linear(tactic.out)):
+        return "max pool: whole vectors of 64 channels and more are compared"
+    if p.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.tile.n, False)):
+        return f"max pool: a window of {p.pool[0]} x {p.pool[1]} does not fit a tile of {tactic.tile.n} pixels"
     smem, elements = shared_bytes(p, tactic), p.c * _geometry(p, tactic).plane
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
@@ -109,18 +113,31 @@ def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
 def geometry(p: ConvProblem, pixels: int, hwc: bool, wide: bool) -> Geometry:
     """The least work for `pixels` per tile; `wide`: rows of 16 at least, for stores along pixels."""
     options = []
-    for log2_tw in range(4 if wide else 2, pixels.bit_length()):
-        th, tw = pixels >> log2_tw, 1 << log2_tw
+    for th, tw in _shapes(pixels, wide):
         rows, cols = ((t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip((th, tw), p.stride, (p.r, p.s), p.dilation,
                                                                         strict=True))  # fmt: skip
-        tiles = -(-p.p // th) * -(-p.q // tw)
-        # Threads that convert cost about as much per element as those that multiply do per pixel and 16 taps.
-        options.append((tiles * (p.c * rows * (cols + 4) + pixels * 8), -log2_tw, rows, cols))
+        if tile := _outputs(p, th, tw):
+            tiles = math.prod(-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
+            # Threads that convert cost about as much per element as those that multiply do per pixel and 16 taps.
+            options.append((tiles * (p.c * rows * (cols + 4) + pixels * 8), 1 - tw.bit_length(), rows, cols))
     for _, minus, rows, cols in sorted(options)[:3]:
         best = _ordered(p, pixels, hwc, -minus, rows, cols)
         if not best.excess:
             return best
     return _ordered(p, pixels, hwc, -min(options)[1], *min(options)[2:])
+
+
+def _shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
+    """(height, width) of tiles of so many pixels, powers of two."""
+    return [(pixels >> log2_tw, 1 << log2_tw) for log2_tw in range(4 if wide else 2, pixels.bit_length())]
+
+
+def _outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
+    """Rows and columns of the output that a tile of th x tw results gives: those, or the pool's windows inside."""
+    if not p.pool:
+        return th, tw
+    r, s, stride_h, stride_w = p.pool[:4]
+    return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 
 def _ordered(p: ConvProblem, pixels: int, hwc: bool, log2_tw: int, rows: int, cols: int) -> Geometry:
@@ -193,8 +210,10 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
         "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
+        "POOL": int(bool(p.pool)),
     }  # fmt: skip
-    tiles_h, tiles_w = -(-p.p // (1 << g.log2_th)), -(-p.q // (1 << g.log2_tw))
+    tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
+    tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
     args = (
         ("in", 0), ("weights", "w"), NULL, ("weights", "b"),
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
@@ -202,7 +221,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         ("weights", "taps"), *ints(g.log2_tw, tiles_h, tiles_w, g.rows, g.cols, g.pitch, g.plane),
-        *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)),
+        *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)), *(ints(*p.pool, *tile) if p.pool else ()),
     )  # fmt: skip
     blocks = -(-y_c // t.m) * p.n * tiles_h * tiles_w
     smem = shared_bytes(p, tactic)

@@ -21,6 +21,8 @@ def _key(problem, kind: str) -> str:
             if v:
                 parts.append(f.name)
         elif isinstance(v, tuple):
+            if not v:
+                continue
             parts.append(f.name + ",".join(str(i) for i in v))
         elif isinstance(v, Activation):
             if v != NONE:
@@ -39,7 +41,7 @@ class ConvProblem:
     `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation,
     or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With
     `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
-    crd); a residual has that shape.
+    crd); a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
     """
 
     n: int
@@ -60,8 +62,11 @@ class ConvProblem:
     d2s: int = 1
     d2s_mode: str = "dcr"
     act_first: bool = False
+    pool: tuple[int, ...] = ()
 
     def __post_init__(self):
+        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
+            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
         if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:
@@ -89,6 +94,8 @@ class ConvProblem:
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
+        if self.pool:
+            return (self.n, self.k, *self.pool[6:])
         return (self.n, self.k // self.d2s**2, self.p * self.d2s, self.q * self.d2s)
 
     @property
@@ -118,6 +125,10 @@ class ConvProblem:
             y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
         else:
             y = self.act.apply(y, slope)
+        if self.pool:
+            r, s, stride_h, stride_w, top, left, *out = self.pool
+            window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
+            return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
         return depth_to_space(y, self.d2s, self.d2s_mode)
 
 

@@ -13,7 +13,7 @@ from tactics.conv_stem import INPUTS, TILES, family_reason, geometry, interleave
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.predict import predict_us
-from tactics.problem import Activation, ConvProblem, ReformatProblem
+from tactics.problem import Activation, ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
@@ -167,3 +167,43 @@ def test_compiles_without_spills(tile, sm, tmp_path):
         # The loop over K is not unrolled by the source; the compiler may do it by whole steps.
         per_step = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
         assert disassemble(c.cubin, tmp_path)["HMMA.16816.F32"] % per_step == 0
+
+
+# ---- a max pool in the epilogue
+
+POOLED = {
+    "resnet50": ConvProblem(1, 3, 45, 61, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 12, 16)),
+    "squeezenet": ConvProblem(2, 3, 37, 50, 64, 3, 3, (2, 2), bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 8, 11)),
+    "ceil": ConvProblem(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 9, 9)),
+    "apart": ConvProblem(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
+    "negative": ConvProblem(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_maxima_are_stored_and_the_convolution_is_not(name):
+    problem = POOLED[name]
+    tactics = [t for t in candidates(problem, DEVICE) if str(t.ins[0]) in ("fp32:chw", "uint8:hwc") and t.out.layout != "chw16"]
+    assert {t.out.layout for t in tactics} == {"hwc8", "hwc16", "chw32"} and all(t.kernel == "conv_stem" for t in tactics)
+    tactics = [t for t in tactics if (t.out.layout, t.ins[0].dtype) != ("chw32", "uint8")]
+    for tactic in tactics if name == "resnet50" else tactics[:: len(tactics) // 3]:
+        got, stats = run(problem, tactic)
+        assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+        assert stats.launch_unique_store_bytes == -(-got.size * 2 // 32) * 32
+    assert any("no max pool" in reason for _, reason in rejected(problem, DEVICE))
+
+
+def test_pooling_in_the_epilogue_saves_the_convolutions_bytes():
+    """ResNet-50's stem: what is moved is image and maxima; apart, the convolution's result goes out and comes back."""
+    whole = ConvProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU)
+    pooled = replace(whole, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+    tactic = min((t for t in candidates(pooled, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8),
+                 key=lambda t: predict_us(pooled, t, DEVICE))  # fmt: skip
+    _, stats = run(pooled, tactic)
+    image, maxima = 3 * 224 * 224 * 4, 64 * 56 * 56 * 2
+    assert stats.launch_unique_bytes <= 1.02 * (image + maxima + 64 * 3 * 49 * 2)
+    after = PoolProblem(1, 64, 112, 112, "max", 3, 3, (56, 56), (2, 2), (1, 1, 1, 1))
+    stems = [t for t in candidates(whole, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8]
+    apart = min(predict_us(whole, t, DEVICE) for t in stems)
+    apart += min(predict_us(after, t, DEVICE) for t in candidates(after, DEVICE) if t.ins[0] == t.out == HWC8)
+    assert predict_us(pooled, tactic, DEVICE) < apart

@@ -157,9 +157,10 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
   }
 }
 
-// `offset_of(n)`: where channel 0 of the tile's pixel n lies in y, in elements; -1 for no pixel.
+// The first half: results, rounded, into the staging tile. `offset_of(n)`: where channel 0 of the tile's pixel n lies in y,
+// in elements; -1 for no pixel.
 template <class Offsets>
-__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
+__device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
   const u32 staging = smem, rows = smem + STAGING_BYTES;
@@ -202,7 +203,12 @@ __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][N
     }
   }
   __syncthreads();
-  move_tile<false>(p, staging, rows, m0, p.y);
+}
+
+template <class Offsets>
+__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
+  stage_results(p, acc, smem, m0, offset_of);
+  move_tile<false>(p, smem, smem + STAGING_BYTES, m0, p.y);
 }
 
 // The same for BN consecutive pixels of all images.
