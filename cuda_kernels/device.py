@@ -67,7 +67,7 @@ KIB, MIB = 1024, 1024 * 1024
 # which the rates of the data sheets hold. FP16 with FP32 accumulation runs at half the rate on GeForce cards, not on the
 # data-center cards with the same chip. L2 bytes/clk is what all SMs together can draw from L2, published for the A100 only:
 # where it is assumed, the others get the same per SM, and Hopper the same in all. launch_us is one dependent kernel inside a
-# CUDA graph, assumed everywhere.
+# CUDA graph, assumed but for Hopper.
 LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 HOPPER_LAUNCH = "1.3 us per kernel of a CUDA graph on an H100: Hazy Research, 'Look Ma, No Bubbles!', 2025"
 NAMED = {

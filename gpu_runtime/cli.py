@@ -132,7 +132,8 @@ def _flag_options(command):
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
-@click.option("--verbose", is_flag=True, help="Print the plan too, and progress to stderr.")
+@click.option("--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr.")
+@click.option("--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed.")
 @click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
               default="detailed", help="Detail of the exported layer information.")  # fmt: skip
 @click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
@@ -142,8 +143,8 @@ def _flag_options(command):
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
 def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, output_formats, shapes, device, timing_cache,
-                  save_pruned, embed_cubins, verbose, verbosity, dump_layers, dump_profile, export_layers, export_profile,
-                  iterations, **accepted) -> None:  # fmt: skip
+                  save_pruned, embed_cubins, verbose, exhaustive, verbosity, dump_layers, dump_profile, export_layers,
+                  export_profile, iterations, **accepted) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     if bool(model) == bool(onnx):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
@@ -173,7 +174,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, progress=progress,
+        output_formats=output_formats, exhaustive=exhaustive, log=click.echo if verbose else None, progress=progress,
     )  # fmt: skip
     plan = engine.plan
     records = layer_info.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from gpu_runtime import assemble, fuse, inplace, io_formats, lower, onnx_import, planning, reasons, what_if
+from gpu_runtime import assemble, autotuning, fuse, inplace, io_formats, lower, onnx_import, planning, reasons, what_if
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError
@@ -35,6 +35,8 @@ def build(
     embed_cubins: bool = False,
     input_formats: io_formats.Spec | None = None,
     output_formats: io_formats.Spec | None = None,
+    exhaustive: bool = False,
+    log: Callable[[str], None] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
     """Build an engine from an ONNX file.
@@ -45,8 +47,9 @@ def build(
     predicted times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
     measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs,
     as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
-    model's types. `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a
-    bad argument, OSError if `save_pruned` cannot be written.
+    model's types. `exhaustive`: time also what is known to take the same time as something timed. `log` is given the
+    timings of each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises
+    ModelError for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
@@ -59,7 +62,10 @@ def build(
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
-    table, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timing_cache, progress)
+    timer = make_timer(target, timing_cache)
+    table, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, exhaustive, progress)
+    for block in autotuning.log(table, chosen, timer.failures, exhaustive=exhaustive) if log else ():
+        log(block)
     progress("pack", network.name)
     data, arena = assemble.assemble(table, chosen)
 
@@ -103,7 +109,8 @@ def compare(
     found = []
     for target in targets:
         progress("device", target.title)
-        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, None, progress)
+        timer = make_timer(target, None)
+        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, False, progress)
         found.append({
             "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
             "plan": _plan_record(chosen, beside),
@@ -111,12 +118,12 @@ def compare(
     return found
 
 
-def _explained(imported, network, ends, target: Device, sparsity: str, timing_cache, progress):
+def _explained(imported, network, ends, target: Device, sparsity: str, timer, exhaustive: bool, progress):
     """(table, plan, sparsity record, rivals): everything that is known before weights are packed."""
-    timer = make_timer(target, timing_cache)
     table = planning.tabulate(
-        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name)
-    )
+        network, target, timer, sparse=sparsity != "disable", io=ends, exhaustive=exhaustive,
+        progress=lambda name: progress("time", name),
+    )  # fmt: skip
     progress("plan", network.name)
     chosen = plan.solve(table.graph)
     progress("explain", network.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from cuda_kernels.device import Device
@@ -26,14 +26,15 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
-__all__ = ["PREFERRED", "Table", "forced", "format_of", "representative", "rivals", "tabulate"]
+__all__ = ["PREFERRED", "Table", "forced", "format_of", "representative", "rivals", "tabulate", "untimed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Everything the planner needs to know, and what explains its choice afterwards.
 
-    `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside.
+    `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
+    sparse tactics were considered; `reformats`: the times of those the planner asked for.
     """
 
     network: Network
@@ -41,14 +42,17 @@ class Table:
     io: Mapping[str, Format]
     times: tuple[Mapping[Tactic, Time], ...]
     graph: plan.Graph
+    sparse: bool = True
+    reformats: Mapping[ReformatProblem, Mapping[Tactic, Time]] = field(default_factory=dict)
 
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
-             progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
+             exhaustive: bool = False, progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
-    of which the fastest plan's is taken; `progress` is told each op's name before it is timed.
+    of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
+    (the faster time counts for both); `progress` is told each op's name before it is timed.
     """
     asked = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
@@ -63,8 +67,11 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         progress(op.name)
         around = [edges[t] for t in op.inputs], edges[op.output]
         tactics = (v for t in candidates(op.problem, device) if sparse or not t.sparse for v in at_edges(t, *around))
-        wanted = list(dict.fromkeys(t for t in tactics if _uses(op, t, usable)))
-        times.append(timer(op.problem, wanted))
+        wanted = _wanted(op, tactics, usable)
+        rows = timer(op.problem, wanted)
+        if exhaustive:
+            rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(op, device, wanted))))
+        times.append(rows)
         if not times[-1] and not any(inplace.views(op)):
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
@@ -75,14 +82,13 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     placed = inplace.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 1)
     formats = {t: (*own, *placed[t]) for t, own in formats.items()}
     known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
-    reformats: dict[tuple, int | None] = {}
+    reformats: dict[ReformatProblem, Mapping[Tactic, Time]] = {}
 
     def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
         problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, base(src)]), str(known[tensor, base(dst)]))
         if problem not in reformats:
-            found = timer(problem, candidates(problem, device))
-            reformats[problem] = min((_ps(t) for t in found.values()), default=None)
-        return reformats[problem]
+            reformats[problem] = timer(problem, candidates(problem, device))
+        return min((_ps(t) for t in reformats[problem].values()), default=None)
 
     choices = tuple(
         plan.Choice(op.name, op.inputs, op.output, tuple(_entries(op, rows, placed)), op.when)
@@ -97,7 +103,8 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         chosen = dict(zip(asked, fmts, strict=True))
         pinned = {t: canonical(f, network.tensors[t]) for t, f in chosen.items()}
         own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
-        tables.append(Table(network, device, chosen, tuple(times), replace(graph, pinned=pinned, formats=own)))
+        whole = replace(graph, pinned=pinned, formats=own)
+        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats))
     return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
 
 
@@ -138,9 +145,61 @@ def rivals(table: Table) -> dict:
     }
 
 
-def _uses(op: Op, tactic: Tactic, named: Mapping[str, tuple[Format, ...]]) -> bool:
-    """Whether the tactic's formats are the names that stand for their layouts on this op's tensors."""
-    return tactic.out in named[op.output] and all(f in named[t] for f, t in zip(tactic.ins, op.inputs, strict=True))
+def untimed(table: Table, op: Op) -> dict[Tactic, str]:
+    """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
+    times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
+    same = _namesakes(op, table.device, times)
+    formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
+    proofs = {}
+    for t in candidates(op.problem, table.device):
+        keys = zip(_addresses(op, t), (*op.inputs, op.output), strict=True)
+        if t.sparse and not table.sparse:
+            proofs[t] = "sparse, and --sparsity=disable was given"
+        elif t in same:
+            proofs[t] = (
+                f"every element has the same address as in {','.join(map(str, same[t].ins))} -> {same[t].out}, so the launch "
+                "reads and writes the same bytes"
+            )
+        elif t not in times and any(key not in formats[tensor] for key, tensor in keys):
+            proofs[t] = "its tensors cannot have these formats here: they are not what was asked for at the network's edge"
+    return proofs
+
+
+def _namesakes(op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
+    """Tactic that is not timed -> the timed one that has its kernel, its tile and its addresses."""
+    known = {(t.kernel, t.tile, _addresses(op, t)): t for t in timed}
+    found = {t: known.get((t.kernel, t.tile, _addresses(op, t))) for t in candidates(op.problem, device)}
+    return {t: same for t, same in found.items() if same is not None and same != t}
+
+
+def _addresses(op: Op, tactic: Tactic) -> tuple[str, ...]:
+    shapes = (*op.problem.in_shapes, op.problem.out_shape)
+    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+
+
+def _with_namesakes(op: Op, times: Mapping[Tactic, Time], others: Mapping[Tactic, Time]) -> dict[Tactic, Time]:
+    best = {(t.kernel, t.tile, _addresses(op, t)): time for t, time in times.items()}
+    for t, time in others.items():
+        key = t.kernel, t.tile, _addresses(op, t)
+        best[key] = min(best.get(key, time), time, key=lambda x: x.us)
+    return {t: best[t.kernel, t.tile, _addresses(op, t)] for t in times}
+
+
+def _wanted(op: Op, tactics: Iterable[Tactic], usable: Mapping[str, tuple[Format, ...]]) -> list[Tactic]:
+    """Of tactics with the same kernel, tile and addresses one, that whose formats bear the most usual names; none with
+    addresses that its tensors cannot have."""
+    tensors = (*op.inputs, op.output)
+    shapes = (*op.problem.in_shapes, op.problem.out_shape)
+    keys = [{canonical(f, s) for f in usable[t]} for t, s in zip(tensors, shapes, strict=True)]
+    best: dict[tuple, tuple[int, Tactic]] = {}
+    for t in tactics:
+        addresses = _addresses(op, t)
+        if all(key in able for key, able in zip(addresses, keys, strict=True)):
+            odd = sum(f not in usable[x] for f, x in zip((*t.ins, t.out), tensors, strict=True))
+            cell = t.kernel, t.tile, addresses
+            if cell not in best or odd < best[cell][0]:
+                best[cell] = odd, t
+    return [t for _, t in best.values()]
 
 
 def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
