@@ -23,9 +23,11 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
     uint4 a[MT];
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
+    const Affine low(stage + B_AT + B_BYTES, k * 2), high(stage + B_AT + B_BYTES, k * 2 + 1);
 #pragma unroll
     for (int j = 0; j < NT; j += 2) {
-      const uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + row, k * 2 + half));
+      uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + row, k * 2 + half));
+      b.x = low(b.x), b.y = high(b.y), b.z = low(b.z), b.w = high(b.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
         mma_16816(acc[i][j], a[i], b.x, b.y);

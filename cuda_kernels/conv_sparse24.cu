@@ -27,10 +27,13 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
     uint4 a[MT];
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
+    const u32 constants = stage + B_AT + B_BYTES;
+    const Affine f0(constants, k * 4), f1(constants, k * 4 + 1), f2(constants, k * 4 + 2), f3(constants, k * 4 + 3);
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
-      const uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + (lane & 7), k * 4 + (lane >> 3)));
+      uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + (lane & 7), k * 4 + (lane >> 3)));
+      b.x = f0(b.x), b.y = f1(b.y), b.z = f2(b.z), b.w = f3(b.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
         if (k == 0)

@@ -11,6 +11,8 @@ struct FlushParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) flush_l2(const __grid_constant__ FlushParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   const long long start = clock64();
   u32 any = 0;
   for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.words; i += gridDim.x * 256ll) {

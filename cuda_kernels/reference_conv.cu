@@ -21,6 +21,8 @@ struct ReferenceParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_constant__ ReferenceParams p) {
+  release_next_launch();
+  wait_for_previous_launch();
   for (long long id = blockIdx.x * 256ll + threadIdx.x; id < p.total; id += gridDim.x * 256ll) {
     const int ow = static_cast<int>(id % p.q), oh = static_cast<int>(id / p.q % p.p);
     const int k = static_cast<int>(id / p.q / p.p % p.k);

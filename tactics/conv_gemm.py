@@ -85,7 +85,7 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
         for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
-            reason = tile_reason(tactic, device) or problem_reason(p, tactic)
+            reason = tile_reason(tactic, device, p.pre) or problem_reason(p, tactic)
             yield tactic, reason
             for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
                 yield replace(tactic, tile=shared), ""
@@ -142,6 +142,8 @@ def out_of_registers(tactic: Tactic) -> bool:
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
+    if p.pre and linear(tactic.ins[0]):
+        return "the input's scale and shift are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
     if m.count == 1:
@@ -157,9 +159,9 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     return ""
 
 
-def tile_reason(tactic: Tactic, device: Device) -> str:
+def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
     """Why this tile cannot run there, or an empty string."""
-    tile, smem = tactic.tile, conv_smem(tactic)
+    tile, smem = tactic.tile, conv_smem(tactic, pre)
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
@@ -170,10 +172,10 @@ def tile_reason(tactic: Tactic, device: Device) -> str:
     return ""
 
 
-def conv_smem(tactic: Tactic) -> int:
+def conv_smem(tactic: Tactic, pre: bool = False) -> int:
     """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
     t: Tile = tactic.tile
-    return max(t.stages * stage_bytes(tactic), t.m * t.n * 2 + t.n * 4)
+    return max(t.stages * (stage_bytes(tactic) + 4 * t.k * pre), t.m * t.n * 2 + t.n * 4)
 
 
 def stage_bytes(tactic: Tactic) -> int:
@@ -216,7 +218,7 @@ def launches(
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
         "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.d2s} if store else {}),
-        **({"GROUPED": 1} if m.count > 1 else {}),
+        **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
     }  # fmt: skip
     args = (
         ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL, ("weights", "b"),
@@ -231,9 +233,10 @@ def launches(
         ) if store else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
         *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
+        *([("weights", "affine")] if p.pre else ()),
     )  # fmt: skip
     return (Launch(
-        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic), args,
+        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic, p.pre), args,
         **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
     ),)  # fmt: skip
 
@@ -285,6 +288,10 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
     else:
         sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
+    if p.pre:
+        affine = np.zeros((2, padded_k(p)), np.float16)
+        affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
+        sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
     for name, used in (("b", True), ("slope", p.act.name == "prelu")):
         if used:
             row = np.zeros((m.count, rows16), np.float32)
@@ -309,6 +316,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
     # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
     issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
+    if p.pre:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
+        mma += t.warps_m * t.n * t.k / 64 / 4 * 2
     # Idle SMs leave their share of L2 to the others, up to what one SM can take.
     active = min(device.num_sms, blocks)
     l2 = stage_bytes(tactic) / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active)

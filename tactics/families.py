@@ -33,6 +33,7 @@ OF_PROBLEM = {
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
+SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
 POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",

@@ -42,6 +42,7 @@ class ConvProblem:
     or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With
     `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
     crd); a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
+    `pre`: x is max(x * scale + shift, 0) first, with scale and shift [c] FP16 values; of 1 x 1 kernels without padding only.
     """
 
     n: int
@@ -63,10 +64,13 @@ class ConvProblem:
     d2s_mode: str = "dcr"
     act_first: bool = False
     pool: tuple[int, ...] = ()
+    pre: bool = False
 
     def __post_init__(self):
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
             raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
+        if self.pre and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
+            raise ValueError(f"conv: only a 1 x 1 kernel without padding or groups scales its input first, got {self}")
         if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:
@@ -102,11 +106,13 @@ class ConvProblem:
     def macs(self) -> int:
         return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
-    def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out.
-
-        Bias and slope belong to the k channels before depth-to-space.
+    def reference(self, x, w, bias=None, residual=None, slope=None, scale=None, shift=None) -> np.ndarray:
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c]),
+        FP32 out. Bias and slope belong to the k channels before depth-to-space.
         """
+        if self.pre:
+            scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
+            x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
         w = np.asarray(w, np.float32)
         cg, kg, (sh, sw), (dh, dw) = self.c // self.groups, self.k // self.groups, self.stride, self.dilation
@@ -125,11 +131,13 @@ class ConvProblem:
             y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
         else:
             y = self.act.apply(y, slope)
-        if self.pool:
-            r, s, stride_h, stride_w, top, left, *out = self.pool
-            window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
-            return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
-        return depth_to_space(y, self.d2s, self.d2s_mode)
+        return self.maxima(y) if self.pool else depth_to_space(y, self.d2s, self.d2s_mode)
+
+    def maxima(self, y: np.ndarray) -> np.ndarray:
+        """`pool` over the convolution's result."""
+        r, s, stride_h, stride_w, top, left, *out = self.pool
+        window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
+        return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
 
 
 def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:

@@ -97,6 +97,9 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
         weights["w"] = (sparse24.prune(w) if problem.sparse24 else w).astype(np.float32)
         if problem.bias:
             weights["b"] = 0.5 * rng.standard_normal(problem.k, np.float32)
+    if getattr(problem, "pre", False):
+        weights["scale"] = rng.uniform(0.5, 2, problem.c).astype(np.float16).astype(np.float32)
+        weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
     for i, axes in enumerate(getattr(problem, "constants", ())):
         weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
     if getattr(getattr(problem, "act", None), "name", "") == "prelu":
@@ -114,7 +117,8 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     """The problem's meaning over random_data's arrays: FP32 NCHW."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.residual else None
-        return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"))
+        more = {name: weights[name] for name in ("scale", "shift") if name in weights}
+        return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
     return problem.reference(*inputs, **weights)
 
 
@@ -399,14 +403,20 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.n
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in ("b", "slope") if name in weights}
         y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
+        x = inputs[0]
+        if p.pre:
+            scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
+            x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
         residual = cupy.ascontiguousarray(space_to_depth(inputs[1], p.d2s, p.d2s_mode)) if p.residual else None
         params = reference_params(
-            p, inputs[0].data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
+            p, x.data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
             rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if p.residual else 0, y.data.ptr,
         )  # fmt: skip
         kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(p.act.name)}, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
         gpu.synchronize()
+        if p.pool:
+            return cupy.asarray(p.maxima(y.get()))
         return cupy.ascontiguousarray(depth_to_space(y, p.d2s, p.d2s_mode))
 
 

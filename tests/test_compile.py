@@ -57,7 +57,7 @@ def conv_launch(kernel, tile, x, y, residual, act):
 def check(kernel, tile, x, y, residual, act, sm, tmp_path):
     tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
-    if reason := tile_reason(tactic, replace(NAMED["rtx4090"], sm=sm, smem_per_block=limit)):
+    if reason := tile_reason(tactic, replace(NAMED["h200"], sm=sm, smem_per_block=limit)):
         assert "shared memory" in reason if conv_smem(tactic) > limit else "linear input" in reason
         return
     c = compile_kernel(kernel, dict(launch.values), sm)

@@ -59,11 +59,8 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-OWN_LAUNCH = {"flush_l2", "reference_conv"}  # of timing and of tests: no plan has them
-
-
-@pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "cuda_kernels").glob("*.cu") if p.stem not in OWN_LAUNCH))
-def test_every_kernel_of_a_plan_waits_for_the_launch_ahead(kernel):
+@pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "cuda_kernels").glob("*.cu")))
+def test_every_kernel_waits_for_the_launch_ahead(kernel):
     """Launches may begin before the one ahead has ended; a kernel that does not wait would read what is not yet there."""
     text = "".join(path.read_text() for path in _with_headers(source_path(kernel)) if path.name != "ptx.cuh")
     assert "  wait_for_previous_launch();" in text and "  release_next_launch();" in text

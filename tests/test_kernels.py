@@ -11,11 +11,11 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_many
+from cuda_kernels.compile import compile_kernel, compile_many
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.conv_gemm import merged, num_tiles, padded_k
+from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problem import ConvProblem
@@ -206,3 +206,30 @@ def test_stream_k_is_offered_where_the_last_round_leaves_the_gpu_idle():
         return {t.tile.stream for t in candidates(problem, named("h200")) if t.kernel in ("conv_dense", "conv_sparse24")}
 
     assert any(blocks % 132 == 0 for blocks in streams(32) - {0}) and streams(4096) == {0}
+
+
+# ---- scale, shift and ReLU in front of a 1x1 convolution
+
+PRE = {
+    "plain": ConvProblem(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, pre=True),
+    "odd": ConvProblem(1, 44, 5, 5, 24, 1, 1, (2, 2), residual=True, sparse24=True, pre=True),
+}
+
+
+@pytest.mark.parametrize("kernel,tiles", [("conv_dense", DENSE_TILES), ("conv_sparse24", SPARSE_TILES)])
+def test_a_prologue_scales_what_the_tensor_cores_read(kernel, tiles):
+    for problem in PRE.values():
+        inputs, weights = random_data(problem)
+        expected = reference(problem, inputs, weights)
+        found = [t for t in candidates(problem, DEVICE) if t.kernel == kernel and not linear(t.ins[0])]
+        assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in candidates(problem, DEVICE))
+        by_tile = {t.tile: t for t in found}
+        assert set(by_tile) >= set(tiles)
+        compile_many(dict.fromkeys((s.kernel, s.values, DEVICE.sm) for t in by_tile.values() for s in launches(problem, t)))
+        for tactic in by_tile.values():
+            (launch,) = launches(problem, tactic)
+            compiled = compile_kernel(launch.kernel, dict(launch.values), DEVICE.sm)
+            assert compiled.spill_bytes == 0 and compiled.local_bytes == 0, tactic.name
+            gpu = Emulated(DEVICE)
+            assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)
+            assert gpu.stats[-1].excess_wavefronts == 0

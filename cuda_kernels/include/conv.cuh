@@ -16,8 +16,12 @@
 //   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
+//   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
 #ifndef D2S
 #define D2S 0
+#endif
+#ifndef PRO
+#define PRO 0
 #endif
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
@@ -59,6 +63,9 @@ struct ConvParams {
 #endif
 #if GROUPED
   int x_group, y_group;  // elements from one group's first channel to the next one's
+#endif
+#if PRO
+  const char* affine;  // [K/32][scale | shift][32] halfs
 #endif
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "grouped.cuh"
 #include "pixels.cuh"
+#include "prologue.cuh"
 
 // Operand A: `BYTES` of every 16-row tile of the block, contiguous in global memory, copied as they lie.
 // `stride`: bytes between 16-row tiles in global memory; past the last tile that one is read again (rows never stored, but
@@ -19,10 +20,10 @@ __device__ __forceinline__ void load_weights(const char* from, long long stride,
 }
 
 // A kernel's file gives the bytes of one 16-row tile per stage, A_TILE of weights and E_TILE of metadata (0: dense), and
-// Multiply(stage, acc), which adds one stage's products. A stage in shared memory: weights | metadata | pixels.
+// Multiply(stage, acc), which adds one stage's products. A stage in shared memory: weights | metadata | pixels | prologue.
 template <int A_TILE, int E_TILE, class Multiply>
 __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply) {
-  constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE, STAGE_BYTES = B_AT + B_BYTES;
+  constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE, STAGE_BYTES = B_AT + B_BYTES + PRO_BYTES;
   static_assert(B_AT % 128 == 0, "rows of B keep their phase against the banks");
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
@@ -40,6 +41,7 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
     auto load_a = [&](int tile, u32 to) {
       load_weights<A_TILE>(weights + tile * A_TILE, a_stride, a_tiles, to);
       if (E_TILE) load_weights<E_TILE>(metadata + tile * E_TILE, e_stride, a_tiles, to + E_AT);
+      load_prologue(p, share.first + tile, to + B_AT + B_BYTES);
     };
     Pixels pixels;
     pixels.init(p, pixel0, share.first);
