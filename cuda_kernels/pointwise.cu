@@ -15,7 +15,7 @@
 // source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; ROWS: a source spans one of the
 // axes h and w without the other, so that pixels must be taken apart. The numbers are those of tactics/pointwise_ops.py.
 #include "activation.cuh"
-#include "tensor.cuh"
+#include "broadcast.cuh"
 
 enum {
   OP_ADD = 20, OP_SUB, OP_RSUB, OP_MUL, OP_DIV, OP_RDIV, OP_MAX, OP_MIN, OP_POW, OP_RPOW, OP_PRELU,
@@ -30,12 +30,6 @@ constexpr int count(long long packed, int base) { return packed ? 1 + count(pack
 constexpr int NUM_STAGES = count(OPS, 100), NUM_SOURCES = count(SOURCES, 10);
 static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
 static_assert(NUM_SOURCES > 0, "a chain begins with source 0");
-
-struct Source {
-  const void* at;
-  int n, block, row, column;  // strides in elements; 0 along an axis that the source does not span
-  int log2v, mask;            // of its vectors of channels
-};
 
 struct PointwiseParams {
   __half* y;
@@ -82,19 +76,12 @@ __device__ __forceinline__ float apply(float v, float b, float p, float q) {
   return activate<OP>(v, p, q, 0.f);
 }
 
-struct Place {
-  int image, channel, row, column;
-};
-
 template <int I>
 __device__ __forceinline__ void load_sources(const PointwiseParams& p, const Place& at, float (&s)[NUM_SOURCES][VEC]) {
   if constexpr (I < NUM_SOURCES) {
     constexpr int kind = digits(SOURCES, 10, I);
     const Source& source = p.source[I];
-    long long i = static_cast<long long>(at.image) * source.n + static_cast<long long>(at.column) * source.column;
-    if (ROWS) i += static_cast<long long>(at.row) * source.row;
-    if (kind == TENSOR || kind == CONSTANT)
-      i += static_cast<long long>(at.channel >> source.log2v) * source.block + (at.channel & source.mask);
+    const long long i = source.spread.at(at);
     const __half* half = static_cast<const __half*>(source.at) + i;
     const float* single = static_cast<const float*>(source.at) + i;
     if constexpr (kind == TENSOR) {

@@ -16,6 +16,7 @@ from tactics import plan
 from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
+from tactics.row_problem import NormalizeProblem, ReduceProblem
 from tactics.step import own_strides
 from tactics.tactic import Tactic
 
@@ -25,8 +26,9 @@ Alias = Mapping[Place, Place]  # see inplace.aliases
 TYPES = {
     "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
-    "ConcatProblem": "concat", "SoftmaxProblem": "softmax", "ReformatProblem": "reformat",
+    "ConcatProblem": "concat", "ReformatProblem": "reformat",
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize",
+    "ReduceProblem": "reduce", "NormalizeProblem": "normalize",
 }  # fmt: skip
 
 
@@ -302,6 +304,8 @@ def _params(problem) -> dict:
             "kind": problem.kind, "kernel": [problem.r, problem.s], "stride": list(problem.stride),
             "pad": list(problem.pad), "count_pad": problem.count_pad,
         }  # fmt: skip
+    if isinstance(problem, (ReduceProblem, NormalizeProblem)):
+        return {"kind": problem.kind, "axes": problem.axes}
     if isinstance(problem, PointwiseProblem):
         return {"stages": [str(s) for s in problem.stages], "tensors": list(problem.tensors)}
     return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}

@@ -23,7 +23,7 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                 [{name, type, layer: str|null, nodes: [ONNX names], problem, params, inputs, outputs: [{name, shape4,
                   format, offset, inside}], tactic, time_us, sparse, has_sparse_weights, weights_count, bias_count}]
                 inside: {shape4, format, offset, channel} of the tensor in whose memory this one lies (absent: its own)
-                type: conv, pool, pointwise, move, concat, softmax, reformat, noop
+                type: conv, pool, pointwise, move, concat, reduce, normalize, reformat, noop
                 layer: the name that sparsity rows use, if it is another than `name`
                 params: conv {kernel, stride, pad (top, left, bottom, right), dilation, k, groups, act, bias, residual};
                         pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind}

@@ -99,12 +99,14 @@ def profile(plan: Mapping, times_us: Sequence[Sequence[float]] | None = None) ->
 
 def _layer_type(layer: Mapping) -> str:
     kind = layer["type"]
+    if kind == "normalize":
+        return "Normalization" if layer["params"]["kind"] == "standard" else "SoftMax"
     if kind == "move":
         return MOVE_TYPES.get(layer["params"].get("kind"), "Slice")
     return {
         "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
         "pointwise": "PointWiseV2", "concat": "Concatenation",
-        "softmax": "SoftMax", "reformat": "Reformat", "noop": "NoOp", "gather": "Gather", "resize": "Resize",
+        "reduce": "Reduce", "reformat": "Reformat", "noop": "NoOp", "gather": "Gather", "resize": "Resize",
     }.get(kind, kind)  # fmt: skip
 
 
@@ -138,7 +140,11 @@ def _parameters(layer: Mapping) -> dict:
             "NbOperations": len(stages),
             "Operations": lines,
         }
-    return {"Axes": 2, "HasLog": 0} if kind == "softmax" else {}  # Axes is a mask: bit 1 is C
+    if kind in ("normalize", "reduce"):
+        mask = {"Axes": sum(1 << "nchw".index(a) for a in p["axes"])}
+        operation = {"HasLog": int(p["kind"] == "log_softmax")} if kind == "normalize" else {"Operation": p["kind"].upper()}
+        return mask if p["kind"] == "standard" else mask | operation
+    return {}
 
 
 def _expression(i: int, stage: str, args: list[str]) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime import moves
+from gpu_runtime import moves, reductions
 from gpu_runtime.errors import ModelError
 from gpu_runtime.fuse import VIEWS, Fused, Layer
-from gpu_runtime.moves import Refused, axis4, compose, nchw
-from gpu_runtime.onnx_graph import attribute, constant, shape_of
+from gpu_runtime.moves import Refused, compose, nchw
+from gpu_runtime.onnx_graph import attribute, shape_of
 from tactics.gather_problem import ViewProblem
 from tactics.problem import (
     ConvProblem,
@@ -26,7 +26,6 @@ from tactics.problem import (
     PointwiseProblem,
     PoolProblem,
     Problem,
-    SoftmaxProblem,
 )
 
 FP16_MAX = 65504.0
@@ -202,7 +201,7 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, out, weights)
     names, result = tuple(views.name(v) for v in inputs), views.name(layer.output)
-    if layer.op in MOVES or layer.op == "Chain":
+    if layer.op in MOVES or layer.op in reductions.RULES or layer.op == "Chain":
         return _in_a_row(layer, problem if isinstance(problem, tuple) else (problem,), names, shapes, result, out, weights)
     if problem.out_shape != out or problem.in_shapes != tuple(shapes):
         raise Refused(
@@ -326,12 +325,6 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
     kind = "max" if "Max" in layer.op else "avg"
     if layer.op.startswith("Global"):
         return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
-    if layer.op.startswith("Reduce"):
-        rank = len(shape_of(node.inputs[0]))
-        axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
-            raise Refused(f"expected a reduction over all pixels of a [N,C,H,W] tensor, got axes {axes} of rank {rank}")
-        return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
     if len(shape_of(node.inputs[0])) != 4:
         raise Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
     size = attribute(node, "kernel_shape")
@@ -362,13 +355,6 @@ def _span(shape: tuple[int, ...], over: tuple[int, ...]) -> str:
     return "".join(a for a, d, o in zip("nchw", have, out, strict=True) if d == o > 1)
 
 
-def _softmax(layer: Layer, shapes, out, weights) -> SoftmaxProblem:
-    rank, axis = len(shape_of(layer.output)), attribute(layer.node, "axis", -1)
-    if axis4(axis % rank, rank) != 1:
-        raise Refused(f"expected the channel axis 1, got axis {axis} of rank {rank}")
-    return SoftmaxProblem(*out)
-
-
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
 MOVES = {
@@ -378,9 +364,9 @@ MOVES = {
 }  # fmt: skip
 PROBLEMS = {
     **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
-    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReduceMax", "ReduceMean"), _pool),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pool),
     "Chain": _chain,
-    "Softmax": _softmax, **MOVES,
+    **reductions.RULES, **MOVES,
 }  # fmt: skip
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",

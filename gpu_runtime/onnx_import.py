@@ -38,8 +38,10 @@ FLOATS = {
 OPS = {
     "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Concat", "Constant", "Conv",
     "ConvTranspose", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "Gelu",
-    "Gemm", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "MatMul",
-    "Max", "MaxPool", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceMax", "ReduceMean",
+    "Gemm", "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
+    "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "MatMul", "Max", "MaxPool", "Mean",
+     "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
     "Relu", "Reshape", "Resize", "Round", "Selu", "Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign",
     "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze",
     "Upsample",
@@ -578,6 +580,7 @@ def _clean(proto: onnx.ModelProto) -> ir.Model:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _erase_half(model)
         _split_sums(model)
+        _group_norms(model)
         common.ShapeInferencePass()(model)
         optimizer.fold_constants(
             model,
@@ -646,6 +649,13 @@ def _drop_identities(model: ir.Model) -> None:
         else:
             ir.convenience.replace_all_uses_with(y, x)
             model.graph.remove(node, safe=True)
+
+
+def _group_norms(model: ir.Model) -> None:
+    """GroupNormalization -> InstanceNormalization that keeps num_groups: onnx infers the shape of that one only."""
+    for node in model.graph:
+        if node.op_type == "GroupNormalization":
+            node.op_type = "InstanceNormalization"
 
 
 def _split_sums(model: ir.Model) -> None:

@@ -29,7 +29,7 @@ def rejected(problem: Problem, device: Device) -> tuple[tuple[str, str], ...]:
 # reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
 ANY_INPUT = frozenset((
     "conv_dense", "conv_sparse24", "conv_depthwise", "transpose_dense", "transpose_sparse24", "move", "pool", "pool_global",
-    "softmax", "gather", "resize",
+    "rows", "gather", "resize",
 ))  # fmt: skip
 ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
 

@@ -5,7 +5,7 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 `lie`, so that their tensors may lie inside others.
 """
 
-from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement, pointwise
+from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement, pointwise, rows
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
     ConcatProblem,
@@ -15,21 +15,21 @@ from tactics.problem import (
     PointwiseProblem,
     PoolProblem,
     ReformatProblem,
-    SoftmaxProblem,
 )
+from tactics.row_problem import NormalizeProblem, ReduceProblem
 
 OF_KERNEL = {
     "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
-    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "softmax": movement,
+    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
     "gather": gather, "resize": gather,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
-    ConcatProblem: (movement, gather), SoftmaxProblem: (movement,), ReformatProblem: (movement,),
+    ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
@@ -37,7 +37,7 @@ SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
 POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
-    "move", "pointwise", "pool", "pool_global", "softmax", "gather", "resize",
+    "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize",
 )  # fmt: skip
 # Of these, kernels that read a residual with strides of its own, where there are no groups and no depth-to-space.
 STRIDED_RESIDUAL = ("conv_stem", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24")

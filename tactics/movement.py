@@ -1,4 +1,4 @@
-"""Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...), softmax."""
+"""Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tactics.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
-    SoftmaxProblem,
 )
 from tactics.roofline import streamed
 from tactics.step import Launch, grid, ints, linear, own_strides, view_args
@@ -45,9 +44,8 @@ def _same_width(p: Problem):
 
 
 def _any_pair(p: Problem):
-    kernel = "softmax" if isinstance(p, SoftmaxProblem) else "move"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        yield Tactic(kernel, None, (x,), y), ""
+        yield Tactic("move", None, (x,), y), ""
 
 
 def _concat_pairs(p: ConcatProblem):
@@ -61,7 +59,7 @@ def _reformat_pair(p: ReformatProblem):
 
 CANDIDATES = {
     PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
-    SoftmaxProblem: _any_pair, ReformatProblem: _reformat_pair,
+    ReformatProblem: _reformat_pair,
 }  # fmt: skip
 
 
@@ -124,16 +122,8 @@ def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     return tuple(result)
 
 
-def _softmax(p: SoftmaxProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
-    args = (
-        ("in", 0), ("out", 0), *view_args(lie[0]), *view_args(lie[1]),
-        *ints(p.n, p.c, p.h * p.w, padded_channels(tactic.out.layout, p.c)),
-    )  # fmt: skip
-    return (Launch("softmax", (), (-(-p.n * p.h * p.w // 8), 1, 1), (256, 1, 1), 0, args),)
-
-
 LAUNCHERS = {
-    PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat, SoftmaxProblem: _softmax,
+    PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat,
     ReformatProblem: _reformat,
 }  # fmt: skip
 
@@ -163,7 +153,7 @@ def _per_element(problem: Problem) -> float:
     kind = type(problem).__name__
     if kind == "PoolProblem":
         return 2.0 * max(1.0, problem.r * problem.s / (problem.stride[0] * problem.stride[1]))
-    return {"SoftmaxProblem": 24.0}.get(kind, 8.0)
+    return 8.0
 
 
 def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:

@@ -12,11 +12,10 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, nu
 from tactics.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
 from tactics.problem import PointwiseProblem
 from tactics.roofline import streamed
-from tactics.step import Launch, grid, ints, linear, own_strides, view_args
+from tactics.step import Launch, constant_section, constant_strides, grid, ints, linear, own_strides, spread_args, view_args
 from tactics.tactic import Tactic
 
 TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in pointwise.cu
-CONSTANT_VECTOR = 32  # channels of a constant are padded to these, the widest vector of any format
 
 
 def candidates(problem: PointwiseProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
@@ -52,12 +51,11 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
 
     sources, kinds = [], []
     for i, axes in enumerate(p.tensors):
-        sources += [("in", i), *_strides(p, axes, lie[i], rows)]
+        sources += [("in", i), *spread_args(lie[i], axes, p.span(axes)[3], rows)]
         kinds.append(TENSOR if axes == "nchw" or "c" in axes else TENSOR_ONE_CHANNEL)
     for i, axes in enumerate(p.constants):
-        _, c, h, w = p.span(axes)
-        c = c if c == 1 else padded_channels("chw32", c)
-        sources += [("weights", f"c{i}"), *_strides(p, axes, Strides(c * h * w, CONSTANT_VECTOR, c, 5), rows)]
+        shape = p.span(axes)
+        sources += [("weights", f"c{i}"), *spread_args(constant_strides(shape), axes, shape[3], rows)]
         kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)
     place = {"": 0} | {f"t{i}": 1 + i for i in range(len(p.tensors))}
     place |= {f"c{i}": 1 + len(p.tensors) + i for i in range(len(p.constants))}
@@ -76,21 +74,9 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
     return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)
 
 
-def _strides(p: PointwiseProblem, axes: str, s: Strides, rows: bool):
-    """The kernel's struct Source, after its address."""
-    row = s.pixel * p.span(axes)[3] if "h" in axes else 0
-    column = s.pixel if "w" in axes or (not rows and "h" in axes) else 0
-    return ints(s.n if "n" in axes else 0, s.block, row, column, s.log2v, (1 << s.log2v) - 1)
-
-
 def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Constants as FP32 in the order n, h, w, c, channels padded to whole vectors of any format."""
-    packed = {}
-    for i, axes in enumerate(problem.constants):
-        array = np.asarray(weights[f"c{i}"], np.float32).reshape(problem.span(axes)).transpose(0, 2, 3, 1)
-        more = 0 if array.shape[3] == 1 else -array.shape[3] % CONSTANT_VECTOR
-        packed[f"c{i}"] = np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
-    return packed
+    """Constants as FP32 in the order n, h, w, c."""
+    return {f"c{i}": constant_section(weights[f"c{i}"], problem.span(a)) for i, a in enumerate(problem.constants)}
 
 
 def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.pointwise_ops import NONE, Activation, Stage
+from tactics.row_problem import NormalizeProblem, ReduceProblem
 
 
 def _key(problem, kind: str) -> str:
@@ -432,32 +433,6 @@ class ConcatProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class SoftmaxProblem:
-    """Softmax over the channels of every pixel."""
-
-    n: int
-    c: int
-    h: int
-    w: int
-
-    def __str__(self) -> str:
-        return _key(self, "softmax")
-
-    @property
-    def in_shapes(self):
-        return ((self.n, self.c, self.h, self.w),)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return (self.n, self.c, self.h, self.w)
-
-    def reference(self, x) -> np.ndarray:
-        x = np.asarray(x, np.float32)
-        e = np.exp(x - x.max(axis=1, keepdims=True))
-        return e / e.sum(axis=1, keepdims=True)
-
-
-@dataclass(frozen=True, slots=True)
 class ReformatProblem:
     """The same values in another format; `src` and `dst` as printed by Format."""
 
@@ -484,6 +459,6 @@ class ReformatProblem:
 
 
 Problem = (
-    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | SoftmaxProblem
-    | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
+    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem
+    | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem
 )  # fmt: skip

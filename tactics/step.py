@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tactics.format import LAYOUTS, Format, Strides, strides
+import numpy as np
+
+from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
 from tactics.pointwise_ops import ACTIVATIONS
 
 Arg = tuple[str, int | float | str]
@@ -49,6 +51,34 @@ def view(fmt: Format, shape) -> tuple[Arg, ...]:
 
 def view_args(s: Strides) -> tuple[Arg, ...]:
     return ints(s.n, s.block, s.pixel, s.log2v)
+
+
+def spread_args(s: Strides, axes: str, width: int, rows: bool) -> tuple[Arg, ...]:
+    """The kernels' struct Spread of a tensor that spans `axes` and is repeated along the others; `width`: its own columns.
+
+    Without `rows`, no one takes pixels apart: all of them are columns of one row.
+    """
+    row = s.pixel * width if "h" in axes else 0
+    column = s.pixel if "w" in axes or (not rows and "h" in axes) else 0
+    vector = (s.log2v, (1 << s.log2v) - 1) if "c" in axes else (31, 0)
+    return ints(s.n if "n" in axes else 0, s.block, row, column, *vector)
+
+
+CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
+
+
+def constant_strides(shape) -> Strides:
+    """Where `constant_section` puts a constant's elements."""
+    _, c, h, w = shape
+    c = c if c == 1 else padded_channels("chw32", c)
+    return Strides(c * h * w, CONSTANT_VECTOR, c, CONSTANT_VECTOR.bit_length() - 1)
+
+
+def constant_section(array: np.ndarray, shape) -> np.ndarray:
+    """FP32 in the order n, h, w, c; channels padded to whole vectors of any format."""
+    array = np.asarray(array, np.float32).reshape(shape).transpose(0, 2, 3, 1)
+    more = 0 if array.shape[3] == 1 else -array.shape[3] % CONSTANT_VECTOR
+    return np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
 
 
 def own_strides(problem, tactic) -> tuple[Strides, ...]:

@@ -86,9 +86,10 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     image = isinstance(problem, ConvProblem) and problem.c <= 4
     if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
         inputs[0] = np.round(4 * np.abs(inputs[0]))
-    if {s.op for s in getattr(problem, "stages", ())} & {"log", "sqrt", "pow", "rpow"}:
+    ops = {getattr(problem, "kind", ""), *(s.op for s in getattr(problem, "stages", ()))}
+    if ops & {"log", "sqrt", "pow", "rpow", "log_sum"}:
         inputs = [np.abs(x) + np.float16(0.5) for x in inputs]
-    elif {s.op for s in getattr(problem, "stages", ())} & {"div", "rdiv"}:  # no division by nearly zero
+    elif ops & {"div", "rdiv"}:  # no division by nearly zero
         inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
     weights = {}
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
@@ -102,6 +103,8 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
         weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
     for i, axes in enumerate(getattr(problem, "constants", ())):
         weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
+    if getattr(problem, "affine", ""):
+        weights = {name: rng.uniform(-2, 2, problem.span(problem.affine)).astype(np.float32) for name in ("scale", "bias")}
     if getattr(getattr(problem, "act", None), "name", "") == "prelu":
         weights["slope"] = rng.uniform(0.05, 0.5, getattr(problem, "k", problem.out_shape[1])).astype(np.float32)
     return inputs, weights
@@ -350,6 +353,8 @@ class Bench:
             return cupy.asarray(reference(p, self.inputs, self.weights)), every
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
+        if any("n" in axes for axes in (getattr(p, "axes", ""), *getattr(p, "constants", ()))):  # images are not independent
+            count = p.n
         images = np.unique(np.linspace(0, p.n - 1, count).astype(int)) if count > 1 else every[-1:]
         part = replace(p, n=len(images))
         inputs = [x[images] if len(x) == p.n else x for x in self.inputs]

@@ -25,8 +25,8 @@ from tactics.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
-    SoftmaxProblem,
 )
+from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
@@ -93,6 +93,26 @@ POINTWISE: dict[str, Problem] = {
     ),
 }  # fmt: skip
 
+ROWS: dict[str, Problem] = {
+    "softmax": NormalizeProblem(2, 21, 5, 4, "softmax", "c"),
+    "softmax_rows": NormalizeProblem(3, 1000, 1, 1, "softmax", "c"),
+    "softmax_w": NormalizeProblem(2, 12, 3, 37, "softmax", "w"),
+    "log_softmax": NormalizeProblem(2, 40, 5, 4, "log_softmax", "c"),
+    "log_softmax_h": NormalizeProblem(1, 10, 7, 4, "log_softmax", "h"),
+    "instance_norm": NormalizeProblem(2, 20, 9, 11, "standard", "hw", epsilon=1e-5, affine="c"),
+    "instance_norm_many": NormalizeProblem(3, 40, 5, 4, "standard", "hw", epsilon=1e-3, affine="c"),
+    "group_norm": NormalizeProblem(2, 32, 5, 4, "standard", "chw", 4, 1e-5, "c"),
+    "group_norm_small": NormalizeProblem(2, 24, 5, 4, "standard", "chw", 6, 1e-5, "c"),
+    "layer_norm": NormalizeProblem(2, 19, 1, 40, "standard", "w", epsilon=1e-5, affine="w"),
+    "layer_norm_chw": NormalizeProblem(2, 20, 3, 5, "standard", "chw", epsilon=1e-5, affine="chw"),
+    "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
+    **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
+       for kind, axes in zip(REDUCTIONS, ("c", "hw", "nchw", "nhw", "w", "hw", "ch", "nhw", "w", "h"), strict=True)},
+    **{f"reduce_over_{a}": ReduceProblem(2, 40, 5, 6, "sum", a) for a in ("n", "c", "h", "w", "nc", "ch", "cw", "chw", "nhw")},
+    "reduce_long": ReduceProblem(1, 24, 40, 41, "mean", "hw"),
+    "reduce_many": ReduceProblem(4, 2100, 3, 1, "max", "h"),
+}  # fmt: skip
+
 OTHERS: dict[str, Problem] = {
     "pool_max": PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),
     "pool_max_ceil": PoolProblem(1, 8, 12, 12, "max", 3, 3, (6, 6), stride=(2, 2)),
@@ -133,8 +153,7 @@ OTHERS: dict[str, Problem] = {
         1, 12, 6, 7, (5, 9), "linear", "tf_crop_and_resize", (5 / 6, 9 / 7), roi=(-0.2, 0.9, 0.3, 1.4), extrapolation=3.0
     ),
     "resize_antialias": ResizeProblem(1, 12, 16, 15, (5, 6), "linear", "half_pixel", (5 / 16, 0.4), antialias=True),
-    "softmax": SoftmaxProblem(2, 21, 5, 4),
-    "softmax_rows": SoftmaxProblem(3, 1000, 1, 1),
+    **ROWS,
     **{
         f"reformat_{src}_{dst}".replace(":", ""): ReformatProblem(2, 40, 6, 5, src, dst)
         for src, dst in (

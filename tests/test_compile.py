@@ -30,7 +30,8 @@ OTHERS = [
     *(("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_TYPE": t, "OUT_F32": 0}) for t in (1, 2)),
     ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
-    ("softmax", {}),
+    *(("rows", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
+      for k in (1, 9, 10, 12) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
     *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),
 ]  # fmt: skip
@@ -122,15 +123,15 @@ def test_error_shows_log_and_numbered_source(tmp_path):
 
 def test_cache_is_used_and_survives_damage(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
-    first = compile_kernel("softmax", {}, "sm_80")
+    first = compile_kernel("flush_l2", {}, "sm_80")
     path = cubin_path(first)
     assert path.read_bytes() == first.cubin
     monkeypatch.setattr(compiling, "_nvrtc", lambda *a: pytest.fail("compiled again"))
-    assert compile_kernel("softmax", {}, "sm_80") == first
+    assert compile_kernel("flush_l2", {}, "sm_80") == first
     monkeypatch.undo()
     monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
     path.write_bytes(first.cubin[:100])
-    assert compile_kernel("softmax", {}, "sm_80").cubin == first.cubin
+    assert compile_kernel("flush_l2", {}, "sm_80").cubin == first.cubin
     path.unlink()
     assert cubin_path(first).read_bytes() == first.cubin
 
@@ -140,5 +141,5 @@ def test_hash_covers_the_headers_a_kernel_includes_and_no_others():
         return [path.name for path in compiling._with_headers(compiling.source_path(kernel))]
 
     assert names("conv_dense")[0] == "conv_dense.cu" and {"conv.cuh", "ptx.cuh"} <= set(names("conv_dense"))
-    assert "conv.cuh" not in names("softmax")
-    assert compiling.source_hash("softmax") != compiling.source_hash("pool") != compiling.source_hash()
+    assert "conv.cuh" not in names("rows")
+    assert compiling.source_hash("rows") != compiling.source_hash("pool") != compiling.source_hash()

@@ -30,8 +30,8 @@ from tactics.problem import (
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
-    SoftmaxProblem,
 )
+from tactics.row_problem import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
 from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
 
@@ -402,7 +402,7 @@ AROUND = {
     "pointwise_linear": (
         PointwiseProblem(2, 5, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW, CHW), ((2, 8, CHW), (1, 9, CHW)),
     ),
-    "softmax": (SoftmaxProblem(2, 24, 5, 3), "softmax", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
+    "rows": (NormalizeProblem(2, 24, 5, 3, "softmax", "c"), "rows", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
     "move": (
         MoveProblem(2, 24, 5, 4, "upsample", (24, 10, 8), step=(1, 2, 2)), "move", None, (H8, H8), ((8, 40, H8), (16, 48, H8)),
     ),

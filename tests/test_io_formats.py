@@ -18,7 +18,8 @@ from gpu_runtime.cli import program
 from gpu_runtime.lower import TensorInfo
 from tactics.candidates import at_edges, candidates
 from tactics.format import LAYOUTS, Format
-from tactics.problem import Activation, ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem, SoftmaxProblem
+from tactics.problem import Activation, ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
+from tactics.row_problem import NormalizeProblem
 from tactics.step import linear
 from tactics.timing_worker import random_data, reference
 from tests.conftest import DIGITS, model_path
@@ -112,7 +113,7 @@ KINDS = {
     "transpose": ConvTransposeProblem(1, 37, 5, 6, 35, 3, 3, (9, 11), stride=(2, 2), pad=(1, 1), bias=True),
     "pool": PoolProblem(1, 37, 9, 9, "max", 3, 3, (4, 4), stride=(2, 2)),
     "move": MoveProblem(1, 37, 6, 5, "window", (37, 5, 4), start=(0, 1, 1)),
-    "softmax": SoftmaxProblem(2, 37, 5, 4),
+    "rows": NormalizeProblem(2, 37, 5, 4, "softmax", "c"),
 }  # fmt: skip
 
 

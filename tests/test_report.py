@@ -112,8 +112,8 @@ def example_plan():
               "move_gather", {"kind": "window"}),
         layer("/fc/Gemm", "conv", [tensor("v", (8, 256, 1, 1), h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense,
               conv(1, 10), weights=2560, bias=10),
-        layer("/Softmax", "softmax", [tensor("z", (8, 10, 1, 1), h8)], [tensor("prob", (8, 10, 1, 1), "fp32:chw")],
-              1.5, "softmax_warp"),
+        layer("/Softmax", "normalize", [tensor("z", (8, 10, 1, 1), h8)], [tensor("prob", (8, 10, 1, 1), "fp32:chw")],
+              1.5, "softmax_warp", {"kind": "softmax", "axes": "c"}),
     ]  # fmt: skip
     rows = [
         verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,

@@ -1,0 +1,125 @@
+"""Problems over rows of a tensor: reductions, and normalizations by a row's own statistics. Frozen, hashable, NCHW shapes.
+
+A row is all elements that differ along `axes` only, a substring of "nchw". As in `problem`: `str()` is the key of caches,
+`reference()` the meaning over FP32 arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Shape4 = tuple[int, int, int, int]
+# name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of rows.cu.
+REDUCTIONS = {
+    "sum": lambda x, a: x.sum(a, keepdims=True),
+    "mean": lambda x, a: x.mean(a, keepdims=True),
+    "max": lambda x, a: x.max(a, keepdims=True),
+    "min": lambda x, a: x.min(a, keepdims=True),
+    "prod": lambda x, a: x.prod(a, keepdims=True),
+    "l1": lambda x, a: np.abs(x).sum(a, keepdims=True),
+    "l2": lambda x, a: np.sqrt((x * x).sum(a, keepdims=True)),
+    "sum_square": lambda x, a: (x * x).sum(a, keepdims=True),
+    "log_sum": lambda x, a: np.log(x.sum(a, keepdims=True)),
+    "log_sum_exp": lambda x, a: np.log(np.exp(x - x.max(a, keepdims=True)).sum(a, keepdims=True)) + x.max(a, keepdims=True),
+}
+NORMALIZATIONS = ("softmax", "log_softmax", "standard")
+
+
+def _indices(axes: str) -> tuple[int, ...]:
+    return tuple("nchw".index(a) for a in axes)
+
+
+def _check(kind: str, known, axes: str) -> None:
+    if kind not in known:
+        raise ValueError(f"rows: unknown kind {kind!r}, expected one of {', '.join(known)}")
+    if not axes or axes != "".join(a for a in "nchw" if a in axes):
+        raise ValueError(f"rows: expected some of the axes, in the order nchw, got {axes!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceProblem:
+    """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    axes: str
+
+    def __post_init__(self):
+        _check(self.kind, REDUCTIONS, self.axes)
+
+    def __str__(self) -> str:
+        return f"reduce n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return tuple(1 if a in self.axes else d for a, d in zip("nchw", self.in_shapes[0], strict=True))
+
+    def reference(self, x) -> np.ndarray:
+        return REDUCTIONS[self.kind](np.asarray(x, np.float32), _indices(self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizeProblem:
+    """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
+
+    With `groups` > 1 (and c in `axes`) the channels of a row are those of one group. `affine`: the axes that scale and bias
+    span, "" without them.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    axes: str
+    groups: int = 1
+    epsilon: float = 0.0
+    affine: str = ""
+
+    def __post_init__(self):
+        _check(self.kind, NORMALIZATIONS, self.axes)
+        if self.c % self.groups or (self.groups > 1 and "c" not in self.axes):
+            raise ValueError(f"normalize: c={self.c} along axes {self.axes} cannot be in {self.groups} groups")
+
+    def __str__(self) -> str:
+        how = f" eps{self.epsilon:g}" if self.kind == "standard" else ""
+        how += (f" groups{self.groups}" if self.groups > 1 else "") + (f" affine_{self.affine}" if self.affine else "")
+        return f"normalize n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}{how}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> Shape4:
+        return (self.n, self.c, self.h, self.w)
+
+    def span(self, axes: str) -> Shape4:
+        """The shape of a constant that spans `axes`."""
+        return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
+
+    def reference(self, x, scale=None, bias=None) -> np.ndarray:
+        """FP32 in and out; scale and bias have as many values as they span."""
+        x = np.asarray(x, np.float32).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
+        axes = tuple({"n": 0, "c": 2, "h": 3, "w": 4}[a] for a in self.axes)
+        if self.kind == "standard":
+            mean = x.mean(axes, keepdims=True, dtype=np.float64)
+            y = (x - mean) / np.sqrt(np.square(x - mean).mean(axes, keepdims=True) + self.epsilon)
+        else:
+            y = x - x.max(axes, keepdims=True)
+            total = np.exp(y).sum(axes, keepdims=True)
+            y = np.exp(y) / total if self.kind == "softmax" else y - np.log(total)
+        y = y.reshape(self.out_shape).astype(np.float32)
+        if self.affine:
+            scale, bias = (np.asarray(a, np.float32).reshape(self.span(self.affine)) for a in (scale, bias))
+            y = y * scale + bias
+        return y

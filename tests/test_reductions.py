@@ -1,0 +1,149 @@
+"""Reductions, softmax and normalizations beside onnxruntime: every axis and rank, opset variants, engines of them."""
+
+import numpy as np
+import pytest
+from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error
+
+import gpu_runtime as gr
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from tactics.candidates import candidates
+from tactics.gather_problem import ViewProblem
+from tactics.problem import PoolProblem
+from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tests.problems import ROWS, assert_right, execute
+
+rng = np.random.default_rng(17)
+REDUCE = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+          "ReduceLogSum", "ReduceLogSumExp")  # fmt: skip
+AXES = [(0,), (1,), (2,), (3,), (-1,), (1, 2), (2, 3), (0, 2, 3), (1, 3), (0, 1, 2, 3)]
+
+
+def only(proto, bound=1e-5, low=-1.0):
+    """The one problem, beside views, of a model that agrees with onnxruntime."""
+    (op,) = [op for op in check_against_ort(proto, bound, low).ops if not isinstance(op.problem, ViewProblem)]
+    return op.problem
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("op", REDUCE)
+def test_reduce(op, axes, keepdims):
+    low = 0.1 if op in ("ReduceLogSum", "ReduceProd") else -1
+    proto = model([node(op, "x a", "y", keepdims=keepdims)], {"x": (2, 5, 3, 4)}, "y", {"a": np.int64(axes)}, 18)
+    p = only(proto, low=low)
+    assert isinstance(p, PoolProblem if axes == (2, 3) and op in ("ReduceMean", "ReduceMax") else ReduceProblem)
+
+
+OPSETS = [("ReduceSum", 11), ("ReduceSum", 13), ("ReduceL2", 13), ("ReduceMin", 11), ("ReduceMax", 12)]
+
+
+@pytest.mark.parametrize("op, opset", OPSETS)
+def test_axes_are_attributes_or_inputs(op, opset):
+    given = op == "ReduceSum" and opset >= 13
+    reduce = node(op, "x a", "y") if given else node(op, "x", "y", axes=[1, -1])
+    p = only(model([reduce], {"x": (2, 5, 3, 4)}, "y", {"a": np.int64([1, -1])} if given else {}, opset))
+    assert p.axes == "cw"
+
+
+RANKS = [
+    ((7,), (0,)), ((3, 7), (0,)), ((3, 7), (1,)), ((2, 3, 7), (1,)), ((2, 3, 4, 5, 6), (2, 3, 4)), ((2, 3, 4, 5, 6), (1,)),
+    ((2, 3, 4, 5, 6), (0, 4)), ((2, 3, 2, 5, 2, 3), (2, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, axes", RANKS)
+def test_reduce_any_rank(shape, axes):
+    only(model([node("ReduceL1", "x a", "y")], {"x": shape}, "y", {"a": np.int64(axes)}, 18))
+    only(model([node("ReduceMean", "x", "y", axes=axes, keepdims=0)], {"x": shape}, "y", {}, 13))
+
+
+def test_reduce_everything_without_axes():
+    p = only(model([node("ReduceMean", "x", "y", keepdims=0)], {"x": (2, 5, 3, 4)}, "y", {}, 13))
+    assert p.axes == "nchw"
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("shape, axis", [*(((2, 5, 3, 4), a) for a in (0, 1, 2, -1)), ((2, 7), 1), ((2, 7), 0), ((2, 3, 9), -1),
+                                         ((2, 3, 4, 5, 6), 2), ((9,), 0)])  # fmt: skip
+def test_softmax_over_any_axis(op, shape, axis):
+    assert isinstance(only(model([node(op, "x", "y", axis=axis)], {"x": shape}, "y")), NormalizeProblem)
+
+
+@pytest.mark.parametrize("opset, axis", [(7, 1), (11, 1), (11, 2), (11, -1)])
+def test_softmax_of_old_opsets_is_over_all_from_an_axis(opset, axis):
+    only(model([node("Softmax", "x", "y", axis=axis)], {"x": (2, 5, 3, 4)}, "y", {}, opset))
+
+
+def values(*shape):
+    return rng.uniform(-2, 2, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 4), (2, 6, 9), (2, 6, 3, 4, 5)])
+@pytest.mark.parametrize("op", ["InstanceNormalization", "BatchNormalization"])
+def test_instance_and_batch_normalization(op, shape):
+    w = {"s": values(6), "b": values(6), "m": values(6), "v": abs(values(6)) + 0.5}
+    inputs = "x s b" if op[0] == "I" else "x s b m v"
+    only(model([node(op, inputs, "y", epsilon=1e-3)], {"x": shape}, "y", w))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_group_normalization(groups):
+    w = {"s": values(6), "b": values(6)}
+    p = only(model([node("GroupNormalization", "x s b", "y", num_groups=groups)], {"x": (2, 6, 5, 4)}, "y", w, 21), 1e-4)
+    assert (p.groups, p.axes) == ((1, "hw") if groups == 6 else (groups, "chw"))
+
+
+@pytest.mark.parametrize("shape, axis", [*(((2, 6, 5, 4), a) for a in (-1, 1, 2)), ((3, 7, 8), -1), ((3, 8), -1),
+                                         ((2, 3, 4, 5, 6), 3)])  # fmt: skip
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_normalization(shape, axis, bias):
+    w = {"s": values(*shape[axis:])} | ({"b": values(*shape[axis:])} if bias else {})
+    only(model([node("LayerNormalization", "x s b" if bias else "x s", "y", axis=axis)], {"x": shape}, "y", w))
+
+
+def test_normalization_of_a_large_offset_keeps_its_bits():
+    """Mean 500, deviation 1: one pass of sums would cancel all that matters."""
+    p = NormalizeProblem(1, 8, 30, 30, "standard", "hw", epsilon=1e-5)
+    x = (500 + rng.standard_normal((1, 8, 30, 30))).astype(np.float16)
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean((2, 3), keepdims=True)) / exact.std((2, 3), keepdims=True)
+    assert np.allclose(p.reference(x), exact, atol=1e-4)
+    (tactic,) = [t for t in candidates(p, named("h200")) if str(t.ins[0]) == str(t.out) == "fp16:hwc8"]
+    assert_right(p, tactic, execute(Emulated(named("h200")), p, tactic, [x], {}), exact)
+
+
+def test_problems_survive_json_and_random_data_suits_them():
+    for name, p in ROWS.items():
+        assert problem_from_json(problem_to_json(p)) == p
+        assert np.isfinite(reference(p, *random_data(p))).all(), name
+    assert len({str(p) for p in ROWS.values()}) == len(ROWS) and {p.kind for p in ROWS.values()} >= set(REDUCTIONS)
+
+
+@pytest.mark.parametrize("wrong", [("median", "hw"), ("sum", ""), ("sum", "wh")])
+def test_wrong_rows_are_refused(wrong):
+    with pytest.raises(ValueError, match="rows: "):
+        ReduceProblem(1, 1, 1, 1, *wrong)
+    with pytest.raises(ValueError, match="cannot be in 2 groups"):
+        NormalizeProblem(1, 6, 1, 1, "standard", "hw", 2)
+
+
+def test_an_engine_of_rows_runs(tmp_path):
+    """A tail of a style network and an attention over channels: every kind of rows in one plan."""
+    w = {name: values(16) for name in "sbg"} | {"w": values(16, 8, 3, 3) / 8, "a": np.int64([1])}
+    nodes = [
+        node("Conv", "x w", "c", pads=(1, 1, 1, 1)), node("InstanceNormalization", "c s b", "i"), node("Relu", "i", "r"),
+        node("GroupNormalization", "r g b", "n", num_groups=2), node("ReduceMean", "n a", "m"), node("Sub", "n m", "d"),
+        node("Softmax", "d", "p", axis=1), node("LogSoftmax", "d", "y", axis=3), node("ReduceL2", "p a", "z"),
+    ]  # fmt: skip
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model(nodes, {"x": (2, 8, 6, 7)}, "y z", w, opset=21).SerializeToString())
+    engine = gr.build(path, device="h200")
+    feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds_for(network(path)).items()}
+    expected = ort_run(path, feeds)
+    with engine.context(device="emulator") as ctx:
+        got = ctx.run(feeds)
+    assert max(relative_error(got[name], y) for name, y in expected.items()) < 2e-3
+    types = {layer["LayerType"] for layer in engine.layer_info()["Layers"]}
+    assert {"Normalization", "SoftMax", "Reduce"} <= types
