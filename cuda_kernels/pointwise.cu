@@ -112,7 +112,6 @@ __device__ __forceinline__ void run_stages(const PointwiseParams& p, const float
 
 extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constant__ PointwiseParams p) {
   release_next_launch();
-  wait_for_previous_launch();
   const unsigned i = blockIdx.x * 256 + threadIdx.x;
   if (i >= static_cast<unsigned>(p.total)) return;
   const unsigned line = i / p.inner, plane = line / p.pixels, pixel = line % p.pixels;
@@ -120,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constan
   at.image = plane / p.blocks, at.channel = plane % p.blocks * p.v + i % p.inner * VEC;
   at.row = ROWS ? pixel / p.w : 0, at.column = ROWS ? pixel % p.w : pixel;
 
+  wait_for_previous_launch();
   float v[VEC] = {};
   if (at.channel < p.c) {  // beyond it there is only padding, which a source need not have
     float s[NUM_SOURCES][VEC];

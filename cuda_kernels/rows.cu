@@ -109,12 +109,14 @@ __device__ __forceinline__ void statistic(const RowsParams& p, const Place& row,
 }
 
 extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ RowsParams p) {
+  release_next_launch();
   const int per_block = 256 / p.lanes;
   const int lane = p.lane_step == 1 ? threadIdx.x % p.lanes : threadIdx.x / per_block;
   const int mine = blockIdx.x * per_block + (p.lane_step == 1 ? threadIdx.x / p.lanes : threadIdx.x % per_block);
   const bool works = mine < p.rows;
   const Place row = taken_apart(works ? mine : 0, p.kept);
 
+  wait_for_previous_launch();
   float first[VEC], second[VEC] = {};
   statistic<false>(p, row, works, lane, second, first);
   if (KIND == MEAN || KIND == STANDARD)
