@@ -55,6 +55,7 @@ class Layer:
     d2s_mode: str = "dcr"
     s2d: int = 1
     pool: ir.Node | None = None
+    pre: bool = False
     block: int = 1
     when: tuple[tuple[str, str], ...] = ()
 
@@ -162,7 +163,8 @@ def fuse(imported: Imported) -> Fused:
         else:
             emit(node, _plain(node), [node])
     found.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
-    return Fused(imported, tuple(layer for _, layer in found), tuple(groups))
+    layers, more = _with_prologues([layer for _, layer in found])
+    return Fused(imported, tuple(layers), (*groups, *more))
 
 
 # ---- rules
@@ -184,6 +186,61 @@ def _plain(node: ir.Node) -> Layer:
 def _chain_layer(chain: Chain) -> Layer:
     last, names = chain.nodes[-1], _names(chain.nodes)
     return Layer("Chain", last, _label(chain.nodes), names, chain.inputs, chain.output, chain.constants, stages=chain.stages)
+
+
+def _with_prologues(layers: list[Layer]) -> tuple[list[Layer], list[tuple[str, tuple[str, ...]]]]:
+    """Layers and groups: a scale, shift and ReLU that one 1x1 convolution alone reads, apart or in front of its product."""
+    chains = {layer.output: (layer, found) for layer in layers if layer.op == "Chain" and (found := _scale_shift_relu(layer))}
+    readers = {layer.node: chains[layer.inputs[0]] for layer in layers if _takes_prologue(layer) and layer.inputs[0] in chains}
+    groups, result = {}, []
+    for node, (chain, _) in readers.items():
+        groups[chain.output] = chain.node.name, ("apart", f"into {node.name}")
+    for layer in layers:
+        if layer.output in groups:
+            result.append(replace(layer, when=(*layer.when, (groups[layer.output][0], "apart"))))
+            continue
+        result.append(layer)
+        if layer.node in readers:
+            chain, (scale, shift) = readers[layer.node]
+            group, (apart, into) = groups[chain.output]
+            result[-1] = replace(layer, when=(*layer.when, (group, apart)))
+            result.append(replace(
+                layer, label=f"{chain.label} + {layer.label}", nodes=chain.nodes + layer.nodes, pre=True,
+                inputs=(chain.inputs[0], *layer.inputs[1:]), weights={**layer.weights, "scale": scale, "shift": shift},
+                when=(*layer.when, (group, into)),
+            ))  # fmt: skip
+    return result, list(groups.values())
+
+
+def _takes_prologue(layer: Layer) -> bool:
+    if layer.op != "Conv" or "w" not in layer.weights or layer.pool is not None or layer.s2d > 1:
+        return False
+    if single_reader(layer.inputs[0]) is not layer.node:
+        return False
+    one = layer.weights["w"].shape[2:] == (1, 1) and attribute(layer.node, "group", 1) == 1
+    return one and not any(attribute(layer.node, "pads", (0, 0, 0, 0)))
+
+
+def _scale_shift_relu(chain: Layer) -> tuple[np.ndarray, np.ndarray] | None:
+    """(scale, shift), each [C] and an FP16 value's double, of a chain max(x * scale + shift, 0) per channel, else None."""
+    shape = shape_of(chain.output)
+    if chain.when or len(chain.inputs) != 1 or len(shape) != 4 or not chain.stages or chain.stages[-1] != Stage("relu"):
+        return None
+    scale, shift = np.ones(shape[1]), np.zeros(shape[1])
+    for stage in chain.stages[:-1]:
+        value = chain.weights.get(stage.operand, np.array(stage.params, np.float64))
+        value = per_channel(np.asarray(value, np.float64), shape)
+        if stage.op not in ("mul", "add", "sub") or value is None:
+            return None
+        if stage.op == "mul":
+            scale, shift = scale * value, shift * value
+        else:
+            shift = shift + value if stage.op == "add" else shift - value
+    scale, shift = (np.broadcast_to(v, shape[1:2]) for v in (scale, shift))
+    largest = np.abs([scale, shift]).max()
+    if not largest <= 65504 or np.any((scale != 0) & (np.abs(scale) < 2.0**-14)):
+        return None  # FP16 holds them badly or not at all
+    return scale, shift
 
 
 def _pool_after(layer: Layer) -> ir.Node | None:

@@ -254,11 +254,13 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
         kernel = kernel.reshape(-1, c, h, w)
         size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
     weights["w"] = _rounded(kernel)
+    for name in ("scale", "shift") if layer.pre else ():
+        weights[name] = weights[name].astype(np.float16).astype(np.float32)
     problem = ConvProblem(
         n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
         bias="b" in weights, residual=layer.residual, act=layer.act,
         sparse24=c // groups % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
-        d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
+        d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first, pre=layer.pre,
     )  # fmt: skip
     if layer.pool is None:
         return problem

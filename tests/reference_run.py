@@ -14,7 +14,7 @@ import pytest
 from gpu_runtime import onnx_import
 from gpu_runtime.fuse import fuse
 from gpu_runtime.lower import Network, exists, lower
-from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.timing_worker import reference
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
@@ -32,11 +32,7 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
         xs = [tensors[name] for name in op.inputs]
         for x, shape in zip(xs, op.problem.in_shapes, strict=True):
             assert x.shape == tuple(shape), f"{op.name}: {x.shape} is not {shape}"
-        w = op.weights
-        if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)):
-            y = op.problem.reference(xs[0], w["w"], w.get("b"), xs[1] if op.problem.residual else None, w.get("slope"))
-        else:
-            y = op.problem.reference(*xs, **w)
+        y = reference(op.problem, xs, op.weights)
         assert y.shape == op.problem.out_shape == network.tensors[op.output], op.name
         tensors[op.output] = rounded(y.astype(np.float32))
     return {t.name: tensors[t.name].reshape(t.shape) for t in network.outputs}

@@ -155,3 +155,57 @@ def test_every_choice_of_a_real_network_computes_the_same():
         live = [op for op in net.ops if exists(op, choice)]
         assert len({op.output for op in live}) == len(live)
         assert sum(op.layer != "" for op in live) == 20
+
+
+# ---- pools into stems, normalisations into 1x1 convolutions
+
+
+def bn(x: str, y: str, c: int, weights: dict, small: bool = False):
+    for name, near in zip("gbmv", (1, 0, 0, 1), strict=True):
+        weights[f"{y}.{name}"] = (near + 0.4 * rng.uniform(-1, 1, c)).astype(np.float32)
+    weights[f"{y}.g"] *= 1e-6 if small else 1
+    return node("BatchNormalization", " ".join([x, *(f"{y}.{s}" for s in "gbmv")]), y)
+
+
+def test_the_pool_after_a_stem_is_an_alternative():
+    w = {"w": rng.standard_normal((8, 3, 3, 3)).astype(np.float16).astype(np.float32) / 4}
+    pool = node("MaxPool", "r", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    net = check_against_ort(model([conv("x", "w", "a"), node("Relu", "a", "r"), pool], {"x": (2, 3, 9, 12)}, "y", w), 1e-5)
+    assert net.groups == (("y", ("apart", "into a")),)
+    assert [op.name for op in net.ops] == ["a + r", "y", "a + r + y"]
+    assert net.ops[2].problem.pool == (3, 3, 2, 2, 1, 1, 5, 6) and net.ops[2].layer == net.ops[0].layer == "a"
+    wide = {"w": rng.standard_normal((8, 8, 3, 3)).astype(np.float32)}
+    assert not network(model([conv("x", "w", "r"), pool], {"x": (2, 8, 9, 12)}, "y", wide)).groups
+    read_twice = [conv("x", "w", "r"), pool, node("Relu", "r", "z")]
+    assert not network(model(read_twice, {"x": (2, 3, 9, 12)}, "y z", w)).groups
+
+
+def test_a_normalisation_and_relu_in_front_of_a_1x1_convolution_is_an_alternative():
+    w = {"w": rng.standard_normal((8, 4, 1, 1)).astype(np.float16).astype(np.float32)}
+    nodes = [bn("x", "n", 4, w), node("Relu", "n", "r"), node("Conv", "r w", "y", strides=[2, 2])]
+    net = check_against_ort(model(nodes, X, "y", w), 2e-3)  # in front of the product constants are FP16
+    assert net.groups == (("r", ("apart", "into y")),)
+    assert [op.name for op in net.ops] == ["n + r", "y", "n + r + y"] and [bool(op.layer) for op in net.ops] == [0, 1, 1]
+    fused = net.ops[2]
+    assert fused.problem.pre and fused.inputs == ("x",) and fused.problem.in_shapes == ((2, 4, 6, 6),)
+
+
+def test_a_normalisation_that_must_stay_apart():
+    w = {"w": rng.standard_normal((8, 4, 1, 1)).astype(np.float32), "w3": rng.standard_normal((8, 4, 3, 3)).astype(np.float32)}
+    product = node("Conv", "r w", "y")
+    relu = node("Relu", "n", "r")
+    for nodes, outputs in (
+        ([bn("x", "n", 4, w), relu, product, node("Tanh", "r", "z")], "y z"),  # somebody else reads it
+        ([bn("x", "n", 4, w), relu, node("Conv", "r w3", "y", pads=[1, 1, 1, 1])], "y"),  # padding is not max(shift, 0)
+        ([bn("x", "n", 4, w), node("Tanh", "n", "r"), product], "y"),
+        ([bn("x", "n", 4, w, small=True), relu, product], "y"),  # FP16 holds such scales badly
+    ):
+        assert not network(model(nodes, X, outputs, w)).groups
+
+
+def test_a_residual_add_and_a_normalisation_are_chosen_apart_from_each_other():
+    w = {"w": rng.standard_normal((4, 4, 1, 1)).astype(np.float16).astype(np.float32)}
+    nodes = [bn("x", "n", 4, w), node("Relu", "n", "r"), node("Conv", "r w", "a"), node("Add", "a x", "y")]
+    net = check_against_ort(model(nodes, X, "y", w), 2e-3)
+    assert set(net.groups) == {("y", ("apart", "into a")), ("r", ("apart", "into a"))}
+    assert [op.problem.residual and op.problem.pre for op in net.ops if isinstance(op.problem, ConvProblem)].count(True) == 1

@@ -491,6 +491,14 @@ def sector_bytes(t: dict) -> int:
     return 32 * len(np.unique((t["offset"] + (at + pixels * inside.pixel) * DTYPES[fmt.dtype].itemsize) // 32))
 
 
+def scratch_bytes(step: dict, layer: dict) -> int:
+    """Partial sums and counters, in whole sectors."""
+    if not step["values"].get("SPLIT"):
+        return 0
+    blocks, split = step["grid"][0] * step["grid"][1], Tactic.parse(layer["tactic"]).tile.split
+    return blocks * step["values"]["BM"] * step["values"]["BN"] * 4 + -(-blocks // split * 4 // 32) * 32
+
+
 @pytest.mark.parametrize("name", FREE)
 def test_each_tensor_is_stored_once_and_loaded_by_its_readers(built, name):
     """In whole sectors: a piece that begins or ends half-way through one (8 channels) touches it all."""
@@ -505,9 +513,19 @@ def test_each_tensor_is_stored_once_and_loaded_by_its_readers(built, name):
         own = [n for section, n in weights.items() if section.rpartition(".")[0] == layer["name"]]
         reads = sum(map(sector_bytes, layer["inputs"])) + sum(own)
         (write,) = map(sector_bytes, layer["outputs"])
+        partial = scratch_bytes(step, layer)  # of split-K: stored by every block, loaded by a tile's last
+        reads, write = reads + partial, write + partial
         assert counted.launch_unique_store_bytes == write, layer["name"]
         assert counted.launch_unique_load_bytes <= reads, layer["name"]
         loaded, stored = loaded + counted.launch_unique_load_bytes, stored + counted.launch_unique_store_bytes
         expected_load, expected_store = expected_load + reads, expected_store + write
         tensors += sum(num_bytes(Format.parse(t["format"]), t["shape4"]) for t in layer["outputs"])
     print(f"{name}: stored {stored} bytes, the tensors are {tensors}; loaded {loaded} of {expected_load}, weights included")
+
+
+def test_a_dense_block_normalises_in_front_of_its_products(built):
+    """No kernel stands for a normalisation, a ReLU or a Concat of the block: 1x1 convolutions read the shared buffer."""
+    _, engine = built("densenet")
+    tactics = [layer["tactic"] for layer in engine.plan["layers"] if layer["tactic"]]
+    assert not any(t.startswith(("pointwise", "gather")) for t in tactics)
+    assert sum("PRO" in step["values"] for step in engine.plan["steps"]) == 5  # one per layer, and the last
