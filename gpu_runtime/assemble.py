@@ -27,7 +27,7 @@ TYPES = {
     "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",
-    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize",
+    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
     "ReduceProblem": "reduce", "NormalizeProblem": "normalize",
 }  # fmt: skip
 

@@ -38,6 +38,7 @@ class Layer:
     mode of depth-to-space over the result, before the residual; `act_first`: and the
     activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
     taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
+    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before).
     """
 
     op: str
@@ -56,6 +57,7 @@ class Layer:
     s2d: int = 1
     pool: ir.Node | None = None
     pre: bool = False
+    axis: int = 1
     block: int = 1
     when: tuple[tuple[str, str], ...] = ()
 
@@ -108,7 +110,7 @@ def fuse(imported: Imported) -> Fused:
             layer, more = _with_shuffle(layer)
             used = used + more
             reader = single_reader(layer.output)
-            if reader is not None and _is_residual_add(reader) and reader not in covered:
+            if reader is not None and _is_residual_add(reader) and reader not in covered and layer.axis == 1:
                 waiting[layer.output] = layer
                 covered.update(used)
             else:
@@ -116,7 +118,7 @@ def fuse(imported: Imported) -> Fused:
                 layer, last = _with_shuffle(layer)
                 reader = single_reader(layer.output)
                 adds = reader is not None and _is_residual_add(reader) and not activation_after(reader.outputs[0])
-                if more and adds and reader not in covered and layer.op != "ConvTranspose":
+                if more and adds and reader not in covered and layer.op != "ConvTranspose" and layer.axis == 1:
                     waiting[layer.output] = replace(layer, act_first=True)
                     covered.update(used + more + last)
                 elif pool := _pool_after(layer):
@@ -279,16 +281,24 @@ def _ends_convolution(value: ir.Value, readers: tuple[ir.Node, ...]) -> bool:
 
 def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
     """Conv, ConvTranspose, Gemm or MatMul with constant weights, and the constants' scales and shifts after it folded in."""
-    w = constant(node.inputs[1])
+    x, w, axis = node.inputs[0], constant(node.inputs[1]), 1
     if node.op_type == "ConvTranspose" and w is not None:
-        if w.ndim != 4 or attribute(node, "group", 1) != 1:
+        groups = attribute(node, "group", 1)
+        if w.ndim not in (3, 4) or w.shape[0] % groups:
             return None
-        w = w.transpose(1, 0, 2, 3)
+        c, k, *size = w.shape
+        w = w.reshape(groups, c // groups, k, *size).swapaxes(1, 2).reshape(groups * k, c // groups, *size)
+    if node.op_type == "MatMul":
+        left = constant(x)
+        if left is not None and len(node.inputs[1].shape) > 1:  # rows of the constant are output channels
+            x, w, axis = node.inputs[1], left.T, len(node.inputs[1].shape) - 2
+        else:
+            axis = len(x.shape) - 1
     bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if w is None or (bias is None and len(node.inputs) > 2 and node.inputs[2] is not None):
         return None
     if node.op_type in ("Gemm", "MatMul"):
-        if w.ndim != 2 or len(node.inputs[0].shape) != 2 or attribute(node, "transA", 0):
+        if w.ndim != 2 or (node.op_type == "Gemm" and (len(x.shape) != 2 or attribute(node, "transA", 0))):
             return None
         alpha = attribute(node, "alpha", 1.0)
         w = w if alpha == 1 else w.astype(np.float64) * alpha
@@ -302,7 +312,7 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
     b = np.zeros(w.shape[0]) if bias is None else np.broadcast_to(bias.astype(np.float64), w.shape[:1])
     has_bias, used = bias is not None, [node]
     while (reader := single_reader(used[-1].outputs[0])) is not None:
-        affine = scale_and_shift(reader, used[-1].outputs[0])
+        affine = scale_and_shift(reader, used[-1].outputs[0], axis)
         if affine is None:
             break
         scale, shift = affine
@@ -312,7 +322,7 @@ def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:
         has_bias |= bool(np.any(shift))
         used.append(reader)
     weights = {"w": w, "b": b} if has_bias else {"w": w}
-    return Layer(node.op_type, node, node.name, _names(used), (node.inputs[0],), used[-1].outputs[0], weights), used
+    return Layer(node.op_type, node, node.name, _names(used), (x,), used[-1].outputs[0], weights, axis=axis), used
 
 
 def _with_activation(layer: Layer) -> tuple[Layer, list[ir.Node]]:
@@ -321,6 +331,8 @@ def _with_activation(layer: Layer) -> tuple[Layer, list[ir.Node]]:
     if found is None:
         return layer, []
     act, slope, used = found
+    if slope is not None and layer.axis != 1:
+        return layer, []
     used = list(used)
     if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
         slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)

@@ -7,28 +7,27 @@ other is a view, which linear memory takes as it is, or a gather.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cuda_kernels import sparse24
 from gpu_runtime import moves, reductions
+from gpu_runtime.convolutions import conv, conv_transpose, matmul, two, window
 from gpu_runtime.errors import ModelError
 from gpu_runtime.fuse import VIEWS, Fused, Layer
 from gpu_runtime.moves import Refused, compose, nchw
 from gpu_runtime.onnx_graph import attribute, shape_of
-from tactics.gather_problem import ViewProblem
+from tactics.gather_problem import GatherProblem, ViewProblem
 from tactics.problem import (
     ConvProblem,
-    ConvTransposeProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
     Problem,
 )
 
-FP16_MAX = 65504.0
 Shape4 = tuple[int, int, int, int]
 
 
@@ -200,35 +199,43 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
     if not all(np.isfinite(a).all() for a in weights.values()):
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, out, weights)
-    names, result = tuple(views.name(v) for v in inputs), views.name(layer.output)
-    if layer.op in MOVES or layer.op in reductions.RULES or layer.op == "Chain":
-        return _in_a_row(layer, problem if isinstance(problem, tuple) else (problem,), names, shapes, result, out, weights)
-    if problem.out_shape != out or problem.in_shapes != tuple(shapes):
-        raise Refused(
-            f"expected {list(problem.in_shapes)} -> {list(problem.out_shape)}, the model has {shapes} -> {list(out)}"
-        )
-    identity = node.name if layer.op in CONVOLUTIONS else ""
-    return [Op(layer.label, problem, names, result, weights, layer.nodes, layer.when, identity)]
+    names = tuple(views.name(v) for v in inputs)
+    problems = problem if isinstance(problem, tuple) else (problem,)
+    return _in_a_row(layer, problems, list(zip(names, shapes, strict=True)), (views.name(layer.output), out), weights)
 
 
-def _in_a_row(layer: Layer, problems, names, shapes, result: str, out: Shape4, weights) -> list[Op]:
-    """The problems one after the other, with a view wherever one names the elements by another shape."""
+def _in_a_row(layer: Layer, problems, given: list[tuple[str, Shape4]], result: tuple[str, Shape4], weights) -> list[Op]:
+    """The problems one after the other, with a view wherever one names the elements by another shape.
+
+    Each reads what the one before has made, then as many of the tensors given as it still takes. The weights are those of
+    the problem that computes, whose op bears the layer's name.
+    """
     ops: list[Op] = []
+    main = next((p for p in reversed(problems) if not isinstance(p, (GatherProblem, ViewProblem))), problems[-1])
 
-    def add(problem: Problem, sources: tuple[str, ...], last: bool) -> str:
-        i = len(ops)
-        name = layer.label if last else f"{layer.label} ({i})"
-        mine = {} if isinstance(problem, ViewProblem) else weights
-        ops.append(Op(name, problem, sources, result if last else f"{result} ({i})", mine, layer.nodes, layer.when))
-        return ops[-1].output
+    def add(problem: Problem, sources: tuple[str, ...], last: bool) -> tuple[str, Shape4]:
+        i, name = len(ops), result[0] if last else f"{result[0]} ({layer.label} {len(ops)})"
+        if problem is main:
+            identity = layer.node.name if layer.op in CONVOLUTIONS and weights else ""
+            ops.append(Op(layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity))
+        else:
+            kind = type(problem).__name__.removesuffix("Problem").lower()
+            ops.append(Op(f"{layer.label} ({kind} {i})", problem, sources, name, {}, layer.nodes, layer.when))
+        return name, problem.out_shape
 
-    for k, problem in enumerate(problems):
-        pairs = zip(names, shapes, problem.in_shapes, strict=True)
-        names = tuple(t if have == want else add(ViewProblem(have, want), (t,), False) for t, have, want in pairs)
-        last = k == len(problems) - 1 and problem.out_shape == out
-        names, shapes = (add(problem, names, last),), (problem.out_shape,)
-    if shapes[0] != out:
-        add(ViewProblem(shapes[0], out), names, True)
+    def shaped(tensor: tuple[str, Shape4], want: Shape4, last: bool = False) -> str:
+        name, have = tensor
+        if math.prod(have) != math.prod(want):
+            raise Refused(f"expected {list(want)}, the model has {list(have)} ({name})")
+        return name if have == want else add(ViewProblem(have, want), (name,), last)[0]
+
+    made: list[tuple[str, Shape4]] = []
+    for i, problem in enumerate(problems):
+        count = len(problem.in_shapes) - len(made)
+        sources, given = [*made, *given[:count]], given[count:]
+        names = tuple(shaped(tensor, want) for tensor, want in zip(sources, problem.in_shapes, strict=True))
+        made = [add(problem, names, i == len(problems) - 1 and problem.out_shape == result[1])]
+    shaped(made[0], result[1], last=True)
     return ops
 
 
@@ -237,89 +244,11 @@ def _view(layer: Layer, shapes, out, weights) -> ViewProblem:
 
 
 def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
-    node, (n, c, h, w) = layer.node, shapes[0]
-    if "w" not in weights:
-        raise Refused("expected constant weights and bias over an input of rank 4 (Conv) or 2 (Gemm, MatMul)")
-    kernel = layer.weights["w"]
-    if layer.op == "Conv":
-        if len(shape_of(node.inputs[0])) != 4:
-            raise Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
-        b, groups = layer.s2d, attribute(node, "group", 1)
-        size = tuple(d // b for d in kernel.shape[2:])
-        if kernel.ndim != 4 or kernel.shape[1] * groups != c or attribute(node, "kernel_shape", size) != size:
-            raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
-        stride, dilation, pad = _window(node, size, (h, w))
-        size, stride, pad = kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad)
-    else:
-        kernel = kernel.reshape(-1, c, h, w)
-        size, stride, dilation, pad, groups = (h, w), (1, 1), (1, 1), (0, 0, 0, 0), 1
-    weights["w"] = _rounded(kernel)
-    for name in ("scale", "shift") if layer.pre else ():
-        weights[name] = weights[name].astype(np.float16).astype(np.float32)
-    problem = ConvProblem(
-        n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups,
-        bias="b" in weights, residual=layer.residual, act=layer.act,
-        sparse24=c // groups % 4 == 0 and bool(sparse24.fits(weights["w"]).all()),
-        d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first, pre=layer.pre,
-    )  # fmt: skip
+    problem = conv(layer, shapes, out, weights)
     if layer.pool is None:
         return problem
     q = _pool(replace(layer, op="MaxPool", node=layer.pool), [problem.out_shape], out, {})
     return replace(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
-
-
-def _rounded(kernel: np.ndarray) -> np.ndarray:
-    """Weights rounded to FP16, as FP32."""
-    largest = np.abs(kernel).max()
-    if largest > FP16_MAX:
-        raise Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
-    return kernel.astype(np.float16).astype(np.float32)
-
-
-def _conv_transpose(layer: Layer, shapes, out, weights) -> ConvProblem | ConvTransposeProblem:
-    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space."""
-    node, (n, c, h, w) = layer.node, shapes[0]
-    if "w" not in weights or len(shape_of(node.inputs[0])) != 4:
-        raise Refused("expected one group, constant weights [C,K,R,S] and bias over an input of rank 4")
-    if len(shape_of(layer.output)) != 4:  # shape inference gives up on output_shape smaller than the input
-        raise Refused(f"expected an output of rank 4 at least as large as its input, got {list(shape_of(layer.output))}")
-    kernel = weights["w"] = _rounded(layer.weights["w"])
-    k, size = kernel.shape[0], kernel.shape[2:]
-    if kernel.shape[1] != c or attribute(node, "kernel_shape", size) != size:
-        raise Refused(f"weights {[c, k, *size]} do not fit its input {list(shapes[0])}")
-    stride, dilation = attribute(node, "strides", (1, 1)), attribute(node, "dilations", (1, 1))
-    extra, mode = attribute(node, "output_padding", (0, 0)), attribute(node, "auto_pad", "NOTSET")
-    pad = attribute(node, "pads", (0, 0, 0, 0))[:2]
-    if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
-        total = [
-            max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
-        ]
-        pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
-    about = {"bias": "b" in weights, "residual": layer.residual, "act": layer.act,
-             "sparse24": c % 4 == 0 and bool(sparse24.fits(kernel).all())}  # fmt: skip
-    b = size[0]
-    if size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b) and b > 1:
-        weights["w"] = np.ascontiguousarray(kernel.transpose(2, 3, 0, 1)).reshape(b * b * k, c, 1, 1)
-        weights.update({name: np.tile(weights[name], b * b) for name in ("b", "slope") if name in weights})
-        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="dcr")
-    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
-
-
-def _window(node, size, image):
-    """(stride, dilation, pad top-left-bottom-right) of a Conv or pool, auto_pad resolved."""
-    stride = attribute(node, "strides", (1, 1))
-    dilation = attribute(node, "dilations", (1, 1))
-    mode = attribute(node, "auto_pad", "NOTSET")
-    if mode == "NOTSET":
-        return stride, dilation, attribute(node, "pads", (0, 0, 0, 0))
-    begin, end = [], []
-    for i in range(2):
-        reach = (size[i] - 1) * dilation[i] + 1
-        total = max((-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i], 0) if mode != "VALID" else 0
-        small = total // 2
-        begin.append(small if mode != "SAME_LOWER" else total - small)
-        end.append(total - begin[i])
-    return stride, dilation, (*begin, *end)
 
 
 def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
@@ -327,10 +256,10 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
     kind = "max" if "Max" in layer.op else "avg"
     if layer.op.startswith("Global"):
         return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
-    if len(shape_of(node.inputs[0])) != 4:
-        raise Refused(f"expected an input of rank 4, got {list(shape_of(node.inputs[0]))}")
-    size = attribute(node, "kernel_shape")
-    stride, dilation, pad = _window(node, size, (h, w))
+    if len(shape_of(node.inputs[0])) not in (3, 4):
+        raise Refused(f"expected an input of rank 3 or 4, got {list(shape_of(node.inputs[0]))}")
+    size = two(attribute(node, "kernel_shape"), 1)
+    stride, dilation, pad = window(node, size, (h, w))
     for i, (last, image) in enumerate(zip(out[2:], (h, w), strict=True)):
         if (last - 1) * stride[i] >= image + pad[i]:
             raise Refused("its last window lies outside the image (ceil_mode)")
@@ -365,7 +294,7 @@ MOVES = {
     "Gather": moves.gather, "Expand": moves.expand, "Tile": moves.tile,
 }  # fmt: skip
 PROBLEMS = {
-    **dict.fromkeys(CONVOLUTIONS, _conv), "ConvTranspose": _conv_transpose,
+    "Conv": _conv, "ConvTranspose": conv_transpose, "Gemm": matmul, "MatMul": matmul,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pool),
     "Chain": _chain,
     **reductions.RULES, **MOVES,

@@ -27,22 +27,22 @@ def single_reader(value):
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
-def per_channel(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A constant that broadcasts over a tensor of `shape` along axis 1 only -> [C] or [1]; None if it does otherwise."""
+def per_channel(array: np.ndarray, shape: tuple[int, ...], axis: int = 1) -> np.ndarray | None:
+    """A constant that broadcasts over a tensor of `shape` along `axis` only -> [C] or [1]; None if it does otherwise."""
     dims = (1,) * (len(shape) - array.ndim) + array.shape
-    if len(dims) != len(shape) or any(d != 1 for i, d in enumerate(dims) if i != 1):
+    if len(dims) != len(shape) or any(d != 1 for i, d in enumerate(dims) if i != axis):
         return None
-    if array.size not in (1, shape[1] if len(shape) > 1 else 1):
+    if array.size not in (1, shape[axis] if len(shape) > axis else 1):
         return None
     return array.reshape(-1)
 
 
-def scale_and_shift(node, x) -> tuple[np.ndarray, np.ndarray] | None:
-    """FP64 (scale, shift), each [C] or [1], if node computes x * scale + shift with constants, else None."""
+def scale_and_shift(node, x, axis: int = 1) -> tuple[np.ndarray, np.ndarray] | None:
+    """FP64 (scale, shift), each [C] or [1] along `axis`, if node computes x * scale + shift with constants, else None."""
     one, zero = np.ones(1), np.zeros(1)
     if node.op_type == "BatchNormalization":
         stats = [constant(v) for v in node.inputs[1:5]]
-        if x is not node.inputs[0] or any(a is None for a in stats) or attribute(node, "training_mode", 0):
+        if axis != 1 or x is not node.inputs[0] or any(a is None for a in stats) or attribute(node, "training_mode", 0):
             return None
         if any(a.shape != (shape_of(x)[1],) for a in stats):
             return None
@@ -54,7 +54,7 @@ def scale_and_shift(node, x) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     a, b = node.inputs
     other = constant(b if a is x else a)
-    c = None if other is None else per_channel(other.astype(np.float64), shape_of(x))
+    c = None if other is None else per_channel(other.astype(np.float64), shape_of(x), axis)
     if c is None:
         return None
     if node.op_type == "Add":

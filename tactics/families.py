@@ -5,12 +5,24 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 `lie`, so that their tensors may lie inside others.
 """
 
-from tactics import conv_depthwise, conv_gemm, conv_grouped, conv_stem, conv_transpose, gather, movement, pointwise, rows
+from tactics import (
+    conv_depthwise,
+    conv_gemm,
+    conv_grouped,
+    conv_stem,
+    conv_transpose,
+    gather,
+    matmul,
+    movement,
+    pointwise,
+    rows,
+)
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
+    MatmulProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
@@ -23,14 +35,14 @@ OF_KERNEL = {
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
-    "gather": gather, "resize": gather,
+    "gather": gather, "resize": gather, "matmul": matmul,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
-    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,),
+    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first

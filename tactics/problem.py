@@ -458,7 +458,48 @@ class ReformatProblem:
         return np.asarray(x, np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class MatmulProblem:
+    """a @ b of two computed tensors, [*batch, m, k] and [*batch, k, n] -> [*batch, m, n], two batch dimensions.
+
+    `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
+    """
+
+    a_batch: tuple[int, int]
+    b_batch: tuple[int, int]
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+
+    def __post_init__(self):
+        if any(a != b and 1 not in (a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True)):
+            raise ValueError(f"matmul: batches {self.a_batch} and {self.b_batch} do not broadcast")
+
+    def __str__(self) -> str:
+        return _key(self, "matmul")
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return tuple(max(a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True))
+
+    @property
+    def in_shapes(self):
+        a = (self.k, self.m) if self.trans_a else (self.m, self.k)
+        b = (self.n, self.k) if self.trans_b else (self.k, self.n)
+        return (*self.a_batch, *a), (*self.b_batch, *b)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (*self.batch, self.m, self.n)
+
+    def reference(self, a, b) -> np.ndarray:
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
+
+
 Problem = (
-    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem
+    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | MatmulProblem
     | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem
 )  # fmt: skip

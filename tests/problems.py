@@ -20,6 +20,7 @@ from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation
 from tactics.problem import (
     ConcatProblem,
     ConvProblem,
+    MatmulProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
@@ -145,6 +146,10 @@ OTHERS: dict[str, Problem] = {
     "gather_pad": GatherProblem((2, 20, 3, 5), index=((), (), (-1, 0, 1, 2, -1), (-1, -1, 0, 2, 4)), fill=1.5),
     "gather_images": GatherProblem((3, 12, 4, 3), index=((2, 0, -1, 2), (), (3, 1), ()), fill=4.0),
     "gather_transposed": GatherProblem((1, 7, 6, 5), (0, 2, 1, 3), ((), (5, 3, 1), (0, 2, 4, 6, -1), ())),
+    "matmul": MatmulProblem((1, 1), (1, 1), 70, 40, 33),
+    "matmul_batched": MatmulProblem((2, 3), (1, 3), 20, 66, 48),
+    "matmul_both_turned": MatmulProblem((1, 2), (2, 1), 9, 17, 40, True, True),
+    "matmul_row": MatmulProblem((1, 1), (1, 4), 1, 5, 7, trans_b=True),
     "resize_linear": ResizeProblem(2, 20, 5, 4, (9, 7), "linear", "half_pixel", (9 / 5, 7 / 4)),
     "resize_from_a_pixel": ResizeProblem(1, 24, 1, 1, (5, 6), "linear", "asymmetric", (5.0, 6.0)),
     "resize_align_corners": ResizeProblem(1, 3, 5, 6, (12, 3), "linear", "align_corners", (2.4, 0.5)),

@@ -33,6 +33,7 @@ OTHERS = [
     *(("rows", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
       for k in (1, 9, 10, 12) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
     *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
+    *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),
 ]  # fmt: skip
 

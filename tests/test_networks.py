@@ -121,6 +121,16 @@ def expect_person_with_tie(x: np.ndarray, y: np.ndarray) -> None:
     assert abs(scores[0] - 0.94) < 0.03 and abs(scores[27] - 0.83) < 0.05 and np.delete(scores, (0, 27)).max() < 0.3, scores
 
 
+def expect_airplane_cells(x: np.ndarray, y: np.ndarray) -> None:
+    scores = (y[0, 0] ** 0.6 * y[0, 5:].max(0) ** 0.4)  # objectness and the best COCO class, as its authors weigh them
+    best = np.unravel_index(scores.argmax(), scores.shape)
+    assert scores.max() > 0.6 and y[0, 5:, best[0], best[1]].argmax() == 4, (scores.max(), y[0, 5:, best[0], best[1]].argmax())
+
+
+def airplanes_for_detection() -> np.ndarray:
+    return nchw(photo("blueangels").resize((352, 352), Image.Resampling.BILINEAR))[:, ::-1]
+
+
 def portrait_for_voc() -> np.ndarray:
     image = photo("grace_hopper").resize((257, 257), Image.Resampling.BILINEAR)
     return np.asarray(image, np.float32)[None] / 127.5 - 1  # NHWC
@@ -195,6 +205,7 @@ NETWORKS = {
     "ppocrv3_det_en": Network("x", 74, 54, page_for_detection, expect_words),
     "tbefn_180x320": Network("Placeholder", 42, 25, darkened, expect_brighter),
     "yolox_nano": Network("images", 113, 83, functools.partial(letterboxed, "grace_hopper"), expect_person_with_tie),
+    "fastestdet": Network("input.1", 70, 41, airplanes_for_detection, expect_airplane_cells),
     "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
 }

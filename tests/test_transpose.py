@@ -125,7 +125,7 @@ def test_kernel_equal_to_stride_is_one_convolution_with_depth_to_space():
     assert isinstance(op.problem, ConvProblem) and (op.problem.k, op.problem.r, op.problem.d2s) == (20, 1, 2)
 
 
-def test_residual_scale_and_groups():
+def test_residual_and_scale():
     rng = np.random.default_rng(0)
     w = {
         "w": rng.standard_normal((8, 4, 3, 3)).astype(np.float16).astype(np.float32),
@@ -134,9 +134,6 @@ def test_residual_scale_and_groups():
     nodes = [node("ConvTranspose", "x w", "a", strides=(2, 2)), node("Mul", "a m", "p"), node("Add", "p z", "y")]
     net = check_against_ort(model(nodes, {"x": (1, 8, 3, 4), "z": (1, 4, 7, 9)}, "y", w), 1e-3)
     assert net.groups == (("y", ("apart", "into a")),)
-    grouped = [node("ConvTranspose", "x w", "y", group=2)]
-    with pytest.raises(gr.ModelError, match="ConvTranspose y: expected one group"):
-        network(model(grouped, {"x": (1, 8, 3, 4)}, "y", w))
 
 
 def test_names_predictions_and_reasons():

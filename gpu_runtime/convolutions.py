@@ -1,0 +1,165 @@
+"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights rounded to FP16. A tensor of rank 3 has one row of pixels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from gpu_runtime.fuse import Layer
+from gpu_runtime.moves import Refused
+from gpu_runtime.onnx_graph import attribute, constant, shape_of
+from tactics.gather_problem import GatherProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
+
+FP16_MAX = 65504.0
+
+
+def conv(layer: Layer, shapes, out, weights) -> ConvProblem:
+    node, (n, c, h, w) = layer.node, shapes[0]
+    kernel = _kernel(layer, weights)
+    b, groups = layer.s2d, attribute(node, "group", 1)
+    size = tuple(d // b for d in kernel.shape[2:])
+    if kernel.shape[1] * groups != c or two(attribute(node, "kernel_shape", size), 1) != size:
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    stride, dilation, pad = window(node, size, (h, w))
+    weights["w"] = _rounded(kernel)
+    for name in ("scale", "shift") if layer.pre else ():
+        weights[name] = weights[name].astype(np.float16).astype(np.float32)
+    return ConvProblem(
+        n, c, h, w, kernel.shape[0], *kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad), dilation,
+        groups, **_about(layer, weights, c // groups), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
+        pre=layer.pre,
+    )  # fmt: skip
+
+
+def conv_transpose(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With several
+    groups: a grouped convolution over the input with zeros between its pixels."""
+    node, (n, c, h, w) = layer.node, shapes[0]
+    rank = len(shape_of(node.inputs[0]))
+    if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
+        raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
+    kernel = weights["w"] = _rounded(_kernel(layer, weights))
+    k, groups, size = kernel.shape[0], attribute(node, "group", 1), kernel.shape[2:]
+    if kernel.shape[1] * groups != c or two(attribute(node, "kernel_shape", size), 1) != size:
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    stride, dilation = two(attribute(node, "strides"), 1), two(attribute(node, "dilations"), 1)
+    extra, mode = two(attribute(node, "output_padding"), 0), attribute(node, "auto_pad", "NOTSET")
+    pad = two(attribute(node, "pads", (0,) * 4)[: rank - 2], 0)
+    if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
+        total = [
+            max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
+        ]
+        pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+    about = _about(layer, weights, c // groups)
+    b = size[0]
+    if groups > 1:
+        return _spread(shapes[0], out, kernel, groups, stride, dilation, pad, weights, about)
+    if size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b) and b > 1:
+        weights["w"] = np.ascontiguousarray(kernel.transpose(2, 3, 0, 1)).reshape(b * b * k, c, 1, 1)
+        weights.update({name: np.tile(weights[name], b * b) for name in ("b", "slope") if name in weights})
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="dcr")
+    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
+
+
+def _spread(shape, out, kernel, groups, stride, dilation, pad, weights, about) -> tuple[Problem, ...]:
+    """Input pixels `stride` apart with zeros between and around, then a convolution with the taps in reverse."""
+    tables = []
+    for image, last, size, step, gap, before in zip(shape[2:], out[2:], kernel.shape[2:], stride, dilation, pad, strict=True):
+        at = np.arange(last + gap * (size - 1)) - (gap * (size - 1) - before)
+        inside = (at % step == 0) & (at >= 0) & (at < image * step)
+        tables.append(tuple(np.where(inside, at // step, -1).tolist()))
+    weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
+    spread = GatherProblem(shape, index=((), (), *tables))
+    conv = ConvProblem(*spread.out_shape, kernel.shape[0], *kernel.shape[2:], dilation=dilation, groups=groups, **about)
+    return (conv,) if spread.out_shape == shape and spread.index[2:] == _identity(shape) else (spread, conv)
+
+
+def _identity(shape) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(d)) for d in shape[2:])
+
+
+def matmul(layer: Layer, shapes, out, weights) -> Problem:
+    """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
+    if "w" not in weights:
+        return _product(layer)
+    shape, (n, c, h, w) = shape_of(layer.inputs[0]), shapes[0]
+    r, s = h, w
+    if layer.axis == len(shape) - 2:  # constant @ x: the rows of x are channels
+        n, c, h, w, r, s = math.prod(shape[:-2]), shape[-2], 1, shape[-1], 1, 1
+    elif len(shape) != 2:
+        n, c, h, w, r, s = math.prod(shape[:-1]), shape[-1], 1, 1, 1, 1
+    kernel = weights["w"] = _rounded(layer.weights["w"].reshape(-1, c, r, s))
+    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, **_about(layer, weights, c))
+
+
+def _product(layer: Layer) -> MatmulProblem:
+    node = layer.node
+    if len(layer.inputs) != 2 or any(constant(v) is not None for v in node.inputs if v is not None):
+        raise Refused("expected one constant matrix, with a constant bias per column, or two computed tensors and no bias")
+    a, b = (shape_of(v) for v in layer.inputs)
+    if attribute(node, "alpha", 1.0) != 1:
+        raise Refused("expected alpha 1 where both operands are computed")
+    a = (1, *a) if len(a) == 1 else a
+    b = (*b, 1) if len(b) == 1 else b
+    over = np.broadcast_shapes(a[:-2], b[:-2])
+    batches = []
+    for shape in (a, b):
+        sizes = (1,) * (len(over) - len(shape) + 2) + shape[:-2]
+        if len(over) > 2 and sizes not in (over, (1,) * len(over)):
+            raise Refused(f"expected at most two batch dimensions that repeat, got {list(a)} and {list(b)}")
+        batches.append((math.prod(sizes[:-1]), *(sizes[-1:] or (1,))))
+    turn_a, turn_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
+    m, k = a[-2:][::-1] if turn_a else a[-2:]
+    n = b[-2] if turn_b else b[-1]
+    return MatmulProblem(*batches, m, n, k, turn_a, turn_b)
+
+
+# ---- what they share
+
+
+def _kernel(layer: Layer, weights) -> np.ndarray:
+    """The weights as [K, C/g, R, S]."""
+    rank = len(shape_of(layer.node.inputs[0]))
+    if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
+        raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
+    kernel = layer.weights["w"]
+    return kernel if rank == 4 else kernel[:, :, None]
+
+
+def _rounded(kernel: np.ndarray) -> np.ndarray:
+    """Weights rounded to FP16, as FP32."""
+    largest = np.abs(kernel).max()
+    if largest > FP16_MAX:
+        raise Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
+    return kernel.astype(np.float16).astype(np.float32)
+
+
+def _about(layer: Layer, weights, group_channels: int) -> dict:
+    fits = group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
+    return {"bias": "b" in weights, "residual": layer.residual, "act": layer.act, "sparse24": fits}
+
+
+def two(values: tuple[int, ...] | None, default: int) -> tuple[int, int]:
+    """An attribute of rows and columns; with one value it is that of columns."""
+    return (*(default,) * 2, *(values or ()))[-2:]
+
+
+def window(node, size, image):
+    """(stride, dilation, pad top-left-bottom-right) of a Conv or pool, auto_pad resolved."""
+    stride, dilation = two(attribute(node, "strides"), 1), two(attribute(node, "dilations"), 1)
+    mode = attribute(node, "auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        pads = attribute(node, "pads", (0, 0, 0, 0))
+        half = len(pads) // 2
+        return stride, dilation, (*two(pads[:half], 0), *two(pads[half:], 0))
+    begin, end = [], []
+    for i in range(2):
+        reach = (size[i] - 1) * dilation[i] + 1
+        total = max((-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i], 0) if mode != "VALID" else 0
+        small = total // 2
+        begin.append(small if mode != "SAME_LOWER" else total - small)
+        end.append(total - begin[i])
+    return stride, dilation, (*begin, *end)

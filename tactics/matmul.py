@@ -1,0 +1,66 @@
+"""The product of two computed tensors (matmul.cu). All tensors are linear: their rows and columns are the last two axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import Format, Strides, canonical, representative
+from tactics.problem import MatmulProblem
+from tactics.roofline import moved_us, result
+from tactics.step import Launch, ints
+from tactics.tactic import Tactic
+
+LINEAR = Format("fp16", "chw")
+TILE = 64  # rows and columns of a block
+LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
+STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
+
+
+def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or "")."""
+    reason = "" if p.batch[0] * p.batch[1] <= 65535 else "more than 65535 products in one batch"
+    a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
+    yield Tactic("matmul", None, (a, b), c), reason
+
+
+def _linear(shape) -> Format:
+    """The name that linear memory goes by for a tensor of that shape."""
+    return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
+
+
+def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    outer, inner = p.batch
+    a_rows, a_columns = (p.k, p.m) if p.trans_a else (p.m, p.k)
+    b_rows, b_columns = (p.n, p.k) if p.trans_b else (p.k, p.n)
+    a = [*_batch(p.a_batch, a_rows * a_columns), *((1, a_columns) if p.trans_a else (a_columns, 1))]  # outer, inner, m, k
+    b = [*_batch(p.b_batch, b_rows * b_columns), *((1, b_columns) if p.trans_b else (b_columns, 1))]  # outer, inner, k, n
+    pairs = {"A_PAIRS": int(not p.trans_a and p.k % 2 == 0), "B_PAIRS": int(p.trans_b and p.k % 2 == 0)}
+    args = (
+        ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
+    )  # fmt: skip
+    blocks = (-(-p.n // TILE), -(-p.m // TILE), outer * inner)
+    return (Launch("matmul", tuple(sorted(pairs.items())), blocks, (128, 1, 1), 0, args),)
+
+
+def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
+    """Strides of the two batch dimensions; 0 where one matrix serves all."""
+    return (sizes[1] * matrix if sizes[0] > 1 else 0), (matrix if sizes[1] > 1 else 0)
+
+
+def pack(p: MatmulProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {}
+
+
+def predict(p: MatmulProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Loads of fragments through L1, one warp's per clock and SM, are what bounds it."""
+    clk_us = 1 / device.clock_mhz
+    blocks = int(np.prod(launches(p, tactic)[0].grid))
+    steps = -(-p.k // 16)
+    waves = -(-blocks // device.num_sms)
+    shape = [float(np.prod(s)) * 2 for s in (*p.in_shapes, p.out_shape)]
+    parts = moved_us(device, sum(shape[:2]), shape[2])
+    parts |= {"loads": waves * steps * 4 * LOADS_PER_STEP * clk_us, "latency": steps * STEP_LATENCY_CLK * clk_us}
+    return result(device, parts)
