@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 
 import numpy as np
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device
+from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
 from tactics.gather_problem import GatherProblem, ResizeProblem
@@ -229,6 +231,26 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     for address in (*ins, *places.values(), *filter(None, scratch), out):
         gpu.free(address)
     return from_memory(flat, tactic.out, problem.out_shape, padding=True)
+
+
+class _Tracked(Emulated):
+    """Counts how often each byte of the newest allocation is written: `execute` allocates the output last."""
+
+    def allocate(self, nbytes: int, constant: bool = False) -> int:
+        self.newest = super().allocate(nbytes, constant)
+        return self.newest
+
+    def launch(self, *args) -> None:
+        options = replace(self._options, track_writes=(self.newest,))
+        self.stats.append(self._emulator.launch(*args, self._memory, options=options))
+
+
+def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs, weights) -> None:
+    """Each byte of the output, padding included, is stored by exactly one thread of one launch."""
+    gpu = _Tracked(device)
+    execute(gpu, problem, tactic, inputs, weights)
+    counts = sum(s.writes[gpu.newest].astype(int) for s in gpu.stats)
+    assert (counts == 1).all(), f"{tactic.name}: {(counts == 0).sum()} bytes never, {(counts > 1).sum()} more than once"
 
 
 def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np.ndarray) -> float:

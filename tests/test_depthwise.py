@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -26,7 +25,7 @@ from tactics.tactic import Patch, Tactic
 from tactics.timing_worker import random_data, reference
 from tests.conftest import model_path
 from tests.ort_budget import budgets
-from tests.problems import DEPTHWISE, assert_right, depthwise, execute
+from tests.problems import DEPTHWISE, assert_right, assert_written_once, depthwise, execute
 
 DEVICE = named("h200")
 LIMITS = {3: 1.15, 5: 1.20, 7: 1.25}
@@ -101,22 +100,9 @@ def test_modes_and_orders_agree_bit_for_bit(name, options):
 
 @pytest.mark.parametrize("name", ["depthwise_stride", "depthwise_asymmetric", "depthwise_larger_dilation", "depthwise_x3"])
 def test_each_output_byte_is_written_once(name):
-    """The output is the last allocation before the launch; padded channels are written too."""
     problem = DEPTHWISE[name]
     for t in drawn(problem):
-        gpu = Emulated(DEVICE)
-        allocated, allocate = [], gpu.allocate
-        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
-            allocated.append(allocate(n, constant)) or allocated[-1]
-        )
-
-        def launch(*args, gpu=gpu, allocated=allocated):
-            options = replace(gpu._options, track_writes=(allocated[-1],))
-            gpu.stats.append(gpu._emulator.launch(*args, gpu._memory, options=options))
-
-        gpu.launch = launch
-        execute(gpu, problem, t, *data(problem)[:2])
-        assert (gpu.stats[0].writes[allocated[-1]] == 1).all()
+        assert_written_once(problem, t, DEVICE, *data(problem)[:2])
 
 
 # ---- bytes

@@ -22,7 +22,7 @@ from tactics.problem import Activation, ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
-from tests.problems import assert_right, execute
+from tests.problems import assert_right, assert_written_once, execute
 
 DEVICE = named("h200")
 RELU, PRELU, SIGMOID = Activation("relu"), Activation("prelu"), Activation("sigmoid")
@@ -121,21 +121,7 @@ def test_modes_and_orders_agree_bit_for_bit(name, options):
 def test_each_output_byte_is_written_once(name):
     problem, inputs, weights, _ = data(name)
     for tactic in drawn(name, "conv_grouped"):
-        gpu = Emulated(DEVICE)
-        allocated = []
-        allocate = gpu.allocate
-        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
-            allocated.append(allocate(n, constant)) or allocated[-1]
-        )
-
-        def launch(*args, gpu=gpu, allocated=allocated):
-            options = type(gpu._options)(smem_limit=DEVICE.smem_per_block, track_writes=(allocated[-1],))
-            gpu.stats.append(gpu._emulator.launch(*args, gpu._memory, options=options))
-
-        gpu.launch = launch
-        execute(gpu, problem, tactic, inputs, weights)
-        never, twice = gpu.stats[-1].writes_not_once(allocated[-1])
-        assert not len(never) and not len(twice), f"{tactic.name}: {len(never)} bytes never, {len(twice)} more than once"
+        assert_written_once(problem, tactic, DEVICE, inputs, weights)
 
 
 # ---- C = K = 256, 56 x 56, 3x3: the numbers a user of grouped convolution looks at

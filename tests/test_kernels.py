@@ -22,7 +22,7 @@ from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
-from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, execute
+from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, assert_written_once, execute
 
 DEVICE = named("h200")
 pytestmark = pytest.mark.xdist_group("kernels")  # one process compiles what this file needs, in parallel
@@ -126,21 +126,7 @@ def test_modes_and_orders_agree_bit_for_bit(name, options):
 def test_each_output_byte_is_written_once(name):
     problem, inputs, weights, _ = data(name)
     for tactic in variants(problem):
-        gpu = Emulated(DEVICE)
-        allocated = []
-        allocate = gpu.allocate
-        gpu.allocate = lambda n, constant=False, allocate=allocate, allocated=allocated: (
-            allocated.append(allocate(n, constant)) or allocated[-1]
-        )
-
-        def launch(*args, gpu=gpu, allocated=allocated):
-            options = type(gpu._options)(smem_limit=DEVICE.smem_per_block, track_writes=(allocated[-1],))
-            gpu.stats.append(gpu._emulator.launch(*args, gpu._memory, options=options))
-
-        gpu.launch = launch
-        execute(gpu, problem, tactic, inputs, weights)
-        counts = sum(s.writes[allocated[-1]].astype(int) for s in gpu.stats)
-        assert (counts == 1).all(), f"{tactic.name}: {(counts == 0).sum()} bytes never, {(counts > 1).sum()} more than once"
+        assert_written_once(problem, tactic, DEVICE, inputs, weights)
 
 
 @pytest.mark.long
