@@ -27,7 +27,7 @@ from cuda_kernels.compile import write_atomic
 from gpu_runtime.errors import ModelError
 
 OPSET = 21  # every model is converted to this one
-OLDEST_OPSET = 7
+OLDEST_OPSET = 6
 LARGEST_TENSOR = 2**31 - 1  # elements
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 FLOATS = {
@@ -542,8 +542,33 @@ def _name_nodes(nodes) -> None:
         taken.add(name)
 
 
+def _align_by_axis(graph: onnx.GraphProto) -> None:
+    """Before opset 7 a second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel: give
+    stored ones the ones after their last axis that NumPy's rule needs."""
+    tensors = {t.name: t for t in graph.initializer}
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}
+    for node in graph.node:
+        axis = 1 if node.op_type == "PRelu" else _int_attribute(node, "axis", -1)
+        t = tensors.get(node.input[1]) if len(node.input) == 2 else None
+        more = ranks.get(node.input[0], 0) - axis - len(t.dims) if t is not None else 0
+        aligned = node.op_type == "PRelu" or (axis >= 0 and _int_attribute(node, "broadcast", 0))
+        if not aligned or more <= 0 or math.prod(t.dims) == 1:
+            continue
+        copy = graph.initializer.add()
+        copy.CopyFrom(t)
+        copy.name = f"{node.name}_aligned"
+        copy.dims.extend([1] * more)
+        node.input[1] = copy.name
+        kept = [a for a in node.attribute if a.name != "axis"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+
 def _convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     opset = _opset(proto)
+    if opset < 7:
+        proto = shape_inference.infer_shapes(proto)
+        _align_by_axis(proto.graph)
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
     try:

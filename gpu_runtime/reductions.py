@@ -9,7 +9,7 @@ import numpy as np
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused, Shape4, axis4, constants, nchw
 from gpu_runtime.onnx_graph import attribute, constant, shape_of
-from tactics.problem import PoolProblem
+from tactics.problem import PointwiseProblem, PoolProblem
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 
 REDUCE = {
@@ -38,11 +38,13 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
     return (*(1,) * ones, *sizes), "".join(a for a, chosen in zip("nchw"[ones:], among, strict=True) if chosen)
 
 
-def reduce(layer: Layer, shapes, out, weights) -> ReduceProblem | PoolProblem:
+def reduce(layer: Layer, shapes, out, weights) -> ReduceProblem | PoolProblem | PointwiseProblem:
     shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
     given = constants(layer, 1)[0]
     if not given and attribute(layer.node, "noop_with_empty_axes", 0):
-        raise Refused("no axes and noop_with_empty_axes: it reduces nothing, remove it")
+        if kind not in ("sum", "mean", "max", "min", "prod"):
+            raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
+        return PointwiseProblem(*shapes[0])
     shape4, axes = _runs(shape, {int(a) % len(shape) for a in given} if given else set(range(len(shape))))
     if axes == "hw" and kind in ("mean", "max"):
         n, c, h, w = shape4

@@ -16,13 +16,23 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
-from tactics.format import Format
+from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
-from tests.problems import CONVS, EVERY_TACTIC, OTHERS, PROBLEMS, RELU, assert_right, assert_written_once, execute
+from tests.problems import (
+    CONVS,
+    EVERY_TACTIC,
+    OTHERS,
+    POINTWISE,
+    PROBLEMS,
+    RELU,
+    assert_right,
+    assert_written_once,
+    execute,
+)
 
 DEVICE = named("h200")
 pytestmark = pytest.mark.xdist_group("kernels")  # one process compiles what this file needs, in parallel
@@ -109,7 +119,18 @@ def check_counters(problem: ConvProblem, tactic, stats):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_kernels(name):
     for tactic in variants(PROBLEMS[name]):
-        run(name, tactic)
+        _, stats = run(name, tactic)
+        assert not any(s.excess_wavefronts for s in stats), f"bank conflicts: {stats[-1].excess}"
+
+
+@pytest.mark.parametrize("name", [n for n, p in POINTWISE.items() if set(p.tensors) == {"nchw"} and not p.constants])
+def test_chains_over_whole_tensors_move_whole_sectors(name):
+    hwc8 = Format("fp16", "hwc8")
+    (tactic,) = [t for t in candidates(PROBLEMS[name], DEVICE) if {*t.ins, t.out} == {hwc8}]
+    (stats,) = run(name, tactic)[1]
+    p = PROBLEMS[name]
+    assert stats.sectors == stats.ideal_sectors
+    assert stats.launch_unique_load_bytes == sum(-(-num_bytes(hwc8, s) // 32) * 32 for s in p.in_shapes)
 
 
 MODES = [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}]
@@ -122,7 +143,9 @@ def test_modes_and_orders_agree_bit_for_bit(name, options):
         assert np.array_equal(run(name, tactic)[0], run(name, tactic, **options)[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["conv_residual", "conv_one_output", "pool_max", "concat_odd", "move_d2s_crd", "softmax"])
+@pytest.mark.parametrize("name", ["conv_residual", "conv_one_output", "pool_max", "concat_odd", "move_d2s_crd", "softmax",
+                                  "softmax_w", "instance_norm", "group_norm", "reduce_sum", "reduce_mean", "pointwise_chain",
+                                  "pointwise_outer"])  # fmt: skip
 def test_each_output_byte_is_written_once(name):
     problem, inputs, weights, _ = data(name)
     for tactic in variants(problem):

@@ -80,6 +80,24 @@ def test_prelu(slope, computed):
     chain(model([node("PRelu", "x s", "y")], inputs, "y", w))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 5, 3), (2, 3, 3), (2, 3)])
+def test_slopes_before_opset_7_are_per_channel(shape):
+    slope = np.float32([0.5, -1, 2])
+    net = network(model([node("PRelu", "x s", "y")], {"x": shape}, "y", {"s": slope}, opset=6))
+    x = rng.standard_normal(shape).astype(np.float32)
+    by_channel = slope.reshape(-1, *(1,) * (len(shape) - 2))
+    assert np.allclose(run(net, {"x": x})["y"], np.where(x < 0, x * by_channel, x))
+
+
+@pytest.mark.parametrize("axis, shape", [(1, (3,)), (1, (3, 5)), (2, (5, 4)), (0, (2, 3))])
+def test_operations_before_opset_7_broadcast_along_an_axis(axis, shape):
+    z = rng.standard_normal(shape).astype(np.float32)
+    net = network(model([node("Mul", "x z", "y", broadcast=1, axis=axis)], {"x": (2, 3, 5, 4)}, "y", {"z": z}, opset=6))
+    x = rng.standard_normal((2, 3, 5, 4)).astype(np.float32)
+    aligned = z.reshape((1,) * axis + shape + (1,) * (4 - axis - len(shape)))
+    assert np.allclose(run(net, {"x": x})["y"], x * aligned)
+
+
 @pytest.mark.parametrize("opset", [6, 9, 11, 13])
 def test_clip_has_its_bounds_as_attributes_or_inputs(opset):
     w = {"lo": np.float32(-0.25), "hi": np.float32(0.5)}
@@ -87,7 +105,7 @@ def test_clip_has_its_bounds_as_attributes_or_inputs(opset):
         clip, w = node("Clip", "x", "y", min=-0.25, max=0.5), {}
     else:
         clip = node("Clip", "x lo hi", "y")
-    proto = model([clip], {"x": SHAPE}, "y", w, max(opset, 7))
+    proto = model([clip], {"x": SHAPE}, "y", w, opset)
     assert chain(proto) == ["clip(-0.25,0.5)"]
 
 

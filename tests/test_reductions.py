@@ -9,7 +9,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
-from tactics.problem import PoolProblem
+from tactics.problem import PointwiseProblem, PoolProblem
 from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
 from tests.problems import ROWS, assert_right, execute
@@ -57,6 +57,12 @@ RANKS = [
 def test_reduce_any_rank(shape, axes):
     only(model([node("ReduceL1", "x a", "y")], {"x": shape}, "y", {"a": np.int64(axes)}, 18))
     only(model([node("ReduceMean", "x", "y", axes=axes, keepdims=0)], {"x": shape}, "y", {}, 13))
+
+
+def test_reduce_nothing():
+    empty = {"a": np.int64([])}
+    p = only(model([node("ReduceSum", "x a", "y", noop_with_empty_axes=1)], {"x": (2, 5, 3, 4)}, "y", empty, 18))
+    assert p == PointwiseProblem(2, 5, 3, 4)
 
 
 def test_reduce_everything_without_axes():
