@@ -41,9 +41,10 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
     plan        {total_us, status ("proven" or not), method, width, gap, rivals: {all_dense_us, best_single_format:
                   {format, us}, greedy_us}, measured_us (end to end, where it was)}
     choices     what the plan was chosen from, for gpu_runtime.what_if: {tensors: [{name, shape4, keys, reformat_ps:
-                  [from][to] or null}], tactics: [names], choices: [{op, layer, in: [tensor], out: tensor, when: [[group,
-                  option]], entries: [[tactic, key of each input, key of the output, picoseconds]]}], groups: [[name, options]],
-                  pinned: {tensor: key}, inputs, outputs}; a key names a memory layout, and after "@" a place in another tensor
+                  [from][to] or null}], tactics: [names], choices: [{op, layer, layers, in: [tensor], out: tensor,
+                  when: [[group, option]], entries: [[tactic, key of each input, key of the output, picoseconds]]}],
+                  groups: [[name, options]], pinned: {tensor: key}, inputs, outputs}; a key names a memory layout, and
+                  after "@" a place in another tensor
     memory      {activation_bytes, largest_live_bytes, weight_bytes, zeros: [[offset, nbytes]] to clear before the first run,
                   frees: [[step, [[offset, nbytes]]]] what nothing reads after that step}
     sections    [{name, kind: "weights"|"cubin", offset, nbytes, sha256}] each at the next multiple of 256 bytes

@@ -48,7 +48,8 @@ class Op:
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
     values, "b" [K] if there is a bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered.
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
-    `layer`: the Conv or Gemm node whose weights these are, the same in every alternative.
+    `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
+    siblings are one.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Op:
     nodes: tuple[str, ...] = ()
     when: tuple[tuple[str, str], ...] = ()
     layer: str = ""
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

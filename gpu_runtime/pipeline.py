@@ -14,7 +14,19 @@ from typing import BinaryIO
 from cuda_kernels import device as devices
 from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from gpu_runtime import assemble, autotuning, fuse, inplace, io_formats, lower, onnx_import, planning, reasons, what_if
+from gpu_runtime import (
+    assemble,
+    autotuning,
+    fuse,
+    inplace,
+    io_formats,
+    lower,
+    onnx_import,
+    planning,
+    reasons,
+    siblings,
+    what_if,
+)
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError
@@ -58,7 +70,7 @@ def build(
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network = inplace.share(lower.lower(fuse.fuse(imported)))
+    network = siblings.merge(inplace.share(lower.lower(fuse.fuse(imported))))
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
@@ -104,7 +116,7 @@ def compare(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
-    network = inplace.share(lower.lower(fuse.fuse(imported)))
+    network = siblings.merge(inplace.share(lower.lower(fuse.fuse(imported))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:

@@ -26,7 +26,7 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
-__all__ = ["PREFERRED", "Table", "forced", "format_of", "representative", "rivals", "tabulate", "untimed"]
+__all__ = ["PREFERRED", "Table", "forced", "format_of", "ops_of", "representative", "rivals", "tabulate", "untimed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,16 @@ def format_of(table: Table, tensor: str, key: str) -> Format:
 def forced(table: Table, chosen: plan.Plan, wanted: Mapping[str, bool]) -> dict[str, plan.Forced | None]:
     """Layer -> sparse or not: the best plan with that one layer forced so, wherever fusion puts its weights, and how much
     faster its kernels would have to be for that; None where no such plan exists."""
-    names = {layer: tuple(dict.fromkeys(op.name for op in table.network.ops if op.layer == layer)) for layer in wanted}
+    names = {layer: tuple(op.name for op in ops_of(table.network, layer)) for layer in wanted}
     found = plan.forced(table.graph, chosen, [(names[layer], sparse) for layer, sparse in wanted.items()])
     return dict(zip(wanted, found, strict=True))
+
+
+def ops_of(network: Network, layer: str) -> list[Op]:
+    """All alternatives with weights of this layer; of merged siblings, with those of any of them."""
+    able = {op.name: op for op in network.ops if op.layer}
+    members = {m for op in able.values() if op.layer == layer for m in (op.layers or (layer,))}
+    return [op for op in able.values() if members & {*(op.layers or (op.layer,))}]
 
 
 def rivals(table: Table) -> dict:

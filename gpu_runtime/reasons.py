@@ -98,9 +98,10 @@ def pattern(w: np.ndarray) -> dict:
 def _other(table: Table, chosen: plan.Plan, op: Op, forced: plan.Plan) -> dict:
     """What forcing the layer changes, in microseconds: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of
     the kernel that holds its weights, `reformat_us`, of all reformats, and `around_us`, of all other kernels."""
-    names = {o.name for o in table.network.ops if o.layer == op.layer}
-    mine = next(e for name, e in forced.entries.items() if name in names)
-    kernel = mine.time_ps - chosen.entries[op.name].time_ps
+    names = {o.name for o in planning.ops_of(table.network, op.layer)}
+    before, after = ([e for name, e in p.entries.items() if name in names] for p in (chosen, forced))
+    mine = after[0]
+    kernel = sum(e.time_ps for e in after) - sum(e.time_ps for e in before)
     reformat = sum(_hop_ps(table, h) for h in forced.reformats) - sum(_hop_ps(table, h) for h in chosen.reformats)
     total = forced.total_ps - chosen.total_ps
     tactic = Tactic.parse(mine.tactic)

@@ -37,7 +37,8 @@ def store(table: Table) -> dict:
                 places = [keys[t].index(f) for f, t in zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
                 rows.append([tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps])
         choices.append({
-            "op": c.name, "layer": op.layer, "in": [tensors[t] for t in c.inputs], "out": tensors[c.output],
+            "op": c.name, "layer": op.layer, "layers": list(op.layers),
+            "in": [tensors[t] for t in c.inputs], "out": tensors[c.output],
             "when": [list(w) for w in c.when], "entries": rows,
         })  # fmt: skip
     return {
@@ -171,7 +172,7 @@ def _hop(stored: Mapping, g: Graph, hop: tuple[str, str, str]) -> dict:
 
 def _ops(stored: Mapping, layer: str) -> set[str]:
     """Names of the ops that a layer may be: by its own name or that of an op."""
-    names = {c["op"] for c in stored["choices"] if layer in (c["layer"], c["op"])}
+    names = {c["op"] for c in stored["choices"] if layer in (c["layer"], c["op"], *c["layers"])}
     if not names:
         known = list(dict.fromkeys(c["layer"] or c["op"] for c in stored["choices"]))
         raise ValueError(f"{layer!r} is no layer of this engine: expected one of {', '.join(known)}")

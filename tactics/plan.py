@@ -105,19 +105,23 @@ def forced(
     graph: Graph, best: Plan, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000
 ) -> list[Forced | None]:
     """For each (ops, sparse): the best plan when these ops, wherever they exist, run only sparse (or only dense) entries;
-    None where that is impossible. `best`: the plan without force; `ops` are the alternatives of one layer: one of them
-    exists in every plan. Equal to `solve` with `force`, for all of them from one pass up and one down the elimination
-    tree; where that is too wide, each is solved alone, and `speedup` is an upper bound.
+    None where that is impossible. `best`: the plan without force; `ops` are the alternatives of one layer: at least one of
+    them exists in every plan.
+
+    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree. Where several ops of a
+    layer may exist at once, or the tree is too wide, the layer is solved alone, and `speedup` is an upper bound.
     """
     wanted = list(wanted)
     check(graph)
     scale, launch, sparse = _scale(graph)
     model = _model(graph, scale, launch, sparse)
-    swaps, owners = [], []
+    swaps, owners, alone = [], [], {}
     for w, (names, want) in enumerate(wanted):
-        for i, c in enumerate(graph.choices):
-            if c.name not in names:
-                continue
+        mine = [(i, c) for i, c in enumerate(graph.choices) if c.name in names]
+        if any(not exclusive(a.when, b.when) for (_, a), (_, b) in itertools.combinations(mine, 2)):
+            alone[w] = _forced_alone(graph, best, names, want)  # several of its ops at once
+            continue
+        for i, c in mine:
             variables = model.factors[model.ops[i]][0]
             domains = [model.domains[v] for v in variables[len(variables) - len(c.inputs) - 1 :]]
             table = np.full([len(d) for d in domains], eliminate.NEVER, np.int64)
@@ -134,6 +138,9 @@ def forced(
         return [_forced_alone(graph, best, *pair) for pair in wanted]
     answers: list[Forced | None] = []
     for w in range(len(wanted)):
+        if w in alone:
+            answers.append(alone[w])
+            continue
         mine = [(f, i, cells) for f, (owner, i, cells) in zip(found, owners, strict=True) if owner == w]
         least, i, cells = min(mine, key=lambda m: m[0].cost, default=(None, 0, {}))
         if least is None or least.states is None:
@@ -161,7 +168,7 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
     plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names})
     if plan is None:
         return None
-    time = next(e.time_ps for name, e in plan.entries.items() if name in names)
+    time = sum(e.time_ps for name, e in plan.entries.items() if name in names)
     left = time - (plan.total_ps - best.total_ps)
     return Forced(plan, max(1.0, time / left) if left > 0 else math.inf)
 
