@@ -139,7 +139,7 @@ def forum() -> onnx.ModelProto:
         y = n.add("Add", [n.conv(x, at, c, 1, prune=True), residual], f"{at}/add", c)
         y = n.relu(y, f"{at}/relu")
         for source, name in ((x, f"{at}/reads_input"), (y, f"{at}/reads_output"), (y, f"{at}/reads_output_too")):
-            ends.append(n.relu(n.conv(source, name, 32, 1), f"{name}_relu"))
+            ends.append(n.relu(n.conv(source, name, 32, 3), f"{name}_relu"))
     return n.finish(*ends)
 
 

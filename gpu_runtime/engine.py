@@ -31,7 +31,8 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                 kind: arena (offset), weights (offset), i32, i64, f32
     sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], not_pruned: [[initializer, why]] (both
                   with --sparsity=force), summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
-                  rows: [{layer, op, verdict: "sparse"|"dense"|"not_eligible", reason, detail|null, sentence|null,
+                  rows: [{layer, layers: [each of merged siblings], op, verdict: "sparse"|"dense"|"not_eligible", reason,
+                  detail|null, sentence|null,
                   c, k, groups, kernel, pattern_groups|null, pattern_share|null, first_violation: [k, c, r, s]|null,
                   lost_energy|null, best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
                   other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us}|null,

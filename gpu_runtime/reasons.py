@@ -50,7 +50,7 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     """`forced`: the plan with this layer forced the other way."""
     dense, sparse = _best(times, sparse=False), _best(times, sparse=True)
     row = {
-        "layer": op.layer, "op": op.name, "detail": None, **pattern(op.weights["w"]),
+        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **pattern(op.weights["w"]),
         "c": op.problem.c, "k": op.problem.k, "groups": op.problem.groups, "kernel": [op.problem.r, op.problem.s],
         "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, op, table.device),
         "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,

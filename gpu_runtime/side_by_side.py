@@ -21,7 +21,7 @@ def text(plans: Sequence[Mapping]) -> str:
     names = [p["device"]["name"] for p in plans]
     head = f"{plans[0]['model']['name']} planned for {', '.join(p['device']['title'] for p in plans)}; "
     head += f"--sparsity={plans[0]['sparsity']['mode']}; all times are predicted, marked ~; none was measured"
-    by_layer = [{r["layer"]: r for r in p["sparsity"]["rows"]} for p in plans]
+    by_layer = [{name: r for r in p["sparsity"]["rows"] for name in r["layers"]} for p in plans]
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
         for layer in by_layer[0]
@@ -45,7 +45,8 @@ def _cell(row: Mapping, plan: Mapping) -> str:
     times = f"~{dense['us']:.2f}" if dense else "-"
     if sparse:
         times += f" / ~{sparse['us']:.2f}"
-    return f"{SHORT[row['reason']]}\n{times}\n{RESOURCES[row['floor']['bound']]}"
+    merged = f"\nas {printable(row['layer'])}" if len(row["layers"]) > 1 else ""
+    return f"{SHORT[row['reason']]}\n{times}\n{RESOURCES[row['floor']['bound']]}{merged}"
 
 
 TOTALS = (

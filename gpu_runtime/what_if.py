@@ -171,8 +171,11 @@ def _hop(stored: Mapping, g: Graph, hop: tuple[str, str, str]) -> dict:
 
 
 def _ops(stored: Mapping, layer: str) -> set[str]:
-    """Names of the ops that a layer may be: by its own name or that of an op."""
-    names = {c["op"] for c in stored["choices"] if layer in (c["layer"], c["op"], *c["layers"])}
+    """Names of the ops that a layer may be: by its own name or that of an op; of merged siblings, what each may be."""
+    named = [c for c in stored["choices"] if layer in (c["layer"], c["op"], *c["layers"])]
+    members = {m for c in named if layer in (c["layer"], c["op"]) for m in (c["layers"] or [c["layer"]])} - {""}
+    same = [c for c in stored["choices"] if c["layer"] and members & {*(c["layers"] or [c["layer"]])}]
+    names = {c["op"] for c in (*named, *same)}
     if not names:
         known = list(dict.fromkeys(c["layer"] or c["op"] for c in stored["choices"]))
         raise ValueError(f"{layer!r} is no layer of this engine: expected one of {', '.join(known)}")

@@ -162,6 +162,23 @@ def why_none(graph: Graph) -> str:
     return "no plan exists: every op has entries, but no reformats and fusion options connect them"
 
 
+def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
+    """The options (group -> option) of ops that wait for each other in a ring under these options; None: there is none."""
+    live = [c for c in graph.choices if holds(c.when, options)]
+    made, left = {*graph.inputs}, live
+    while ready := [c for c in left if made.issuperset(c.inputs)]:
+        made |= {c.output for c in ready}
+        left = [c for c in left if c not in ready]
+    if not left:
+        return None
+    maker = {c.output: c for c in left}
+    ring, c = [], left[0]
+    while c not in ring:
+        ring.append(c)
+        c = next(maker[t] for t in c.inputs if t in maker and t not in made)
+    return {g: options[g] for op in ring[ring.index(c) :] for g, _ in op.when}
+
+
 def check(graph: Graph) -> None:
     """ValueError with a sentence where the graph contradicts itself."""
     options = dict(graph.groups)

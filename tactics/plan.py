@@ -25,6 +25,7 @@ from tactics.graph import (
     cells_of,
     check,
     connected,
+    cycle,
     exclusive,
     formats_of,
     holds,
@@ -55,9 +56,25 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
 
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
-    """`rivals` stand in where HiGHS found no plan or a worse one."""
+    """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
+    plan with it is cyclic, so the first plan without a cycle is the best of those that can run."""
+    closed: list[dict[str, str]] = []
+    while True:
+        plan = _solve_once(graph, closed, max_cells, milp_seconds, rivals)
+        ring = cycle(graph, plan.options)
+        if ring is None:
+            return plan
+        if not ring:
+            raise ValueError("the graph has a cycle that no fusion option opens")
+        closed.append(ring)
+
+
+def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+    """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
+    worse one."""
     scale, launch, sparse = _scale(graph)
     model = _model(graph, scale, launch, sparse)
+    model.factors.extend(_forbidden(graph, ring) for ring in closed)
     found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
     if found.bound >= eliminate.NEVER:
         raise ValueError(why_none(graph))
@@ -71,7 +88,8 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Call
         plans.append(plan)
     if found.method == "milp" and (not plans or plans[0].total_ps > bound_ps):
         others = [_attempt(rival, graph) for rival in rivals]
-        plans += [replace(p, method="milp", width=found.width) for p in others if p is not None]
+        others = [p for p in others if p is not None and cycle(graph, p.options) is None]
+        plans += [replace(p, method="milp", width=found.width) for p in others]
     if not plans:
         raise ValueError(f"no plan found within {milp_seconds} s, though one may exist: raise max_cells or the time")
     plan = min(plans, key=lambda p: p.total_ps)
@@ -148,6 +166,9 @@ def forced(
             continue
         there = replace(model, cells=[cells if k == i else own for k, own in enumerate(model.cells)])
         plan = _read(graph, there, eliminate.Solution(least.states, least.cost, least.cost, "elimination", best.width))
+        if cycle(graph, plan.options) is not None:
+            answers.append(_forced_alone(graph, best, *wanted[w]))
+            continue
         if plan.total_ps != least.cost // scale:
             raise RuntimeError(f"planner: forced plan costs {plan.total_ps} ps, the solver said {least.cost // scale} ps")
         speedup = min(_break_even(f, best.total_ps, scale) for f, _, _ in mine)
@@ -347,6 +368,14 @@ def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], option
         agrees[len(states) :] = 0
         model.factors.append(((picked, v), agrees))
     return [picked], np.array([*costs.values()] + [eliminate.NEVER] * optional, np.int64)
+
+
+def _forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
+    """A table that leaves out one combination of options."""
+    over = [(v, names, ring[name]) for v, (name, names) in enumerate(graph.groups) if name in ring]
+    table = np.zeros([len(names) for _, names, _ in over], np.int64)
+    table[tuple(names.index(option) for _, names, option in over)] = eliminate.NEVER
+    return tuple(v for v, _, _ in over), table
 
 
 def _presence(graph: Graph, model: _Model, produced: int, whens: list[Literals]) -> eliminate.Factor:

@@ -134,7 +134,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
         re.search(rf"^\(Sparsity\) {text}: (.*)$", out, re.M)[1].split(", ")
         for text in ("Layers eligible for sparse math", "TRT inference plan picked sparse implementation for layers")
     )
-    assert len(eligible) == 15 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
+    assert len(eligible) == 14 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
     assert "=== Profile (1 iterations ) === predicted times, nothing was run\n" in out
     assert re.search(r"^ 0  stem/conv \+ stem/relu +conv ", out, re.M)  # --dumpLayerInfo
     assert re.fullmatch(r"Wrote sparse.engine: \d+ bytes, \d+ kernel launches, ~\d+\.\d us, predicted\(h200\)", lines[-1])
@@ -145,7 +145,8 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert profile[0] == {"count": 1, "predicted": True}
     assert [r["name"] for r in profile[1:]] == [layer["Name"] for layer in info["Layers"]]
     assert all(list(r) == ["name", "timeMs", "averageMs", "medianMs", "percentage"] for r in profile[1:])
-    chosen = [layer["Name"].split(" + ")[0] for layer in info["Layers"] if layer.get("SparsityChosen")]
+    names = [layer["Name"].split(" // ") for layer in info["Layers"] if layer.get("SparsityChosen")]
+    chosen = [" || ".join(part.split(" + ")[0] for part in parts) for parts in names]  # what viewers cannot draw is replaced
     assert chosen == picked
 
     monkeypatch.setattr(
@@ -178,7 +179,7 @@ def test_plan_for_several_devices(files, cli):
     assert "rtx4090: Ada whitepaper" in out and "Assumed: launch_us" in out
     found = json.loads(cli(f"plan sparse.onnx --devices l4,b200 {SHAPES} --json")[1])
     assert [p["device"]["name"] for p in found] == ["l4", "b200"] and found[1]["timing"]["kind"] == "predicted"
-    assert all(p["sparsity"]["summary"]["eligible"] == 15 for p in found)
+    assert all(p["sparsity"]["summary"]["eligible"] == 14 for p in found)
     code, out, err = cli("plan sparse.onnx --devices a100,volta")
     assert code == 2 and "--devices: unknown device 'volta': expected one of a10, a100" in err
 
@@ -190,10 +191,10 @@ def test_explain(files, cli):
     code, out, err = cli("explain e.engine stem block1/conv1")
     assert (code, err) == (0, "") and out.count("\n  why ") == 2 and "\nblock1/conv1   " in out
     assert re.search(r"not_eligible: channels_not_multiple_of_4\n  why +Its input channels", out)
-    assert cli("explain e.engine")[1].count("\n  why ") == 16
+    assert cli("explain e.engine")[1].count("\n  why ") == 15  # block4/conv1 || block4/proj is one
     found = json.loads(cli("explain e.engine block1/conv1 --json")[1])
     assert found["timing"] == "predicted(h200)" and [r["layer"] for r in found["layers"]] == ["block1/conv1"]
-    assert found["layers"][0]["sentence"] and found["summary"]["eligible"] == 15
+    assert found["layers"][0]["sentence"] and found["summary"]["eligible"] == 14
     code, out, err = cli("explain e.engine --what-if stem/conv=hwc8 --what-if block1/conv1=dense")
     assert (code, err) == (0, "") and out.startswith("What if stem/conv=hwc8, block1/conv1=dense? ")
     assert "reformat of x comes" in out

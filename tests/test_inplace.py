@@ -98,7 +98,7 @@ def densenet(layers=(4,), growth=16, first=32, image=10) -> onnx.ModelProto:
 def inception() -> onnx.ModelProto:
     net = Net()
     x = net.conv("x", "stem", 3, 32, 3)
-    a = net.conv(x, "a", 32, 16)
+    a = net.conv(x, "a", 32, 16, 3)  # of another kind than b0 and c0, which may be one: its piece stays in place
     b = net.conv(net.conv(x, "b0", 32, 24), "b", 24, 32, 3)
     c = net.conv(net.conv(x, "c0", 32, 8), "c", 8, 24, 5)
     pooled = net.op("MaxPool", x, "pool", kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)

@@ -102,12 +102,13 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
 
 def test_forcing_a_layer_costs_what_the_row_says():
     from cuda_kernels.device import named
-    from gpu_runtime import fuse, lower, onnx_import
+    from gpu_runtime import fuse, lower, onnx_import, siblings
     from tactics import plan, timing
     from tactics.format import Format
 
     device = named("h200")
     network = lower.lower(fuse.fuse(onnx_import.read(DIGITS / "digits_sparse.onnx", shapes={"x": (2048, 1, 8, 8)})))
+    network = siblings.merge(network)
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     table = planning.tabulate(network, device, timing.predicted(device), sparse=True, io=io)
     best = plan.solve(table.graph)

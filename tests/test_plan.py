@@ -169,8 +169,9 @@ def spread(hop, names, produced, wanted) -> float:
     return best
 
 
-def brute(graph: Graph, allowed=None) -> float:
-    """The least total over all options and entries; inf: no plan. `allowed`: op name -> predicate."""
+def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
+    """The least total over all options and entries; inf: no plan. `allowed`: op name -> predicate; `cyclic`: also of plans
+    whose ops wait for each other."""
     allowed = allowed or {}
     formats = {t: tuple(dict.fromkeys((*fs, graph.pinned.get(t, fs[0])))) for t, fs in graph.formats.items()}
 
@@ -184,6 +185,8 @@ def brute(graph: Graph, allowed=None) -> float:
         live = [c for c in graph.choices if holds(c, options)]
         present = {*graph.inputs, *(c.output for c in live)}
         if not present.issuperset((*graph.outputs, *(t for c in live for t in c.inputs))):
+            continue
+        if not cyclic and not runs(graph, options):
             continue
         usable = [
             [
@@ -222,9 +225,74 @@ def solved(graph: Graph, **kwargs):
     return plan
 
 
+def merging_graph(seed: int) -> Graph:
+    """A small graph in which some pairs of ops may also run as one, whose outputs are parts of its own: where one of the two
+    depends on the other, that closes a cycle, alone or with another pair's merging."""
+    rng = random.Random(seed)
+    names = ("a", "b")
+    ops, tensors = [], ["x0"]
+    for k in range(rng.randint(3, 4)):
+        ops.append((f"op{k}", (rng.choice(tensors[-3:]),), f"t{k}"))
+        tensors.append(f"t{k}")
+
+    def entries(n: int, low: int, high: int) -> tuple[Entry, ...]:
+        formats = [(tuple(rng.choice(names) for _ in range(n)), rng.choice(names)) for _ in range(2)]
+        return tuple(Entry(f"k{i}", ins, out, rng.randint(low, high), i % 2 == 1) for i, (ins, out) in enumerate(formats))
+
+    choices = {name: Choice(name, ins, out, entries(1, 5, 20)) for name, ins, out in ops}
+    every, groups, used = [], [], set()
+    for a, b in rng.sample(list(itertools.combinations(ops, 2)), rng.randint(1, 2)):
+        if {a[0], b[0]} & used:
+            continue
+        used |= {a[0], b[0]}
+        group = f"{a[0]} || {b[0]}"
+        groups.append((group, ("apart", "merged")))
+        ins = tuple(dict.fromkeys((*a[1], *b[1])))
+        every.append(Choice(group, ins, f"{group}.out", entries(len(ins), 0, 8), ((group, "merged"),)))
+        tensors.append(f"{group}.out")
+        for name, _, out in (a, b):
+            every.append(Choice(f"{name} part", (f"{group}.out",), out, entries(1, 0, 2), ((group, "merged"),)))
+            choices[name] = replace(choices[name], when=((group, "apart"),))
+    every += choices.values()
+    hops = {(t, a, b): rng.randint(0, 9) for t in tensors for a, b in itertools.permutations(names, 2)}
+    read = {t for c in every for t in c.inputs}
+    outputs = tuple(t for t in (op[2] for op in ops) if t not in read) or (ops[-1][2],)
+    return Graph(
+        tuple(every), tuple(groups), {"x0": "a"}, ("x0",), outputs, dict.fromkeys(tensors, names), lambda t, a, b: hops[t, a, b]
+    )
+
+
+def runs(graph: Graph, options: dict) -> bool:
+    """Whether the ops of these options can be put into an order."""
+    left, made = [c for c in graph.choices if holds(c, options)], set(graph.inputs)
+    while left:
+        ready = [c for c in left if set(c.inputs) <= made]
+        if not ready:
+            return False
+        made |= {c.output for c in ready}
+        left = [c for c in left if c not in ready]
+    return True
+
+
 # ---- tests
 
 SEEDS = 500
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_equals_brute_force_where_merging_may_close_a_cycle(part):
+    cyclic = merged = avoided = 0
+    for seed in range(part, SEEDS, 5):
+        graph = merging_graph(seed)
+        best, plan = brute(graph), solved(graph)
+        assert plan.total_ps == best and runs(graph, plan.options), seed
+        merged += "merged" in plan.options.values()
+        names = [g for g, _ in graph.groups]
+        every = [dict(zip(names, o, strict=True)) for o in itertools.product(*(o for _, o in graph.groups))]
+        rings = [o for o in every if not runs(graph, o)]
+        cyclic += bool(rings)
+        avoided += any(brute(replace(graph, groups=tuple((g, (o[g],)) for g in o)), cyclic=True) < best for o in rings)
+    assert cyclic > 20 and merged > 20 and avoided > 10
 
 
 @pytest.mark.parametrize("part", range(10))

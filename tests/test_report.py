@@ -67,7 +67,7 @@ def floor(bound, mma=10.0, dram=2.0):
 
 def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
     return {
-        "layer": name, "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
+        "layer": name, "layers": [name], "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
         "pattern_share": 1.0, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
         "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip_speedup": None, "lost_energy": 0.0,
         "c": 64, "k": 64, "groups": 1, "kernel": [3, 3], "pattern_groups": 9216, "floor": None,
