@@ -15,7 +15,7 @@
 // order of elements (else pixels do), as they lie in memory.
 #include "broadcast.cuh"
 
-enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, SOFTMAX, LOG_SOFTMAX, STANDARD };
+enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
 static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
 constexpr bool SHIFTED = KIND >= LOG_SUM_EXP, NORMALIZES = KIND >= SOFTMAX;
 constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || KIND == LOG_SOFTMAX ? MAX
@@ -25,7 +25,7 @@ constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || K
 struct RowsParams {
   Source x;
   __half* y;
-  const float* scale;  // STANDARD, both or none: FP32, as `affine` says where
+  const float* scale;  // STANDARD: both or none: FP32, as `affine` says where
   const float* bias;
   Spread out, affine;
   Place kept, element;  // how many indices each axis has among the rows, and inside one; their product is the axis
@@ -51,7 +51,7 @@ __device__ __forceinline__ float term(float x) {
   return KIND == L1 ? fabsf(x) : KIND == L2 || KIND == SUM_SQUARE ? x * x : x;
 }
 __device__ __forceinline__ float term(float x, float first) {
-  return KIND == STANDARD ? (x - first) * (x - first) : __expf(x - first);
+  return KIND == STANDARD || KIND == INV_STD ? (x - first) * (x - first) : __expf(x - first);
 }
 
 __device__ __forceinline__ Place taken_apart(unsigned i, const Place& size) {
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
   wait_for_previous_launch();
   float first[VEC], second[VEC] = {};
   statistic<false>(p, row, works, lane, second, first);
-  if (KIND == MEAN || KIND == STANDARD)
+  if (KIND == MEAN || KIND == STANDARD || KIND == INV_STD)
 #pragma unroll
     for (int j = 0; j < VEC; ++j) first[j] /= p.count;
   if constexpr (SHIFTED) statistic<true>(p, row, works, lane, first, second);
@@ -135,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
       if (KIND == L2) v = sqrtf(v);
       if (KIND == LOG_SUM) v = logf(v);
       if (KIND == LOG_SUM_EXP) v += logf(second[j]);
+      if (KIND == INV_STD) v = rsqrtf(second[j] / p.count + p.epsilon);
       first[j] = (MIX ? j == 0 : at.channel + j < p.c) ? v : 0.f;  // padding
     }
     store_vec(p.y + p.out.at(at), first);

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.chains import Chain, activation_after, chain_at
+from gpu_runtime.normalizations import normalization_at
 from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_shift, shape_of, single_reader
 from gpu_runtime.onnx_import import Imported
 from tactics.pointwise_ops import NONE, Activation, Stage
@@ -32,11 +33,10 @@ class Layer:
     """One operation. `op`: the ONNX type that gives its meaning, or Chain; `node`: where its attributes stand.
 
     `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
-    [K,C,R,S]) and "b" [K],
-    chain "c0", "c1", ... as stored, activation "slope" [K], all FP64 or FP32, not yet rounded. `when`: for every group
-    named, the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and
-    mode of depth-to-space over the result, before the residual; `act_first`: and the
-    activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
+    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], all FP64 or
+    FP32, not yet rounded. `when`: for every group named, the option chosen must be one of those listed, or the layer does
+    not exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and
+    the activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
     taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
     `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before).
     """
@@ -156,10 +156,16 @@ def fuse(imported: Imported) -> Fused:
                 )
                 emit(node, into, [])
             emit(node, apart, [node, *more])
-        elif node.op_type == "Split":
-            for i, y in enumerate(node.outputs):  # a layer for each part that somebody wants
+        elif node.op_type in ("Split", "LayerNormalization"):
+            for i, y in enumerate(node.outputs):  # a layer for each part or statistic that somebody wants
                 if y.uses() or y.is_graph_output():
-                    emit(node, Layer("Split", node, f"{node.name} part {i}", (node.name,), (node.inputs[0],), y), [node])
+                    label = f"{node.name} part {i}" if i or node.op_type == "Split" else node.name
+                    emit(node, Layer(node.op_type, node, label, (node.name,), (node.inputs[0],), y), [node])
+        elif norm := normalization_at(node):
+            epsilon, used = norm
+            inside = {"weights": {"epsilon": np.float64([epsilon])}}
+            layer = Layer("Standardize", node, _label(used), _names(used), (node.inputs[0],), used[-1].outputs[0], **inside)
+            emit(used[-1], layer, used)
         elif chain := chain_at(node, ends_before):
             emit(chain.nodes[-1], _chain_layer(chain), chain.nodes)
         else:

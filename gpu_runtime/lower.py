@@ -188,7 +188,7 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
     node = layer.node
     if layer.op not in PROBLEMS:
         raise Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
-    for out in node.outputs[1:] if layer.op != "Split" else ():
+    for out in node.outputs[1:] if layer.op not in ("Split", "LayerNormalization") else ():
         if out.uses() or out.is_graph_output():
             raise Refused(f"its output {out.name!r} is used; only the first is supported")
     inputs = layer.inputs

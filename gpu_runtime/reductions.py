@@ -60,7 +60,14 @@ def softmax(layer: Layer, shapes, out, weights) -> NormalizeProblem:
     return NormalizeProblem(*shape4, "log_softmax" if layer.op == "LogSoftmax" else "softmax", axes)
 
 
-def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+def standardize(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+    """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
+    shape = shape_of(layer.inputs[0])
+    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constant(layer.node.inputs[1])})
+    return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]))
+
+
+def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem | ReduceProblem:
     """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
     node, shape = layer.node, shape_of(layer.inputs[0])
     rank, groups, epsilon = len(shape), 1, attribute(node, "epsilon", 1e-5)
@@ -76,6 +83,9 @@ def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem:
     if rank > 4 and layer.op != "LayerNormalization":
         shape, chosen = nchw(shape), {a for a in range(4) if a in chosen or (a == 3 and rank - 1 in chosen)}
     shape4, axes = _runs(shape, chosen)
+    if layer.output is not node.outputs[0]:  # LayerNormalization's statistics
+        return ReduceProblem(*shape4, "mean", axes) if layer.output is node.outputs[1] else ReduceProblem(
+            *shape4, "inv_std", axes, epsilon)  # fmt: skip
     affine = axes if layer.op == "LayerNormalization" else "c"
     size = math.prod(d for a, d in zip("nchw", shape4, strict=True) if a in affine)
     if scale.size != size or (bias is not None and bias.size != size):
@@ -87,5 +97,5 @@ def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem:
 
 RULES = {
     **dict.fromkeys(REDUCE, reduce), "Softmax": softmax, "LogSoftmax": softmax,
-    "InstanceNormalization": standard, "LayerNormalization": standard,
+    "Standardize": standardize, "InstanceNormalization": standard, "LayerNormalization": standard,
 }  # fmt: skip

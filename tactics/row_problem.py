@@ -23,6 +23,7 @@ REDUCTIONS = {
     "sum_square": lambda x, a: (x * x).sum(a, keepdims=True),
     "log_sum": lambda x, a: np.log(x.sum(a, keepdims=True)),
     "log_sum_exp": lambda x, a: np.log(np.exp(x - x.max(a, keepdims=True)).sum(a, keepdims=True)) + x.max(a, keepdims=True),
+    "inv_std": None,  # 1 / sqrt(variance + epsilon)
 }
 NORMALIZATIONS = ("softmax", "log_softmax", "standard")
 
@@ -40,7 +41,7 @@ def _check(kind: str, known, axes: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReduceProblem:
-    """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS."""
+    """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS; `epsilon` is inv_std's."""
 
     n: int
     c: int
@@ -48,12 +49,14 @@ class ReduceProblem:
     w: int
     kind: str
     axes: str
+    epsilon: float = 0.0
 
     def __post_init__(self):
         _check(self.kind, REDUCTIONS, self.axes)
 
     def __str__(self) -> str:
-        return f"reduce n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}"
+        epsilon = f" eps{self.epsilon:g}" if self.kind == "inv_std" else ""
+        return f"reduce n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}{epsilon}"
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
@@ -64,7 +67,10 @@ class ReduceProblem:
         return tuple(1 if a in self.axes else d for a, d in zip("nchw", self.in_shapes[0], strict=True))
 
     def reference(self, x) -> np.ndarray:
-        return REDUCTIONS[self.kind](np.asarray(x, np.float32), _indices(self.axes))
+        x, axes = np.asarray(x, np.float32), _indices(self.axes)
+        if self.kind == "inv_std":
+            return 1 / np.sqrt(x.var(axes, keepdims=True) + np.float32(self.epsilon))
+        return REDUCTIONS[self.kind](x, axes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) ->
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits."""
-    passes = 1 if problem.kind in REDUCTIONS and problem.kind != "log_sum_exp" else 2 + (problem.kind in NORMALIZATIONS)
+    shifted = problem.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)
+    passes = 1 + shifted + (problem.kind in NORMALIZATIONS)
     read = num_bytes(tactic.ins[0], problem.in_shapes[0])
     _, inside, _ = _sizes(problem, tactic)
     vec = _vector(problem, tactic)

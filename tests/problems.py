@@ -110,7 +110,7 @@ ROWS: dict[str, Problem] = {
     "layer_norm_chw": NormalizeProblem(2, 20, 3, 5, "standard", "chw", epsilon=1e-5, affine="chw"),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
     **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
-       for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h"), strict=True)},
+       for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},
     **{f"reduce_over_{a}": ReduceProblem(2, 40, 5, 6, "sum", a) for a in ("n", "c", "h", "w", "nc", "ch", "cw", "chw", "nhw")},
     "reduce_to_one": ReduceProblem(2, 20, 5, 7, "sum", "nchw"),
     "reduce_long": ReduceProblem(1, 24, 40, 41, "mean", "hw"),

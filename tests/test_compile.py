@@ -31,7 +31,7 @@ OTHERS = [
     ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
     *(("rows", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
-      for k in (1, 9, 10, 12) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
+      for k in (1, 9, 10, 11, 13) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
     *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
     *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),

@@ -109,6 +109,32 @@ def test_layer_normalization(shape, axis, bias):
     only(model([node("LayerNormalization", "x s b" if bias else "x s", "y", axis=axis)], {"x": shape}, "y", w))
 
 
+def test_layer_normalization_gives_its_statistics():
+    w = {"s": values(5, 4), "b": values(5, 4)}
+    nodes = [node("LayerNormalization", "x s b", "y mean inv", axis=2, epsilon=0.01, name="ln")]
+    net = check_against_ort(model(nodes, {"x": (2, 6, 5, 4)}, "y mean inv", w), 1e-5)
+    assert [op.problem.kind for op in net.ops] == ["standard", "mean", "inv_std"]
+
+
+@pytest.mark.parametrize("shape, axes", [*(((2, 6, 5, 4), a) for a in ([1], [-1], [1, 2, 3])), ((2, 9, 8), [-1])])
+@pytest.mark.parametrize("square", ["Pow", "Mul"])
+def test_normalization_written_in_nodes_is_one_kernel(shape, axes, square):
+    w = {"e": np.float32(1e-3), "two": np.float32(2), "b": values(*shape[-1:])}
+    w["s"] = values(*shape[1:2], *[1] * (len(shape) - 2))
+    power = node("Pow", "d two", "q") if square == "Pow" else node("Mul", "d d", "q")
+    nodes = [
+        node("ReduceMean", "x", "m", axes=axes), node("Sub", "x m", "d"), power, node("ReduceMean", "q", "v", axes=axes),
+        node("Add", "v e", "ve"), node("Sqrt", "ve", "r"), node("Div", "d r", "n"), node("Mul", "n s", "o"),
+        node("Add", "o b", "y"),
+    ]  # fmt: skip
+    net = check_against_ort(model(nodes, {"x": shape}, "y", w, 13), 1e-5)
+    kinds = [op for op in net.ops if not isinstance(op.problem, ViewProblem)]
+    assert [type(op.problem) for op in kinds] == [NormalizeProblem, PointwiseProblem]
+    assert kinds[0].problem.epsilon == pytest.approx(1e-3) and kinds[0].nodes == ("m", "d", "q", "v", "ve", "r", "n")
+    net = check_against_ort(model(nodes, {"x": shape}, "y v", w, 13), 1e-5)  # the variance is wanted: apart
+    assert not any(isinstance(op.problem, NormalizeProblem) for op in net.ops)
+
+
 def test_normalization_of_a_large_offset_keeps_its_bits():
     """Mean 500, deviation 1: one pass of sums would cancel all that matters."""
     p = NormalizeProblem(1, 8, 30, 30, "standard", "hw", epsilon=1e-5)
