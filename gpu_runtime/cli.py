@@ -44,6 +44,17 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def parse_pools(text: str) -> int | None:
+    """`workspace:64` (MiB), `workspace:1.5G`, `workspace:512K` -> bytes; None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"workspace:([0-9]+(?:\.[0-9]+)?)(B|K|M|G)?(?:i?B)?", text, re.I)
+    if not found:
+        raise click.UsageError(f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
+                               "pools do not exist here")  # fmt: skip
+    return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
+
+
 def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> dict[str, Path]:
     """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done."""
     found: dict[str, Path] = {}
@@ -129,6 +140,8 @@ def _flag_options(command):
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a10, l4, h100, "
               "h200, b200, rtx3090, rtx4090, rtx5090. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
+@click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
+              "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
@@ -142,7 +155,7 @@ def _flag_options(command):
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
-def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, output_formats, shapes, device, timing_cache,
+def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, output_formats, shapes, device, pools, timing_cache,
                   save_pruned, embed_cubins, verbose, exhaustive, verbosity, dump_layers, dump_profile, export_layers,
                   export_profile, iterations, **accepted) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
@@ -150,7 +163,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
-    sizes = parse_shapes(shapes)
+    sizes, workspace = parse_shapes(shapes), parse_pools(pools)
     source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
@@ -174,7 +187,8 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, log=click.echo if verbose else None, progress=progress,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=click.echo if verbose else None,
+        progress=progress,
     )  # fmt: skip
     plan = engine.plan
     records = layer_info.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)

@@ -48,6 +48,7 @@ def build(
     input_formats: io_formats.Spec | None = None,
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
+    workspace: int | None = None,
     log: Callable[[str], None] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
@@ -59,9 +60,10 @@ def build(
     predicted times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
     measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs,
     as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
-    model's types. `exhaustive`: time also what is known to take the same time as something timed. `log` is given the
-    timings of each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises
-    ModelError for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
+    model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
+    scratch memory that a tactic may use, None: any number. `log` is given the timings of each layer, as TensorRT's verbose log
+    shows them. `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a bad
+    argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
@@ -75,7 +77,9 @@ def build(
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
     timer = make_timer(target, timing_cache)
-    table, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, exhaustive, progress)
+    table, chosen, explained, beside = _explained(
+        imported, network, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace
+    )
     for block in autotuning.log(table, chosen, timer.failures, exhaustive=exhaustive) if log else ():
         log(block)
     progress("pack", network.name)
@@ -87,7 +91,10 @@ def build(
         "device": asdict(target),
         "timing": timing_record(target),
         "source_hash": source_hash(),
-        "flags": {"sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())}},
+        "flags": {
+            "sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())},
+            **({} if workspace is None else {"memPoolSize": f"workspace:{workspace}B"}),
+        },
         "sparsity": explained, "choices": what_if.store(table),
         "plan": _plan_record(chosen, beside),
     }  # fmt: skip
@@ -122,7 +129,7 @@ def compare(
     for target in targets:
         progress("device", target.title)
         timer = make_timer(target, None)
-        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, False, progress)
+        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, progress)
         found.append({
             "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
             "plan": _plan_record(chosen, beside),
@@ -130,12 +137,11 @@ def compare(
     return found
 
 
-def _explained(imported, network, ends, target: Device, sparsity: str, timer, exhaustive: bool, progress):
+def _explained(imported, network, ends, target: Device, sparsity: str, timer, progress, **limits):
     """(table, plan, sparsity record, rivals): everything that is known before weights are packed."""
     table = planning.tabulate(
-        network, target, timer, sparse=sparsity != "disable", io=ends, exhaustive=exhaustive,
-        progress=lambda name: progress("time", name),
-    )  # fmt: skip
+        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name), **limits
+    )
     progress("plan", network.name)
     chosen = plan.solve(table.graph)
     progress("explain", network.name)

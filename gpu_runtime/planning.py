@@ -17,6 +17,7 @@ from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
 from tactics.graph import MAX_FORMATS
+from tactics.launches import launches
 from tactics.problem import ConcatProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
 from tactics.timing import Time
@@ -26,7 +27,9 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
-__all__ = ["PREFERRED", "Table", "forced", "format_of", "ops_of", "representative", "rivals", "tabulate", "untimed"]
+__all__ = [
+    "PREFERRED", "Table", "forced", "format_of", "ops_of", "representative", "rivals", "tabulate", "untimed", "workspace",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class Table:
     """Everything the planner needs to know, and what explains its choice afterwards.
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
-    sparse tactics were considered; `reformats`: the times of those the planner asked for.
+    sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
+    tactic may use, None: any number.
     """
 
     network: Network
@@ -44,15 +48,18 @@ class Table:
     graph: plan.Graph
     sparse: bool = True
     reformats: Mapping[ReformatProblem, Mapping[Tactic, Time]] = field(default_factory=dict)
+    scratch: int | None = None
 
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
-             exhaustive: bool = False, progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
+             exhaustive: bool = False, scratch: int | None = None,
+             progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
     of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
-    (the faster time counts for both); `progress` is told each op's name before it is timed.
+    (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `progress` is told each op's name
+    before it is timed.
     """
     asked = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
@@ -67,7 +74,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         progress(op.name)
         around = [edges[t] for t in op.inputs], edges[op.output]
         tactics = (v for t in candidates(op.problem, device) if sparse or not t.sparse for v in at_edges(t, *around))
-        wanted = _wanted(op, tactics, usable)
+        wanted = [t for t in _wanted(op, tactics, usable) if scratch is None or workspace(op, t) <= scratch]
         rows = timer(op.problem, wanted)
         if exhaustive:
             rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(op, device, wanted))))
@@ -104,7 +111,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         pinned = {t: canonical(f, network.tensors[t]) for t, f in chosen.items()}
         own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
         whole = replace(graph, pinned=pinned, formats=own)
-        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats))
+        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats, scratch))
     return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
 
 
@@ -160,7 +167,9 @@ def untimed(table: Table, op: Op) -> dict[Tactic, str]:
     proofs = {}
     for t in candidates(op.problem, table.device):
         keys = zip(_addresses(op, t), (*op.inputs, op.output), strict=True)
-        if t.sparse and not table.sparse:
+        if table.scratch is not None and workspace(op, t) > table.scratch:
+            proofs[t] = f"needs {workspace(op, t)} bytes of workspace, {table.scratch} are allowed"
+        elif t.sparse and not table.sparse:
             proofs[t] = "sparse, and --sparsity=disable was given"
         elif t in same:
             proofs[t] = (
@@ -170,6 +179,11 @@ def untimed(table: Table, op: Op) -> dict[Tactic, str]:
         elif t not in times and any(key not in formats[tensor] for key, tensor in keys):
             proofs[t] = "its tensors cannot have these formats here: they are not what was asked for at the network's edge"
     return proofs
+
+
+def workspace(op: Op, tactic: Tactic) -> int:
+    """Bytes of scratch memory that a tactic's launches need."""
+    return max(launch.workspace for launch in launches(op.problem, tactic))
 
 
 def _namesakes(op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:

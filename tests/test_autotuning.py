@@ -3,10 +3,12 @@
 import re
 from functools import lru_cache
 
+import onnx
 import pytest
 from conftest import DIGITS
 
 import gpu_runtime as gr
+from benchmarks.networks import Net
 from cuda_kernels.device import named
 from gpu_runtime import autotuning, fuse, inplace, lower, onnx_import, planning
 from tactics import plan, timing
@@ -86,6 +88,36 @@ def test_failures_and_what_cannot_run_are_named():
     out = text(t, failures={(str(op.problem), "conv_dense_x"): "launch failed\nmore"})
     assert "Skipping conv_dense_x: failed: launch failed\n" in out
     assert "sparse, and --sparsity=disable was given" in out and "cannot run: channels_not_multiple_of_4: C = 1" in out
+
+
+def split_network(tmp_path):
+    """A layer whose products are few tiles and many channels: K is split over blocks, with partial sums in scratch memory."""
+    n = Net("n", (1, 512, 7, 7))
+    onnx.save(n.finish(n.conv("x", "conv", 64)), tmp_path / "n.onnx")
+    return tmp_path / "n.onnx"
+
+
+def scratch_of(plan_record):
+    from tactics.launches import launches
+    from tactics.problem import ConvProblem
+    from tactics.tactic import Tactic
+
+    p = ConvProblem(1, 512, 7, 7, 64, 3, 3, pad=(1, 1, 1, 1), bias=True)
+    layer = next(x for x in plan_record["layers"] if x["type"] == "conv")
+    return max(s.workspace for s in launches(p, Tactic.parse(layer["tactic"])))
+
+
+def test_workspace_limits_each_tactic(tmp_path):
+    path = split_network(tmp_path)
+    free = gr.build(path, device="h200")
+    assert scratch_of(free.plan) > 0, "without a limit, K is split"
+    log = []
+    none = gr.build(path, device="h200", workspace=0, log=log.append)
+    assert scratch_of(none.plan) == 0 and none.plan["plan"]["total_us"] > free.plan["plan"]["total_us"]
+    assert re.search(r"Not timed: \d+ tactics of conv in .*: needs \d+ bytes of workspace, 0 are allowed", "\n".join(log))
+    assert none.plan["flags"]["memPoolSize"] == "workspace:0B"
+    enough = gr.build(path, device="h200", workspace=scratch_of(free.plan))
+    assert enough.plan["plan"]["total_us"] == free.plan["plan"]["total_us"]
 
 
 def test_exhaustive_chooses_the_same_plan(tmp_path):

@@ -170,6 +170,19 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
         assert np.array_equal(got["logits"], ctx.run({"x": heldout["x"][:8]})["logits"])
 
 
+@pytest.mark.parametrize(("text", "nbytes"), [
+    ("workspace:64", 64 << 20), ("workspace:1.5G", 3 << 29), ("workspace:512KiB", 512 << 10), ("workspace:100B", 100),
+    ("", None),
+])  # fmt: skip
+def test_pools(text, nbytes):
+    assert command_line.parse_pools(text) == nbytes
+
+
+def test_a_pool_that_is_none_is_refused(refused):
+    for text in ("64", "tacticDram:64", "workspace:-1", "workspace:many"):
+        refused(f"build tiny.onnx -o old.engine --memPoolSize={text}", "--memPoolSize: expected workspace:MIB", code=2)
+
+
 def test_plan_for_several_devices(files, cli):
     code, out, err = cli(f"plan sparse.onnx --devices a100,RTX4090,h200 {SHAPES.replace('8x1', '2048x1')}")
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 120 and out.isascii()
