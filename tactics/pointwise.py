@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
+from math import prod
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, num_elements, padded_channels, strides
 from tactics.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
 from tactics.problem import PointwiseProblem
 from tactics.roofline import streamed
@@ -39,8 +41,17 @@ def _reason(p: PointwiseProblem, formats: tuple[Format, ...]) -> str:
     return ""
 
 
+def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:
+    """Whether no stage asks which channel or pixel an element is, so that linear tensors are vectors of 8 all the same."""
+    return linear(fmt) and set(p.tensors) == {"nchw"} and not p.constants and prod(p.out_shape) % 8 == 0
+
+
 def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p, fmt, lie = problem, tactic.out, lie or own_strides(problem, tactic)
+    p, fmt, own = problem, tactic.out, own_strides(problem, tactic)
+    lie = lie or own
+    if _is_flat(p, fmt) and lie == own:
+        p, fmt = replace(p, n=1, c=prod(p.out_shape), h=1, w=1), Format("fp16", "hwc8")
+        lie = (strides(fmt, p.out_shape),) * len(lie)
     cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
     vec = 1 if linear(fmt) else 8
     if vec == 1 or canonical(fmt, p.out_shape).partition(":")[2].startswith("planes"):
@@ -83,7 +94,9 @@ def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[s
     """Each tensor travels once; an element costs its stages, and an access costs the more the narrower it is."""
     read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     written = num_bytes(tactic.out, problem.out_shape)
-    elements, vec = num_elements(tactic.out, problem.out_shape), 1 if linear(tactic.out) else 8
-    access = (30 + 15 * (len(problem.tensors) + len(problem.constants))) / vec  # positions, addresses, conversions
+    elements = num_elements(tactic.out, problem.out_shape)
+    single = linear(tactic.out) and not _is_flat(problem, tactic.out)
+    access = 30 + 15 * (len(problem.tensors) + len(problem.constants))  # positions, addresses, conversions
+    access /= 1 if single else 8
     work = elements * (access + sum(INSTRUCTIONS.get(s.op, 2) for s in problem.stages))
     return streamed(device, launches(problem, tactic), read, written, work)

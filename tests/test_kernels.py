@@ -125,12 +125,15 @@ def test_other_kernels(name):
 
 @pytest.mark.parametrize("name", [n for n, p in POINTWISE.items() if set(p.tensors) == {"nchw"} and not p.constants])
 def test_chains_over_whole_tensors_move_whole_sectors(name):
-    hwc8 = Format("fp16", "hwc8")
-    (tactic,) = [t for t in candidates(PROBLEMS[name], DEVICE) if {*t.ins, t.out} == {hwc8}]
-    (stats,) = run(name, tactic)[1]
+    """In vectors of 8, linear tensors too where their elements can be counted in eights."""
     p = PROBLEMS[name]
-    assert stats.sectors == stats.ideal_sectors
-    assert stats.launch_unique_load_bytes == sum(-(-num_bytes(hwc8, s) // 32) * 32 for s in p.in_shapes)
+    for layout in ("hwc8", "chw"):
+        fmt = Format("fp16", layout)
+        (tactic,) = [t for t in candidates(p, DEVICE) if {*t.ins, t.out} == {fmt}]
+        (stats,) = run(name, tactic)[1]
+        assert stats.sectors == stats.ideal_sectors
+        assert stats.launch_unique_load_bytes == sum(-(-num_bytes(fmt, s) // 32) * 32 for s in p.in_shapes)
+        assert dict(launches(p, tactic)[0].values)["VEC"] == (1 if layout == "chw" and np.prod(p.out_shape) % 8 else 8)
 
 
 MODES = [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}]
