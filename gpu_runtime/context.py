@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -75,7 +76,25 @@ class Context:
         for info in self.plan["inputs"]:
             self._bind(info, inputs[info["name"]], on_gpu)
         self.replay()
-        return {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
+        outputs = {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
+        if not on_gpu and not all(np.isfinite(y).all() for y in outputs.values()):
+            layers = self.nonfinite()
+            told = f"first written by {', '.join(layers[:3])}" if layers else "as its inputs have"
+            warnings.warn(
+                f"outputs hold infinite values or NaN, {told}: FP16 ends at 65504; build with a calibration input",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+        return outputs
+
+    def nonfinite(self) -> list[str]:
+        """The layers that write infinite values or NaN on the inputs of the last run, in order: it runs again, step by step."""
+        layers, found = self.plan["layers"], []
+        for i, step in enumerate(self.plan["steps"]):
+            self._launch(i)
+            for layer in (layers[k] for k in step["covers"]):
+                if layer["name"] not in found and not all(np.isfinite(self._values(out)).all() for out in layer["outputs"]):
+                    found.append(layer["name"])
+        return found
 
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
         """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
@@ -104,12 +123,16 @@ class Context:
         for layer in reversed(self.plan["layers"]):
             for out in layer["outputs"]:
                 if out["name"] == name:
-                    whole = out.get("inside", out | {"channel": 0})
-                    fmt, first = Format.parse(whole["format"]), whole["channel"]
-                    flat = self.gpu.read(self._arena + whole["offset"], num_bytes(fmt, tuple(whole["shape4"])))
-                    values = from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(whole["shape4"]))
-                    return values[:, first : first + out["shape4"][1]]
+                    return self._values(out)
         raise ValueError(f"no layer writes a tensor {name!r}")
+
+    def _values(self, out: Mapping) -> np.ndarray:
+        """What lies now where the plan keeps a layer's output, as NCHW."""
+        whole = out.get("inside", out | {"channel": 0})
+        fmt, first = Format.parse(whole["format"]), whole["channel"]
+        flat = self.gpu.read(self._arena + whole["offset"], num_bytes(fmt, tuple(whole["shape4"])))
+        values = from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(whole["shape4"]))
+        return values[:, first : first + out["shape4"][1]]
 
     def close(self) -> None:
         """Give the memory back; using the context afterwards is an error."""

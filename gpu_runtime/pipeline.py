@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,7 @@ from gpu_runtime import (
     lower,
     onnx_import,
     planning,
+    ranges,
     reasons,
     siblings,
     what_if,
@@ -49,6 +51,7 @@ def build(
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
     workspace: int | None = None,
+    calibration: Mapping[str, object] | None = None,
     log: Callable[[str], None] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
@@ -61,9 +64,11 @@ def build(
     measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs,
     as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
     model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
-    scratch memory that a tactic may use, None: any number. `log` is given the timings of each layer, as TensorRT's verbose log
-    shows them. `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a bad
-    argument, OSError if `save_pruned` cannot be written.
+    scratch memory that a tactic may use, None: any number. `calibration`: inputs by name, as `Context.run` takes them, on
+    which the network is run once in FP32: what comes near FP16's limit is stored smaller; without, random values where that
+    is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. `log` is given the timings of each
+    layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError for
+    the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
@@ -72,7 +77,13 @@ def build(
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network = siblings.merge(inplace.share(lower.lower(fuse.fuse(imported))))
+    network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
+    if found.stuck:
+        reached = dict(found.high)
+        told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
+        text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    network = siblings.merge(inplace.share(network))
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
@@ -91,6 +102,7 @@ def build(
         "device": asdict(target),
         "timing": timing_record(target),
         "source_hash": source_hash(),
+        "range": asdict(found),
         "flags": {
             "sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())},
             **({} if workspace is None else {"memPoolSize": f"workspace:{workspace}B"}),

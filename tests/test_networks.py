@@ -85,6 +85,15 @@ def expect_closer_than_nearest(truth: Callable[[], Image.Image], x: np.ndarray, 
     assert psnr(y.astype(np.float32), original) > psnr(nearest, original) + 0.5
 
 
+def portrait_for_matting() -> np.ndarray:
+    return nchw(photo("grace_hopper").resize((256, 256), Image.Resampling.BILINEAR))
+
+
+def expect_portrait(x: np.ndarray, y: np.ndarray) -> None:
+    mask = y[0, 0] > 0.5
+    assert mask[100:150, 110:146].mean() > 0.9 and not mask[:10, :20].any() and 0.3 < mask.mean() < 0.8, mask.mean()
+
+
 def darkened() -> np.ndarray:
     return 0.2 * nchw(photo("blueangels").resize((320, 180), Image.Resampling.BICUBIC))
 
@@ -204,6 +213,7 @@ NETWORKS = {
     "ppocr_cls": Network("x", 54, 35, words_up_and_down, expect_second_turned),
     "ppocrv3_det_en": Network("x", 74, 54, page_for_detection, expect_words),
     "tbefn_180x320": Network("Placeholder", 42, 25, darkened, expect_brighter),
+    "prisma_seg": Network("input_3", 102, 55, portrait_for_matting, expect_portrait),
     "yolox_nano": Network("images", 113, 83, functools.partial(letterboxed, "grace_hopper"), expect_person_with_tie),
     "fastestdet": Network("input.1", 70, 41, airplanes_for_detection, expect_airplane_cells),
     "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),

@@ -1,0 +1,202 @@
+"""Tensors that FP16 cannot hold: found by running the network in FP32, and stored times a power of two instead.
+
+A stretch of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
+stored as 2^e times its value, e < 0, if what writes it multiplies its weights by 2^e and what reads it by 2^-e: exact, and
+no operation is added. Pointwise chains compute in FP32 and may begin, go on and end with any e; pools, views, concats and
+residuals have one e on all sides; what is not homogeneous, and network inputs and outputs, have e = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpu_runtime.lower import Network, Op, exists
+from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+from tactics.pointwise_ops import MAX_STAGES, Stage
+from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tactics.row_problem import ReduceProblem
+from tactics.timing_worker import reference
+
+FP16_MAX = 65504.0
+HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
+ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
+MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to
+HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
+ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
+    every tensor stored otherwise than as its value; `stuck`: those of `high` that could not be."""
+
+    source: str
+    high: tuple[tuple[str, float], ...] = ()
+    exponents: Mapping[str, int] = field(default_factory=dict)
+    stuck: tuple[str, ...] = ()
+
+
+def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:
+    """The network with every tensor in FP16's range, as far as it can be, and what was found.
+
+    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1, where the network is small enough. Raises
+    ValueError for inputs that do not fit.
+    """
+    macs = sum(getattr(op.problem, "macs", 0) for op in network.ops)
+    if calibration is None and macs > MOST_MACS:
+        return network, Ranges(f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input")
+    if calibration is None:
+        rng = np.random.default_rng(0)
+        feeds, source = {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"
+    else:
+        feeds, source = calibration, "calibration input"
+        for t in network.inputs:
+            if t.name not in feeds or np.shape(feeds[t.name]) != t.shape:
+                got = np.shape(feeds[t.name]) if t.name in feeds else "none"
+                raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
+    reached = largest(network, feeds)
+    high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
+    if not high:
+        return network, Ranges(source)
+    if bad := [t for t, v in high if not math.isfinite(v)]:
+        return network, Ranges(source, high, stuck=tuple(bad))
+    caps = {t: math.floor(math.log2(ROOM / v)) for t, v in reached.items() if v > ROOM}
+    fixed: set[str] = {t.name for t in (*network.inputs, *network.outputs)}
+    while True:
+        exponents = _exponents(network, caps, fixed)
+        try:
+            ops = tuple(_scaled(op, exponents) for op in network.ops)
+            break
+        except _Stuck as e:
+            fixed |= e.tensors
+    stuck = tuple(t for t, v in high if t not in exponents)
+    return replace(network, ops=ops), Ranges(source, high, exponents, stuck)
+
+
+def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused."""
+    choice = {group: options[0] for group, options in network.groups}
+    ops = [op for op in network.ops if exists(op, choice)]
+    last = {t: i for i, op in enumerate(ops) for t in op.inputs}
+    tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
+    found = {}
+    for i, op in enumerate(ops):
+        y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
+        found[op.output] = float(np.abs(y).max())
+        for t in {t for t in op.inputs if last[t] == i}:
+            del tensors[t]
+    return found
+
+
+class _Stuck(Exception):
+    """An op that cannot take its tensors at these scales; `tensors` must be stored as their values."""
+
+    def __init__(self, *tensors: str):
+        self.tensors = set(tensors)
+
+
+def _exponents(network: Network, caps: Mapping[str, int], fixed: set[str]) -> dict[str, int]:
+    """Tensor -> e, of those with e < 0: the smallest that any tensor of its class needs."""
+    parent = {t: t for t in network.tensors}
+
+    def root(t: str) -> str:
+        while parent[t] != t:
+            parent[t] = parent[parent[t]]
+            t = parent[t]
+        return t
+
+    fixed = set(fixed)
+    for op in network.ops:
+        p, tensors = op.problem, (*op.inputs, op.output)
+        if isinstance(p, (ConvProblem, ConvTransposeProblem)):
+            if p.act.name not in HOMOGENEOUS:
+                fixed.update(tensors[1:])
+            same = tensors[1:]
+        elif isinstance(p, PointwiseProblem):
+            same = ()
+        elif isinstance(p, ONE_SCALE) or (isinstance(p, ReduceProblem) and p.kind in ("sum", "mean", "max", "min", "l1", "l2")):
+            same = tensors
+        else:
+            fixed.update(tensors)
+            same = ()
+        for t in same[1:]:
+            parent[root(t)] = root(same[0])
+    pinned = {root(t) for t in fixed}
+    need: dict[str, int] = {}
+    for t, e in caps.items():
+        if root(t) not in pinned:
+            need[root(t)] = min(need.get(root(t), 0), e)
+    return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}
+
+
+def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
+    """The op that computes the same from its inputs as they are stored, and stores its output likewise."""
+    ins, out = [exponents.get(t, 0) for t in op.inputs], exponents.get(op.output, 0)
+    p = op.problem
+    if not any((*ins, out)):
+        return op
+    if isinstance(p, (ConvProblem, ConvTransposeProblem)):
+        return _conv(op, ins[0], out)
+    if isinstance(p, PointwiseProblem):
+        return _chain(op, ins, out)
+    if getattr(p, "fill", 0.0):
+        return replace(op, problem=replace(p, fill=p.fill * 2.0**out))
+    if getattr(p, "extrapolation", 0.0):
+        return replace(op, problem=replace(p, extrapolation=p.extrapolation * 2.0**out))
+    return op
+
+
+def _conv(op: Op, x: int, y: int) -> Op:
+    p, weights = op.problem, dict(op.weights)
+    if getattr(p, "pre", False):  # what its first step scales by takes the input back to its value
+        weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
+        if np.abs(weights["scale"]).max() > FP16_MAX:
+            raise _Stuck(op.inputs[0])
+    w = (weights["w"] * np.float32(2.0 ** (y - x))).astype(np.float16).astype(np.float32)
+    if not np.isfinite(w).all():
+        raise _Stuck(op.inputs[0], op.output)
+    weights["w"] = w
+    if "b" in weights:
+        weights["b"] = weights["b"] * np.float32(2.0**y)
+    act = replace(p.act, params=tuple(v * 2.0**y for v in p.act.params)) if p.act.name == "clip" else p.act
+    return replace(op, problem=replace(p, act=act), weights=weights)
+
+
+def _chain(op: Op, ins: list[int], out: int) -> Op:
+    p, weights, stages, e = op.problem, dict(op.weights), [], ins[0]
+    uses = [s.operand for s in p.stages]
+
+    def turn(to: int) -> None:
+        nonlocal e
+        if e != to:
+            stages.append(Stage("mul", params=(2.0 ** (to - e),)))
+            e = to
+
+    for s in p.stages:
+        of = ins[int(s.operand[1:])] if s.operand.startswith("t") else None
+        if s.op in ("add", "sub", "rsub", "max", "min"):
+            if of is not None:
+                turn(of)
+            elif not s.operand:
+                s = replace(s, params=(s.params[0] * 2.0**e,))
+            elif uses.count(s.operand) == 1:
+                weights[s.operand] = weights[s.operand] * np.float32(2.0**e)
+            else:
+                turn(0)
+        elif s.op == "clip":
+            s = replace(s, params=tuple(v * 2.0**e for v in s.params))
+        elif s.op in ("mul", "div", "relu", "leaky_relu", "abs") or (s.op == "prelu" and not of):
+            e += (of or 0) * {"mul": 1, "div": -1}.get(s.op, 0)
+        else:
+            turn(0)
+            if of:
+                raise _Stuck(op.inputs[int(s.operand[1:])])
+        stages.append(s)
+    turn(out)
+    if len(stages) > MAX_STAGES:
+        raise _Stuck(*op.inputs, op.output)
+    return replace(op, problem=replace(p, stages=tuple(stages)), weights=weights)
