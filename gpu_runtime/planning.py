@@ -69,7 +69,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     # What no kernel's own format coincides with: read or written directly by what can, else reformatted.
     edges = {t: tuple(f for f in asked.get(t, ()) if canonical(f, network.tensors[t]) not in keys[t]) for t in named}
     usable = {t: named[t] + edges[t] for t in named}
-    times, missing = [], []
+    times, missing, unable = [], [], []
     for op in network.ops:
         progress(op.name)
         around = [edges[t] for t in op.inputs], edges[op.output]
@@ -82,7 +82,11 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         if not times[-1] and not any(inplace.views(op)):
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
-    if missing:
+            unable.append(op)
+    able = _without(network, unable)
+    if unable and able is not None:  # fused otherwise: an option that no kernel can do is none
+        network, times = replace(network, ops=tuple(able.values()), groups=_options(network, unable)), [times[i] for i in able]
+    elif unable:
         raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
 
     formats = {t: tuple(canonical(f, network.tensors[t]) for f in fmts) for t, fmts in named.items()}
@@ -196,6 +200,25 @@ def _namesakes(op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, 
 def _addresses(op: Op, tactic: Tactic) -> tuple[str, ...]:
     shapes = (*op.problem.in_shapes, op.problem.out_shape)
     return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+
+
+def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The fusion groups without the options that need an op of `unable`."""
+    gone = {pair for op in unable for pair in op.when}
+    return tuple((group, tuple(o for o in options if (group, o) not in gone)) for group, options in network.groups)
+
+
+def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
+    """Position -> op of all that is left without the options that need an op of `unable`; None where it is always needed."""
+    groups = dict(_options(network, unable))
+    if not all(groups.values()) or any(len({group for group, _ in op.when}) != 1 for op in unable):
+        return None
+    left = {}
+    for i, op in enumerate(network.ops):
+        when = tuple((group, option) for group, option in op.when if option in groups[group])
+        if {group for group, _ in when} == {group for group, _ in op.when}:
+            left[i] = replace(op, when=when)
+    return left
 
 
 def _with_namesakes(op: Op, times: Mapping[Tactic, Time], others: Mapping[Tactic, Time]) -> dict[Tactic, Time]:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reference_run import model, node
 
+import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel, compile_many
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
@@ -207,3 +209,15 @@ def test_pooling_in_the_epilogue_saves_the_convolutions_bytes():
     apart = min(predict_us(whole, t, DEVICE) for t in stems)
     apart += min(predict_us(after, t, DEVICE) for t in candidates(after, DEVICE) if t.ins[0] == t.out == HWC8)
     assert predict_us(pooled, tactic, DEVICE) < apart
+
+
+def test_a_pool_that_no_stem_takes_stays_apart(tmp_path):
+    """The option is dropped, and the network builds."""
+    weights = {"w": np.random.default_rng(0).standard_normal((8, 1, 5, 5)).astype(np.float32)}
+    nodes = [
+        node("Conv", "x w", "a", pads=(2, 2, 2, 2)), node("Relu", "a", "b"),
+        node("MaxPool", "b", "y", kernel_shape=(2, 2), strides=(2, 2)),
+    ]  # fmt: skip
+    (tmp_path / "m.onnx").write_bytes(model(nodes, {"x": (1, 1, 28, 28)}, "y", weights).SerializeToString())
+    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    assert [layer["type"] for layer in engine.plan["layers"] if layer["type"] != "reformat"] == ["conv", "pool"]
