@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 
 from cuda_kernels.device import Device
@@ -95,6 +96,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
     reformats: dict[ReformatProblem, Mapping[Tactic, Time]] = {}
 
+    @cache
     def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
         problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, base(src)]), str(known[tensor, base(dst)]))
         if problem not in reformats:
