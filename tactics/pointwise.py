@@ -46,6 +46,11 @@ def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:
     return linear(fmt) and set(p.tensors) == {"nchw"} and not p.constants and prod(p.out_shape) % 8 == 0
 
 
+def _long_axes(p: PointwiseProblem, axes: str) -> str:
+    """The axes without those of one element, along which nothing needs a stride."""
+    return "".join(a for a, d in zip("nchw", p.out_shape, strict=True) if a in axes and d > 1)
+
+
 def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     p, fmt, own = problem, tactic.out, own_strides(problem, tactic)
     lie = lie or own
@@ -58,13 +63,15 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         inner, blocks = v // vec, cp // v
     else:
         inner, blocks, v = cp // vec, 1, cp
-    rows = any(("h" in a and p.h > 1) != ("w" in a and p.w > 1) and p.h > 1 < p.w for a in (*p.tensors, *p.constants))
+    tensors = [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
+    constants = [_long_axes(p, a) for a in p.constants]
+    rows = p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in (*tensors, *constants))
 
     sources, kinds = [], []
-    for i, axes in enumerate(p.tensors):
+    for i, axes in enumerate(tensors):
         sources += [("in", i), *spread_args(lie[i], axes, p.span(axes)[3], rows)]
         kinds.append(TENSOR if axes == "nchw" or "c" in axes else TENSOR_ONE_CHANNEL)
-    for i, axes in enumerate(p.constants):
+    for i, axes in enumerate(constants):
         shape = p.span(axes)
         sources += [("weights", f"c{i}"), *spread_args(constant_strides(shape), axes, shape[3], rows)]
         kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)

@@ -88,6 +88,7 @@ POINTWISE: dict[str, Problem] = {
        for a in ("nc", "hw")},
     "pointwise_outer": PointwiseProblem(2, 40, 5, 3, (Stage("add", "t1"),), ("nc", "hw")),
     **{f"pointwise_constant_{a}": PointwiseProblem(2, 20, 5, 3, (Stage("add", "c0"),), constants=(a,)) for a in BROADCAST[1:]},
+    "pointwise_single": PointwiseProblem(2, 1, 5, 3, (Stage("add", "c0"), Stage("mul", "t1")), ("nchw", "nchw"), ("nchw",)),
     "pointwise_chain": PointwiseProblem(
         2, 40, 5, 3,
         (Stage("mul", "c0"), Stage("add", "t1"), Stage("prelu", "c1"), Stage("mul", "t2"), Stage("rsub", params=(1.0,)),

@@ -1,16 +1,21 @@
 """Pointwise operators and their chains beside onnxruntime: what they mean, what becomes one launch, engines of them."""
 
 import math
+import random
 
 import numpy as np
 import pytest
 from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
-from tactics.pointwise_ops import Stage
+from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
 from tactics.problem import ConvProblem, PointwiseProblem
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tests.problems import POINTWISE, assert_right, execute
 
 rng = np.random.default_rng(11)
 SHAPE = (2, 6, 5, 4)
@@ -319,7 +324,50 @@ def test_chains_of_all_kinds_run(tmp_path):
 
 def test_random_data_suits_the_functions():
     """Timing verifies every tactic on random data: a reference of NaN or infinity would let nothing pass."""
-    from tests.problems import POINTWISE
-
     for name, problem in POINTWISE.items():
         assert np.isfinite(reference(problem, *random_data(problem))).all(), name
+
+
+# ---- drawn problems
+
+
+def drawn(seed: int) -> PointwiseProblem:
+    """A chain of up to 8 stages over up to 4 tensors and 2 constants, each spanning some of the axes."""
+    pick = random.Random(seed)
+    dims = [pick.choice(sizes) for sizes in ((1, 2, 3), (1, 3, 8, 20, 40, 65), (1, 2, 5), (1, 3, 4, 7))]
+    axes = [("nchw" if pick.random() < 0.5 else "".join(a for a in "nchw" if pick.random() < 0.5)) for _ in range(4)]
+    tensors, constants = tuple(axes[: pick.randint(1, 4)]), tuple(a for a in axes[2 : 2 + pick.randint(0, 2)] if a)
+    operands = ["", *(f"t{i}" for i in range(len(tensors))), *(f"c{i}" for i in range(len(constants)))]
+    tame = [op for op in (*ACTIVATIONS, *FUNCTIONS) if op not in ("none", "prelu", "exp", "log", "sqrt", "square", "erf")]
+    chosen = []
+    for _ in range(pick.randint(0, 8)):
+        if pick.random() < 0.5:
+            op, operand = pick.choice(("add", "sub", "rsub", "mul", "max", "min", "prelu")), pick.choice(operands)
+            chosen.append(Stage(op, operand, () if operand else (round(pick.uniform(-1, 1), 2),)))
+        else:
+            op = pick.choice(tame)
+            count = (ACTIVATIONS | FUNCTIONS)[op][0]
+            chosen.append(Stage(op, "", tuple(sorted(round(pick.uniform(-1, 1), 2) for _ in range(count)))))
+    smooth = [s for s in chosen if s.op not in ("ceil", "floor", "round", "sign", "thresholded_relu")]  # no jumps
+    return PointwiseProblem(*dims, tuple(smooth), tensors, constants)
+
+
+def check_drawn(seed: int) -> None:
+    problem = drawn(seed)
+    device = named("h200")
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
+    tactics = random.Random(seed).sample(candidates(problem, device), 2)
+    for tactic in tactics:
+        assert_right(problem, tactic, execute(Emulated(device), problem, tactic, inputs, weights), expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_chains(seed):
+    check_drawn(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1300))
+def test_many_drawn_chains(seed):
+    check_drawn(seed)
