@@ -1,5 +1,7 @@
 """Reductions, softmax and normalizations beside onnxruntime: every axis and rank, opset variants, engines of them."""
 
+import random
+
 import numpy as np
 import pytest
 from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error
@@ -10,7 +12,7 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
 from tactics.problem import PointwiseProblem, PoolProblem
-from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
 from tests.problems import ROWS, assert_right, execute
 
@@ -179,3 +181,38 @@ def test_an_engine_of_rows_runs(tmp_path):
     assert max(relative_error(got[name], y) for name, y in expected.items()) < 2e-3
     types = {layer["LayerType"] for layer in engine.layer_info()["Layers"]}
     assert {"Normalization", "SoftMax", "Reduce"} <= types
+
+
+# ---- drawn problems
+
+
+def drawn(seed: int) -> ReduceProblem | NormalizeProblem:
+    pick = random.Random(seed)
+    dims = [pick.choice(sizes) for sizes in ((1, 2, 3), (1, 3, 8, 24, 40, 65), (1, 2, 9), (1, 3, 13))]
+    axes = "".join(a for a in "nchw" if pick.random() < 0.5) or "c"
+    if pick.random() < 0.5:
+        return ReduceProblem(*dims, pick.choice([k for k in REDUCTIONS if k not in ("prod", "inv_std")]), axes)
+    kind = pick.choice(NORMALIZATIONS)
+    groups = pick.choice([g for g in (1, 1, 2, 4, 5) if dims[1] % g == 0]) if "c" in axes else 1
+    affine = "".join(a for a in "chw" if pick.random() < 0.5) if kind == "standard" else ""
+    return NormalizeProblem(*dims, kind, axes, groups, 0.1, affine)
+
+
+def check_drawn(seed: int) -> None:
+    problem, device = drawn(seed), named("h200")
+    inputs, weights = random_data(problem)
+    tactics = candidates(problem, device)
+    for tactic in random.Random(seed).sample(tactics, min(3, len(tactics))):
+        got = execute(Emulated(device), problem, tactic, inputs, weights)
+        assert_right(problem, tactic, got, reference(problem, inputs, weights))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_rows(seed):
+    check_drawn(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1300))
+def test_many_drawn_rows(seed):
+    check_drawn(seed)
