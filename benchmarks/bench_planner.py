@@ -100,7 +100,8 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
     target = named(device)
     network = siblings.merge(inplace.share(lower.lower(fuse.fuse(onnx_import.read(path, shapes=shapes, prune=True)))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    graph = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends).graph
+    table = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
+    graph = table.graph
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -111,12 +112,8 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         "plan_ms": round(1e3 * min(seconds), 1), "us": best.total_ps / 1e6, "status": best.status, "method": best.method,
         "width": best.width, "gap": best.gap,
     }  # fmt: skip
-    for name, rival in (("greedy", plan.greedy), ("single", plan.best_single_format)):
-        try:
-            found = rival(graph)
-            row[f"{name}_us"] = found and found.total_ps / 1e6
-        except ValueError:
-            row[f"{name}_us"] = None
+    beside = planning.rivals(table)
+    row["greedy_us"], row["single_us"] = beside["greedy_us"], (beside["best_single_format"] or {}).get("us")
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)
     return row
 
