@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_con
   }
 
 #if POOL
-  stage_results(p.c, acc, taps, m0, [](int) { return 0; });
+  stage_results<ACT, 0>(p.c, acc, taps, m0, [](int) { return 0; });
   store_maxima(p, taps, m0, image, i0, j0, oh0, ow0);
 #else
   epilogue(p.c, acc, taps, m0, [&](int n) {

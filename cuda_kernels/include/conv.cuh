@@ -166,7 +166,7 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
 
 // The first half: results, rounded, into the staging tile. `offset_of(n)`: where channel 0 of the tile's pixel n lies in y,
 // in elements; -1 for no pixel.
-template <class Offsets>
+template <int KIND, int ORDER, class Offsets>
 __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
   __syncthreads();
-  if (RES) {
+  if (ORDER) {
     for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, residual_offset(p, offset_of(n)));
     __syncthreads();
     move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
@@ -190,19 +190,19 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
       const int m = warp_m + i * 16 + half_tile * 8, channel = m0 + m + g;
       const bool real = real_row(p, channel);
       const float bias = real ? p.bias[channel] : 0.f;
-      const float slope = ACT == ACT_PRELU && real ? p.slope[channel] : 0.f;
+      const float slope = KIND == ACT_PRELU && real ? p.slope[channel] : 0.f;
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         const int n = warp_n + j * 8;
         // (channel g, pixels 2t, 2t+1) is how the accumulator lies; (pixel g, channels 2t, 2t+1) how V >= 8 is staged.
         const u32 at = OUT_LINEAR ? staged(staging, m + g, n + 2 * t) : staged(staging, m + 2 * t, n + g);
         float2 added = make_float2(0.f, 0.f);
-        if (RES) {
+        if (ORDER) {
           const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
           added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         }
-        const float v0 = finish<ACT, RES>(acc[i][j][2 * half_tile] + bias, added.x, p.alpha, p.beta, slope);
-        const float v1 = finish<ACT, RES>(acc[i][j][2 * half_tile + 1] + bias, added.y, p.alpha, p.beta, slope);
+        const float v0 = finish<KIND, ORDER>(acc[i][j][2 * half_tile] + bias, added.x, p.alpha, p.beta, slope);
+        const float v1 = finish<KIND, ORDER>(acc[i][j][2 * half_tile + 1] + bias, added.y, p.alpha, p.beta, slope);
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
         const u32 bits = *reinterpret_cast<const u32*>(&h);
         sts_32(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
@@ -214,7 +214,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
 
 template <class Offsets>
 __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
-  stage_results(p, acc, smem, m0, offset_of);
+  stage_results<ACT, RES>(p, acc, smem, m0, offset_of);
   move_tile<false>(p, smem, smem + STAGING_BYTES, m0, p.y);
 }
 

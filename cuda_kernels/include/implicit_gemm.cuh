@@ -20,16 +20,17 @@ __device__ __forceinline__ void load_weights(const char* from, long long stride,
 }
 
 // A kernel's file gives the bytes of one 16-row tile per stage, A_TILE of weights and E_TILE of metadata (0: dense), and
-// Multiply(stage, acc), which adds one stage's products. A stage in shared memory: weights | metadata | pixels | prologue.
-template <int A_TILE, int E_TILE, class Multiply>
-__device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply) {
+// Multiply(stage, acc), which adds one stage's products, and Finish(p, acc, smem, m0, pixel0), which stores the tile: epilogue,
+// unless ONE_M_TILE says that a block has all channels, of which another product may be made first. A stage in shared memory: weights | metadata | pixels | prologue.
+template <int A_TILE, int E_TILE, bool ONE_M_TILE, class Multiply, class Finish>
+__device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply, Finish finish) {
   constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE, STAGE_BYTES = B_AT + B_BYTES + PRO_BYTES;
   static_assert(B_AT % 128 == 0, "rows of B keep their phase against the banks");
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
   const ConvParams& p = of_group<A_TILE, E_TILE>(all);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
-  const int m_tiles = (output_rows(p) + BM - 1) / BM;
+  const int m_tiles = ONE_M_TILE ? 1 : (output_rows(p) + BM - 1) / BM;
   const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE, e_stride = static_cast<long long>(p.k_tiles) * E_TILE;
   release_next_launch();
 
@@ -78,6 +79,13 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
       write = write + 1 == STAGES ? 0 : write + 1;
     }
 
-    if (sum_splits(p, share, acc, smem)) epilogue(p, acc, smem, m0, pixel0);
+    if (sum_splits(p, share, acc, smem)) finish(p, acc, smem, m0, pixel0);
   }
+}
+
+template <int A_TILE, int E_TILE, class Multiply>
+__device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply) {
+  convolve<A_TILE, E_TILE, false>(all, multiply, [](const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
+    epilogue(p, acc, smem, m0, pixel0);
+  });
 }
