@@ -15,7 +15,15 @@ from gpu_runtime.planning import Table, format_of
 from tactics import plan
 from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
-from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem, ReformatProblem
+from tactics.problem import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    ReformatProblem,
+)
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 from tactics.step import own_strides
 from tactics.tactic import Tactic
@@ -24,7 +32,7 @@ WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arg
 Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
 Alias = Mapping[Place, Place]  # see inplace.aliases
 TYPES = {
-    "ConvProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
+    "ConvProblem": "conv", "BackToBackProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
@@ -264,7 +272,7 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     out_shape = problem.out_shape if problem is not None else layer.shape
-    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem))
+    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem, BackToBackProblem))
     return {
         "name": layer.name,
         "type": TYPES[type(problem).__name__] if layer.tactic else "noop",
@@ -278,12 +286,15 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
         "time_us": round(layer.time_us, 6),
         "sparse": bool(layer.tactic and layer.tactic.sparse),
         "has_sparse_weights": bool(conv and problem.sparse24),
-        "weights_count": int(op.weights["w"].size) if conv else 0,
+        "weights_count": sum(int(op.weights[name].size) for name in ("w", "w2") if name in op.weights) if conv else 0,
         "bias_count": problem.k if conv and problem.bias else 0,
     }
 
 
 def _params(problem) -> dict:
+    if isinstance(problem, BackToBackProblem):  # as the first reads, and its second writes
+        return _params(problem.first) | {"k": problem.k, "bias": problem.bias, "residual": problem.residual,
+                                         "act": str(problem.act), "then": _params(problem.second)}  # fmt: skip
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         pad = problem.pad
         if isinstance(problem, ConvTransposeProblem):  # what is cut at the end; an output padding counts against it

@@ -50,8 +50,8 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     """`forced`: the plan with this layer forced the other way."""
     dense, sparse = _best(times, sparse=False), _best(times, sparse=True)
     row = {
-        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **pattern(op.weights["w"]),
-        "c": op.problem.c, "k": op.problem.k, "groups": op.problem.groups, "kernel": [op.problem.r, op.problem.s],
+        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(op.weights),
+        "c": op.problem.c, "k": op.weights["w"].shape[0], "groups": op.problem.groups, "kernel": [op.problem.r, op.problem.s],
         "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, op, table.device),
         "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,
         "p_sparse_faster": None,
@@ -78,6 +78,21 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     else:
         reason = "reformat_outweighs"
     return row | {"verdict": "dense", "reason": reason}
+
+
+def _patterns(weights: Mapping[str, np.ndarray]) -> dict:
+    """`pattern` of an op's weights; of two convolutions in one launch, of both together."""
+    arrays = [weights[name] for name in ("w", "w2") if name in weights]
+    rows = [pattern(w) for w in arrays]
+    if len(rows) == 1 or None in (r["pattern_groups"] for r in rows):
+        return rows[0]
+    groups, energy = [r["pattern_groups"] for r in rows], [float(np.square(w, dtype=np.float64).sum()) for w in arrays]
+    return {
+        "pattern_groups": sum(groups),
+        "pattern_share": sum(r["pattern_share"] * g for r, g in zip(rows, groups, strict=True)) / sum(groups),
+        "first_violation": next((r["first_violation"] for r in rows if r["first_violation"]), None),
+        "lost_energy": round(sum(r["lost_energy"] * e for r, e in zip(rows, energy, strict=True)) / (sum(energy) or 1.0), 6),
+    }
 
 
 def pattern(w: np.ndarray) -> dict:

@@ -1,4 +1,4 @@
-"""A convolution and the 1x1 convolution that alone reads it, as one launch (conv_back_to_back.cu): problem, tiles, packing, time.
+"""A convolution and the 1x1 convolution that alone reads it, as one launch (conv_back_to_back.cu): tiles, packing, time.
 
 All channels between the two fit one block's tile, so they stay in shared memory. Saved are their store, their load and a
 launch; paid for is a tile that has as many rows as they need, and one epilogue in the way of the other.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,57 +16,19 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics import conv_gemm
 from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
-from tactics.problem import ConvProblem
+from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.roofline import moved_us, result
 from tactics.step import NULL, Launch, act_code, ints, linear
 from tactics.tactic import Tactic, Tile
 
 TILES = tuple(
     Tile(*t)
-    for t in ((64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3))
+    for t in (
+        (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3),
+    )
 )  # fmt: skip
 M16_ARG = 18  # where conv.cuh's parameters have the 16-row tiles of packed weights
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
-
-
-@dataclass(frozen=True, slots=True)
-class BackToBackProblem:
-    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
-
-    first: ConvProblem
-    second: ConvProblem
-
-    def __post_init__(self):
-        if reason := reason_against(self.first, self.second):
-            raise ValueError(f"back to back: {reason}")
-
-    def __str__(self) -> str:
-        return f"back_to_back {self.first} -> {self.second}"
-
-    @property
-    def in_shapes(self):
-        return (*self.first.in_shapes, *self.second.in_shapes[1:])
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self.second.out_shape
-
-    @property
-    def residual(self) -> bool:
-        return self.second.residual
-
-    @property
-    def macs(self) -> int:
-        return self.first.macs + self.second.macs
-
-    def reference(self, x, residual=None, **weights) -> np.ndarray:
-        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
-        rounded to FP16."""
-        first = {k: weights.get(n) for k, n in (("w", "w"), ("bias", "b"), ("slope", "slope"))}
-        second = {k: weights.get(n) for k, n in (("w", "w2"), ("bias", "b2"), ("slope", "slope2"))}
-        with np.errstate(over="ignore"):
-            z = self.first.reference(x, **first).astype(np.float16).astype(np.float32)
-        return self.second.reference(z, residual=residual, **second)
 
 
 def reason_against(first: ConvProblem, second: ConvProblem) -> str:

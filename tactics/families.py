@@ -6,6 +6,7 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 """
 
 from tactics import (
+    back_to_back,
     conv_depthwise,
     conv_gemm,
     conv_grouped,
@@ -19,6 +20,7 @@ from tactics import (
 )
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
+    BackToBackProblem,
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -33,13 +35,13 @@ from tactics.row_problem import NormalizeProblem, ReduceProblem
 OF_KERNEL = {
     "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
-    "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
+    "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
     "gather": gather, "resize": gather, "matmul": matmul,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
-    PoolProblem: (movement,),
+    BackToBackProblem: (back_to_back,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),

@@ -499,7 +499,84 @@ class MatmulProblem:
         return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
 
 
+@dataclass(frozen=True, slots=True)
+class BackToBackProblem:
+    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self):
+        if self.second.in_shapes[0] != self.first.out_shape or self.first.residual:
+            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
+
+    def __str__(self) -> str:
+        return f"back_to_back {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self):
+        return (*self.first.in_shapes, *self.second.in_shapes[1:])
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.second.out_shape
+
+    @property
+    def c(self) -> int:
+        return self.first.c
+
+    @property
+    def k(self) -> int:
+        return self.second.k
+
+    @property
+    def r(self) -> int:
+        return self.first.r
+
+    @property
+    def s(self) -> int:
+        return self.first.s
+
+    @property
+    def groups(self) -> int:
+        return 1
+
+    @property
+    def sparse24(self) -> bool:
+        """Whether both fit 2:4; its one kernel is dense all the same."""
+        return self.first.sparse24 and self.second.sparse24
+
+    @property
+    def bias(self) -> bool:
+        return self.second.bias
+
+    @property
+    def act(self) -> Activation:
+        return self.second.act
+
+    @property
+    def act_first(self) -> bool:
+        return self.second.act_first
+
+    @property
+    def residual(self) -> bool:
+        return self.second.residual
+
+    @property
+    def macs(self) -> int:
+        return self.first.macs + self.second.macs
+
+    def reference(self, x, residual=None, **weights) -> np.ndarray:
+        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
+        rounded to FP16."""
+        first = {k: weights.get(n) for k, n in (("w", "w"), ("bias", "b"), ("slope", "slope"))}
+        second = {k: weights.get(n) for k, n in (("w", "w2"), ("bias", "b2"), ("slope", "slope2"))}
+        with np.errstate(over="ignore"):
+            z = self.first.reference(x, **first).astype(np.float16).astype(np.float32)
+        return self.second.reference(z, residual=residual, **second)
+
+
 Problem = (
-    ConvProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem | MatmulProblem
-    | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem
+    ConvProblem | BackToBackProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem
+    | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem
 )  # fmt: skip

@@ -41,7 +41,8 @@ def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, f
     activations are counted as in `moved_us`, unpadded.
     """
     moved = 2 * (sum(math.prod(shape) for shape in p.in_shapes) + math.prod(p.out_shape))
-    weights = 2 * p.k * (p.c // p.groups) * p.r * p.s
+    parts = (p.first, p.second) if hasattr(p, "first") else (p,)
+    weights = 2 * sum(q.k * (q.c // q.groups) * q.r * q.s for q in parts)
     mma = p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
     cold = moved if moved > device.l2_bytes / 2 else 0
 

@@ -35,6 +35,7 @@ from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import ACTIVATIONS, Activation, Stage
 from tactics.problem import (
+    BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
     Problem,
@@ -72,7 +73,7 @@ def problem_from_json(data: dict) -> Problem:
 
 def _value_from_json(value):
     if isinstance(value, dict):
-        record = Activation if "name" in value else Stage
+        record = Activation if "name" in value else ConvProblem if "groups" in value else Stage
         return record(**{name: _value_from_json(v) for name, v in value.items()})
     return tuple(map(_value_from_json, value)) if isinstance(value, (list, tuple)) else value
 
@@ -104,6 +105,10 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     if getattr(problem, "pre", False):
         weights["scale"] = rng.uniform(0.5, 2, problem.c).astype(np.float16).astype(np.float32)
         weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
+    if isinstance(problem, BackToBackProblem):
+        weights = random_data(problem.first, seed)[1]
+        weights |= {name + "2": array for name, array in random_data(problem.second, seed)[1].items()}
+        return inputs, weights
     for i, axes in enumerate(getattr(problem, "constants", ())):
         weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
     if getattr(problem, "affine", ""):

@@ -1,0 +1,161 @@
+"""A convolution and the 1x1 convolution behind it in one launch: values, counters, what is offered, and inside a network."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from reference_run import network
+
+import gpu_runtime as gr
+from benchmarks.networks import Net
+from cuda_kernels.compile import compile_kernel, compile_many
+from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
+from cuda_kernels.launch import Emulated
+from gpu_runtime.back_to_back import offer
+from tactics.back_to_back import TILES
+from tactics.candidates import candidates, rejected
+from tactics.format import Format
+from tactics.launches import launches
+from tactics.problem import Activation, BackToBackProblem, ConvProblem
+from tactics.tactic import Tactic
+from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tests.problems import assert_right, assert_written_once, execute
+
+DEVICE = named("h200")
+HWC8 = Format("fp16", "hwc8")
+RELU, PRELU, SIGMOID = Activation("relu"), Activation("prelu"), Activation("sigmoid")
+
+
+def pair(first: ConvProblem, k: int, **more) -> BackToBackProblem:
+    return BackToBackProblem(first, ConvProblem(*first.out_shape, k, 1, 1, **more))
+
+
+PAIRS = {
+    "bottleneck": pair(
+        ConvProblem(2, 64, 9, 11, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU), 256, bias=True, residual=True, act=RELU,
+    ),
+    "narrow": pair(ConvProblem(1, 20, 13, 7, 36, 3, 2, (2, 1), (1, 0, 1, 1), bias=True, act=SIGMOID), 20, act=PRELU),
+    "wide": pair(ConvProblem(1, 40, 8, 8, 120, 1, 1, act=PRELU), 72, bias=True, residual=True, act_first=True, act=SIGMOID),
+}  # fmt: skip
+
+
+def run(problem, tactic, **options):
+    inputs, weights = random_data(problem)
+    gpu = Emulated(DEVICE, **options)
+    got = execute(gpu, problem, tactic, inputs, weights)
+    assert_right(problem, tactic, got, reference(problem, inputs, weights))
+    return got, gpu.stats[-1]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_tile(name):
+    problem = PAIRS[name]
+    found = [t for t in candidates(problem, DEVICE) if t.out.layout in ("hwc8", "chw32")]
+    found = list({(t.tile, t.out): t for t in found}.values())
+    assert len({t.tile for t in found}) == sum(t.m == (128 if name == "wide" else 64) for t in TILES)
+    for tactic in found:
+        assert Tactic.parse(tactic.name) == tactic
+        t, (launch,) = tactic.tile, launches(problem, tactic)
+        _, stats = run(problem, tactic)
+        first, blocks = problem.first, launch.grid[0]
+        steps = -(-first.r * first.s * -(-first.c // 8) * 8 // 64) * 4 + -(-problem.second.k // t.m) * (t.m // 16)
+        assert stats.mma == blocks * (t.m // 16) * (t.n // 8) * steps
+        assert stats.excess_wavefronts == 0, f"bank conflicts: {stats.excess}"
+
+
+@pytest.mark.parametrize("options", [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}], ids=str)
+def test_modes_and_orders_agree_bit_for_bit(options):
+    problem = PAIRS["bottleneck"]
+    tactic = candidates(problem, DEVICE)[0]
+    assert np.array_equal(run(problem, tactic)[0], run(problem, tactic, **options)[0])
+
+
+def test_what_lies_between_never_touches_memory():
+    problem = PAIRS["bottleneck"]
+    tactic = next(t for t in candidates(problem, DEVICE) if t.ins[0] == t.out == HWC8)
+    inputs, weights = random_data(problem)
+    assert_written_once(problem, tactic, DEVICE, inputs, weights)
+    _, stats = run(problem, tactic)
+    out = 2 * np.prod(problem.out_shape)
+    assert stats.launch_unique_store_bytes == out
+    constants = 2 * sum(weights[n].size for n in ("w", "w2")) + 4 * (64 + 256)
+    assert stats.launch_unique_load_bytes <= inputs[0].nbytes + out + constants + 64
+
+
+def test_every_refusal_has_a_reason():
+    assert all(reason for _, reason in rejected(PAIRS["wide"], DEVICE))
+    with pytest.raises(ValueError, match="expected a second convolution of the first one's output"):
+        BackToBackProblem(PAIRS["wide"].first, PAIRS["narrow"].second)
+    assert problem_from_json(problem_to_json(PAIRS["narrow"])) == PAIRS["narrow"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_tiles_compile_without_spills(sm):
+    device = replace(DEVICE, sm=sm, smem_per_block=SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))])
+    wanted = {}
+    for problem in (PAIRS["bottleneck"], PAIRS["wide"]):
+        full = replace(problem, first=replace(problem.first, act=PRELU), second=replace(problem.second, act=PRELU))
+        wanted |= {launches(full, t)[0].values: t for t in candidates(full, device) if t.out == HWC8}
+    assert {t.tile for t in wanted.values()} == set(TILES)
+    compile_many([("conv_back_to_back", dict(values), sm) for values in wanted])
+    for values, tactic in wanted.items():
+        c = compile_kernel("conv_back_to_back", dict(values), sm)
+        assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+
+
+# ---- in networks
+
+
+def bottleneck(prune: bool = False, reader: bool = False) -> onnx.ModelProto:
+    net = Net("bottleneck", (1, 64, 56, 56))
+    x = net.relu(net.conv("x", "before", 256, 1), "before_relu")
+    y = net.relu(net.conv(net.relu(net.conv(x, "narrow", 64, 1), "narrow_relu"), "mid", 64, 3, prune=prune), "mid_relu")
+    z = net.relu(net.add("Add", [net.conv(y, "out", 256, 1), x], "add", 256), "relu")
+    return net.finish(z, y) if reader else net.finish(z)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "bottleneck.onnx"
+    onnx.save(bottleneck(), path)
+    return path, gr.build(path, device="h200")
+
+
+def test_a_bottlenecks_3x3_and_1x1_become_one_launch(built):
+    path, engine = built
+    (layer,) = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("conv_back_to_back")]
+    assert layer["layer"] == "mid -> out" and {"mid", "mid_relu", "out", "add", "relu"} == set(layer["nodes"])
+    assert layer["weights_count"] == 64 * 64 * 9 + 64 * 256 and layer["params"]["then"]["kernel"] == [1, 1]
+    x = np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    with engine.context(device="emulator") as ctx:
+        (got,) = ctx.run({"x": x}).values()
+    assert np.abs(got - expected).max() < 2e-3 * np.ptp(expected)
+
+
+def test_the_log_has_both_layers(built):
+    _, engine = built
+    row = next(r for r in engine.sparsity["rows"] if r["layers"] == ["mid", "out"])
+    assert (row["verdict"], row["reason"]) == ("not_eligible", "pattern_violation") and row["floor"]["dense_us"] > 0
+    assert (row["layer"], row["c"], row["k"], row["kernel"]) == ("mid -> out", 64, 64, [3, 3])
+    assert row["pattern_groups"] == 64 * 16 * 9 + 256 * 16 and 0.05 < row["lost_energy"] < 0.3
+
+
+def offered(model) -> dict:
+    net = offer(network(model))
+    return {op.name: dict(op.when) for op in net.ops if isinstance(op.problem, BackToBackProblem)}
+
+
+def test_it_is_offered_with_the_residual_in_it_and_without():
+    assert offered(bottleneck()) == {
+        "mid + mid_relu + out": {"add": "apart", "mid -> out": "one"},
+        "mid + mid_relu + out + add + relu": {"add": "into out", "mid -> out": "one"},
+    }
+
+
+def test_it_is_not_offered_where_a_layer_could_run_sparse_or_somebody_reads_what_lies_between():
+    assert not any("mid" in name and "out" in name for name in offered(bottleneck(prune=True)))
+    assert not any("mid" in name and "out" in name for name in offered(bottleneck(reader=True)))
