@@ -366,7 +366,7 @@ def refused(files, cli):
 
 
 def unsupported() -> onnx.ModelProto:
-    nodes = [node("Erf", "x", "a", name="gelu"), node("Relu", "a", "b"), node("Det", "b", "y", name="last")]
+    nodes = [node("NonZero", "x", "a", name="nz"), node("Relu", "a", "b"), node("Det", "b", "y", name="last")]
     return model(nodes, {"x": (1, 8, 6, 6)}, "y")
 
 
@@ -388,8 +388,8 @@ def test_models_that_cannot_be_read(files, refused):
 
 def test_unsupported_operators(files, refused):
     onnx.save(unsupported(), files / "odd.onnx")
-    listed = "\n  Erf gelu (ai.onnx 17)\n  Det last (ai.onnx 17)\nexport the model without them, or compute them outside it; "
-    refused(f"build odd.onnx {OUTPUTS}", "odd.onnx: 2 nodes of unsupported type", listed, "supported are:\n  Add, AveragePool,")
+    listed = "\n  NonZero nz (ai.onnx 17)\n  Det last (ai.onnx 17)\nexport the model without them, or compute them outside it; "
+    refused(f"build odd.onnx {OUTPUTS}", "odd.onnx: 2 nodes of unsupported type", listed, "supported are:\n  A", " Add, ")
 
 
 @pytest.mark.parametrize(
