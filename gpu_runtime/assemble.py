@@ -23,6 +23,7 @@ from tactics.problem import (
     PointwiseProblem,
     PoolProblem,
     ReformatProblem,
+    SqueezeExciteProblem,
 )
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 from tactics.step import own_strides
@@ -32,7 +33,8 @@ WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arg
 Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
 Alias = Mapping[Place, Place]  # see inplace.aliases
 TYPES = {
-    "ConvProblem": "conv", "BackToBackProblem": "conv", "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
+    "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
+    "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
@@ -272,7 +274,7 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     out_shape = problem.out_shape if problem is not None else layer.shape
-    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem, BackToBackProblem))
+    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem))
     return {
         "name": layer.name,
         "type": TYPES[type(problem).__name__] if layer.tactic else "noop",
@@ -292,6 +294,8 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
 
 
 def _params(problem) -> dict:
+    if isinstance(problem, SqueezeExciteProblem):
+        return {"pool": _params(problem.average), "first": _params(problem.first), "then": _params(problem.second)}
     if isinstance(problem, BackToBackProblem):  # as the first reads, and its second writes
         return _params(problem.first) | {"k": problem.k, "bias": problem.bias, "residual": problem.residual,
                                          "act": str(problem.act), "then": _params(problem.second)}  # fmt: skip

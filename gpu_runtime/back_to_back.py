@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpu_runtime.lower import Network, Op
 from tactics.back_to_back import reason_against
-from tactics.problem import BackToBackProblem, ConvProblem
+from tactics.problem import BackToBackProblem, ConvProblem, SqueezeExciteProblem
 
 
 def offer(network: Network) -> Network:
@@ -37,8 +37,9 @@ def _pairs(network: Network) -> list[tuple[Op, list[Op]]]:
     for op in network.ops:
         for name in op.inputs:
             readers.setdefault(name, []).append(op)
-        for layer in op.layers or (op.layer,):
-            alternatives.setdefault(layer, []).append(op)
+        if not isinstance(op.problem, SqueezeExciteProblem):  # a choice of its own
+            for layer in op.layers or (op.layer,):
+                alternatives.setdefault(layer, []).append(op)
     outputs, found, taken = {t.name for t in network.outputs}, [], set()
     for first in network.ops:
         seconds = readers.get(first.output, [])
@@ -54,11 +55,13 @@ def _pairs(network: Network) -> list[tuple[Op, list[Op]]]:
 
 
 def _fits(first: Op, second: Op) -> bool:
-    """Whether the two can be one launch, and no fusion decision is common to both."""
+    """Whether the two can be one launch, and what fusion decisions they have in common ask the same of both."""
     p, q = first.problem, second.problem
     if not (isinstance(p, ConvProblem) and isinstance(q, ConvProblem)) or second.inputs[1:].count(first.output):
         return False
-    if p.sparse24 or q.sparse24 or {g for g, _ in first.when} & {g for g, _ in second.when}:
+    common = {g for g, _ in first.when} & {g for g, _ in second.when}
+    differ = any({w for w in first.when if w[0] == g} != {w for w in second.when if w[0] == g} for g in common)
+    if p.sparse24 or q.sparse24 or differ:
         return False
     return not reason_against(p, q)
 
@@ -68,5 +71,5 @@ def _joined(first: Op, second: Op, group: str) -> Op:
     return Op(
         f"{first.name} + {second.name}", BackToBackProblem(first.problem, second.problem),
         (first.inputs[0], *second.inputs[1:]), second.output, weights, first.nodes + second.nodes,
-        (*first.when, *second.when, (group, "one")), group, (first.layer, second.layer),
+        (*dict.fromkeys((*first.when, *second.when)), (group, "one")), group, (first.layer, second.layer),
     )  # fmt: skip

@@ -28,6 +28,7 @@ from gpu_runtime import (
     ranges,
     reasons,
     siblings,
+    squeeze_excite,
     what_if,
 )
 from gpu_runtime.context import kernel_key
@@ -84,7 +85,7 @@ def build(
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    network = back_to_back.offer(siblings.merge(inplace.share(network)))
+    network = back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(network))))
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
@@ -136,7 +137,7 @@ def compare(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
-    network = back_to_back.offer(siblings.merge(inplace.share(lower.lower(fuse.fuse(imported)))))
+    network = back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(lower.lower(fuse.fuse(imported))))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:

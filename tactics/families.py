@@ -17,6 +17,7 @@ from tactics import (
     movement,
     pointwise,
     rows,
+    squeeze_excite,
 )
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import (
@@ -29,6 +30,7 @@ from tactics.problem import (
     PointwiseProblem,
     PoolProblem,
     ReformatProblem,
+    SqueezeExciteProblem,
 )
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 
@@ -37,11 +39,11 @@ OF_KERNEL = {
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
-    "gather": gather, "resize": gather, "matmul": matmul,
+    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
-    BackToBackProblem: (back_to_back,), PoolProblem: (movement,),
+    BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),

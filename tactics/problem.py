@@ -576,7 +576,78 @@ class BackToBackProblem:
         return self.second.reference(z, residual=residual, **second)
 
 
+@dataclass(frozen=True, slots=True)
+class SqueezeExciteProblem:
+    """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
+
+    average: PoolProblem
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self):
+        if self.first.in_shapes[0] != self.average.out_shape or self.second.in_shapes != (self.first.out_shape,):
+            raise ValueError(f"squeeze_excite: expected each to read the one before, got {self}")
+
+    def __str__(self) -> str:
+        return f"squeeze_excite {self.average} -> {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self):
+        return self.average.in_shapes
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self.second.out_shape
+
+    @property
+    def c(self) -> int:
+        return self.first.c
+
+    @property
+    def k(self) -> int:
+        return self.second.k
+
+    @property
+    def r(self) -> int:
+        return 1
+
+    @property
+    def s(self) -> int:
+        return 1
+
+    @property
+    def groups(self) -> int:
+        return 1
+
+    @property
+    def sparse24(self) -> bool:
+        """Whether both fit 2:4; its one kernel is dense all the same."""
+        return self.first.sparse24 and self.second.sparse24
+
+    @property
+    def bias(self) -> bool:
+        return self.second.bias
+
+    @property
+    def residual(self) -> bool:
+        return False
+
+    @property
+    def act(self) -> Activation:
+        return self.second.act
+
+    @property
+    def macs(self) -> int:
+        return self.first.macs + self.second.macs
+
+    def reference(self, x, **weights) -> np.ndarray:
+        """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
+        hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
+        return self.second.reference(hidden, weights["w2"], weights.get("b2"))
+
+
 Problem = (
-    ConvProblem | BackToBackProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem | MoveProblem | ConcatProblem
-    | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem | ReduceProblem | NormalizeProblem
+    ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
+    | MoveProblem | ConcatProblem | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
+    | ReduceProblem | NormalizeProblem
 )  # fmt: skip

@@ -12,7 +12,10 @@ MARKS = {
     "conv_stem": "hmma_16816", "conv_grouped": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832",
     "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
 }  # fmt: skip
-KERNELS = (*MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize", "matmul")
+KERNELS = (
+    *MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize", "matmul",
+    "squeeze_excite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -38,7 +38,9 @@ from tactics.problem import (
     BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
+    PoolProblem,
     Problem,
+    SqueezeExciteProblem,
     depth_to_space,
     space_to_depth,
 )
@@ -73,7 +75,8 @@ def problem_from_json(data: dict) -> Problem:
 
 def _value_from_json(value):
     if isinstance(value, dict):
-        record = Activation if "name" in value else ConvProblem if "groups" in value else Stage
+        kinds = (("name", Activation), ("groups", ConvProblem), ("count_pad", PoolProblem))
+        record = next((kind for mark, kind in kinds if mark in value), Stage)
         return record(**{name: _value_from_json(v) for name, v in value.items()})
     return tuple(map(_value_from_json, value)) if isinstance(value, (list, tuple)) else value
 
@@ -105,7 +108,7 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     if getattr(problem, "pre", False):
         weights["scale"] = rng.uniform(0.5, 2, problem.c).astype(np.float16).astype(np.float32)
         weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
-    if isinstance(problem, BackToBackProblem):
+    if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)):
         weights = random_data(problem.first, seed)[1]
         weights |= {name + "2": array for name, array in random_data(problem.second, seed)[1].items()}
         return inputs, weights

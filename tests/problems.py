@@ -20,6 +20,7 @@ from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problem import (
+    BackToBackProblem,
     ConcatProblem,
     ConvProblem,
     MatmulProblem,
@@ -28,6 +29,7 @@ from tactics.problem import (
     PoolProblem,
     Problem,
     ReformatProblem,
+    SqueezeExciteProblem,
 )
 from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.step import linear
@@ -194,16 +196,29 @@ DEPTHWISE: dict[str, Problem] = {
     **{f"depthwise_{a.name}": depthwise(1, 12, 9, 3, 3, 1, bias=True, residual=True, act=a) for a in ACTS},
 }
 
-PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS
+_BETWEEN = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
+_HIDDEN = ConvProblem(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
+JOINED: dict[str, Problem] = {  # more than one layer per launch
+    "stem_pooled": ConvProblem(
+        1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 10, 12),
+    ),
+    "prologue": ConvProblem(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, pre=True),
+    "back_to_back": BackToBackProblem(_BETWEEN, ConvProblem(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
+    "squeeze_excite": SqueezeExciteProblem(
+        PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, ConvProblem(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
+    ),
+}  # fmt: skip
+
+PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | JOINED
 
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
-    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; of CONVS and DEPTHWISE `per_conv` of each
+    """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; of CONVS, DEPTHWISE and JOINED `per_conv` of each
     family, drawn once."""
     result = []
     for name, problem in PROBLEMS.items():
         tactics = candidates(problem, device)
-        if name in CONVS or name in DEPTHWISE:
+        if name in CONVS | DEPTHWISE | JOINED:
             families = [t for t in tactics if not t.sparse], [t for t in tactics if t.sparse]
             tactics = [t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f)))]
         result += [(name, problem, tactic) for tactic in tactics]

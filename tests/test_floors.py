@@ -17,7 +17,7 @@ cuda_kernels.emulator.*
 cuda_kernels.launch
 tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.problem  tactics.tactic
 tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
-tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_to_back
+tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
@@ -25,7 +25,7 @@ tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics
 gpu_runtime.errors  gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
 gpu_runtime.lower  gpu_runtime.ranges
-gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.back_to_back
+gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
 gpu_runtime.side_by_side  gpu_runtime.autotuning  gpu_runtime.engine

@@ -1,0 +1,93 @@
+"""Squeeze-excite's scale in one launch: values, counters, what is offered, and inside a network."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from reference_run import network
+
+import gpu_runtime as gr
+from benchmarks.networks import Net
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.launch import Emulated
+from gpu_runtime import back_to_back, squeeze_excite
+from tactics.candidates import candidates, rejected
+from tactics.launches import launches
+from tactics.problem import Activation, ConvProblem, PoolProblem, SqueezeExciteProblem
+from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tests.problems import assert_right, assert_written_once, execute
+
+DEVICE = named("h200")
+RELU, GATE = Activation("relu"), Activation("hard_sigmoid", (0.2, 0.5))
+
+
+def problem(n, c, h, w, mid, k=None, bias=True) -> SqueezeExciteProblem:
+    pool = PoolProblem(n, c, h, w, "avg", h, w, (1, 1))
+    first = ConvProblem(n, c, 1, 1, mid, 1, 1, bias=bias, act=RELU)
+    return SqueezeExciteProblem(pool, first, ConvProblem(n, mid, 1, 1, k or c, 1, 1, bias=bias, act=GATE))
+
+
+CASES = {
+    "small": problem(2, 16, 5, 7, 8), "odd": problem(1, 100, 9, 13, 25), "wide": problem(3, 960, 7, 7, 240),
+    "another": problem(1, 72, 14, 14, 20, 40, bias=False), "alone": problem(1, 8, 1, 1, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_counters(name):
+    p = CASES[name]
+    inputs, weights = random_data(p)
+    for tactic in candidates(p, DEVICE):
+        gpu = Emulated(DEVICE)
+        assert_right(p, tactic, execute(gpu, p, tactic, inputs, weights), reference(p, inputs, weights))
+        assert gpu.stats[0].excess_wavefronts == 0, gpu.stats[0].excess
+    assert_written_once(p, candidates(p, DEVICE)[0], DEVICE, inputs, weights)
+    assert all(reason for _, reason in rejected(p, DEVICE)) and problem_from_json(problem_to_json(p)) == p
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+def test_it_compiles_without_spills(sm):
+    (launch,) = launches(CASES["odd"], candidates(CASES["odd"], DEVICE)[0])
+    c = compile_kernel(launch.kernel, dict(launch.values), sm)
+    assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+
+
+def block(prune: bool = False) -> onnx.ModelProto:
+    net = Net("block", (1, 64, 14, 14))
+    x = net.relu(net.conv("x", "before", 96, 1), "before_relu")
+    s = net.add("GlobalAveragePool", [x], "squeeze", 96)
+    s = net.relu(net.conv(s, "reduce", 24, 1, prune=prune), "reduce_relu")
+    s = net.add("Sigmoid", [net.conv(s, "expand", 96, 1)], "gate", 96)
+    return net.finish(net.conv(net.add("Mul", [x, s], "excite", 96), "after", 16, 1))
+
+
+def test_a_block_takes_two_launches(tmp_path):
+    """One for the scale, one for the multiplication; and its answer is onnxruntime's."""
+    path = tmp_path / "block.onnx"
+    onnx.save(block(), path)
+    engine = gr.build(path, device="h200")
+    (layer,) = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("squeeze_excite")]
+    assert layer["layer"] == "reduce -> expand" and {"squeeze", "reduce", "expand", "gate"} <= set(layer["nodes"])
+    assert sum(bool(layer["tactic"]) for layer in engine.plan["layers"] if layer["type"] != "reformat") == 4
+    assert ["reduce", "expand"] in [r["layers"] for r in engine.sparsity["rows"]]
+    x = np.random.default_rng(1).standard_normal((1, 64, 14, 14)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    with engine.context(device="emulator") as ctx:
+        (got,) = ctx.run({"x": x}).values()
+    assert np.abs(got - expected).max() < 2e-3 * np.ptp(expected)
+
+
+def test_the_two_layers_may_also_be_one_launch_behind_the_average():
+    net = back_to_back.offer(squeeze_excite.offer(network(block())))
+    kinds = {type(op.problem).__name__: dict(op.when) for op in net.ops if len(op.layers) == 2 and "reduce" in op.layers}
+    apart = {"reduce -> expand (squeeze-excite)": "apart"}
+    assert kinds == {
+        "SqueezeExciteProblem": {"reduce -> expand (squeeze-excite)": "one"},
+        "BackToBackProblem": {**apart, "reduce -> expand": "one"},
+    }
+
+
+def test_it_is_not_offered_where_a_layer_could_run_sparse():
+    assert not squeeze_excite.offer(network(block(prune=True))).groups
