@@ -28,7 +28,8 @@ import numpy as np
 from cuda_kernels.compile import nvrtc_version, source_hash, write_atomic
 from cuda_kernels.device import current, why_no_gpu
 from tactics.candidates import candidates
-from tactics.problem import Activation, ConvProblem
+from tactics.pointwise_ops import Activation
+from tactics.problem import ConvProblem
 from tactics.timing import Cache, driver_version, measured, quantiles
 from tactics.timing_worker import Bench, Clock
 

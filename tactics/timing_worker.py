@@ -31,6 +31,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Cuda, pack_params
+from tactics.conv_problem import depth_to_space, space_to_depth
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import ACTIVATIONS, Activation, Stage
@@ -41,8 +42,6 @@ from tactics.problem import (
     PoolProblem,
     Problem,
     SqueezeExciteProblem,
-    depth_to_space,
-    space_to_depth,
 )
 from tactics.row_problem import ReduceProblem
 from tactics.step import Arg

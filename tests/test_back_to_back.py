@@ -18,7 +18,8 @@ from tactics.back_to_back import TILES
 from tactics.candidates import candidates, rejected
 from tactics.format import Format
 from tactics.launches import launches
-from tactics.problem import Activation, BackToBackProblem, ConvProblem
+from tactics.pointwise_ops import Activation
+from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
 from tests.problems import assert_right, assert_written_once, execute

@@ -16,7 +16,8 @@ from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK
 from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, out_of_registers, tile_reason
 from tactics.format import Format
 from tactics.launches import launches
-from tactics.problem import Activation, ConvProblem
+from tactics.pointwise_ops import Activation
+from tactics.problem import ConvProblem
 from tactics.tactic import Tactic
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]

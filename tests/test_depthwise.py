@@ -18,8 +18,9 @@ from tactics.candidates import at_edges, candidates, rejected
 from tactics.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import Activation
 from tactics.predict import predict, predict_us
-from tactics.problem import Activation, ConvProblem
+from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic
 from tactics.timing_worker import random_data, reference

@@ -15,7 +15,8 @@ ORDER = """
 cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
 cuda_kernels.emulator.*
 cuda_kernels.launch
-tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.problem  tactics.tactic
+tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.conv_problem
+tactics.problem  tactics.tactic
 tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
 tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul

@@ -17,8 +17,9 @@ from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import merged, padded_k
 from tactics.format import Format
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import Activation
 from tactics.predict import predict_us
-from tactics.problem import Activation, ConvProblem
+from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference

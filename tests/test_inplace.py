@@ -21,9 +21,8 @@ from tactics.candidates import candidates
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Stage
+from tactics.pointwise_ops import Activation, Stage
 from tactics.problem import (
-    Activation,
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,

@@ -18,7 +18,8 @@ from gpu_runtime.cli import program
 from gpu_runtime.lower import TensorInfo
 from tactics.candidates import at_edges, candidates
 from tactics.format import LAYOUTS, Format
-from tactics.problem import Activation, ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
+from tactics.pointwise_ops import Activation
+from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
 from tactics.row_problem import NormalizeProblem
 from tactics.step import linear
 from tactics.timing_worker import random_data, reference

@@ -15,9 +15,11 @@ from cuda_kernels.launch import Emulated
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates
 from tactics.conv_gemm import padded_k, row_order
+from tactics.conv_problem import depth_to_space, space_to_depth
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
-from tactics.problem import Activation, ConvProblem, MoveProblem, depth_to_space, space_to_depth
+from tactics.pointwise_ops import Activation
+from tactics.problem import ConvProblem, MoveProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference

@@ -14,7 +14,8 @@ from cuda_kernels.launch import Emulated
 from gpu_runtime import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
-from tactics.problem import Activation, ConvProblem, PoolProblem, SqueezeExciteProblem
+from tactics.pointwise_ops import Activation
+from tactics.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
 from tests.problems import assert_right, assert_written_once, execute
 

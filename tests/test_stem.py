@@ -14,8 +14,9 @@ from tactics.candidates import candidates, rejected
 from tactics.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
+from tactics.pointwise_ops import Activation
 from tactics.predict import predict_us
-from tactics.problem import Activation, ConvProblem, PoolProblem, ReformatProblem
+from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference

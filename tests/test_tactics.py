@@ -7,8 +7,9 @@ from cuda_kernels.device import NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import conv_smem, padded_k
 from tactics.launches import launches, pack_weights
+from tactics.pointwise_ops import Activation
 from tactics.predict import predict, predict_us
-from tactics.problem import Activation, ConvProblem, PoolProblem, ReformatProblem
+from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.tactic import Tactic
 
 RELU = Activation("relu")

@@ -18,8 +18,9 @@ from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import padded_k
 from tactics.conv_transpose import phases
 from tactics.format import Format, padded_channels
+from tactics.pointwise_ops import Activation
 from tactics.predict import predict
-from tactics.problem import Activation, ConvProblem, ConvTransposeProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem
 from tactics.tactic import Tactic, Tile
 from tests.problems import assert_right, execute
 
