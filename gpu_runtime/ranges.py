@@ -156,7 +156,8 @@ def _conv(op: Op, x: int, y: int) -> Op:
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
             raise _Stuck(op.inputs[0])
-    w = (weights["w"] * np.float32(2.0 ** (y - x))).astype(np.float16).astype(np.float32)
+    with np.errstate(over="ignore"):  # the next line says so
+        w = (weights["w"] * np.float32(2.0 ** (y - x))).astype(np.float16).astype(np.float32)
     if not np.isfinite(w).all():
         raise _Stuck(op.inputs[0], op.output)
     weights["w"] = w
