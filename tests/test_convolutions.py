@@ -10,6 +10,8 @@ from test_moves import check_engine, kinds
 from gpu_runtime.errors import ModelError
 from tactics.problem import ConvProblem, MatmulProblem
 
+pytestmark = pytest.mark.slow
+
 
 def weights(*shape, seed=0):
     w = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))

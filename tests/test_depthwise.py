@@ -28,6 +28,8 @@ from tests.conftest import model_path
 from tests.ort_budget import budgets
 from tests.problems import DEPTHWISE, assert_right, assert_written_once, depthwise, execute
 
+pytestmark = pytest.mark.slow
+
 DEVICE = named("h200")
 LIMITS = {3: 1.15, 5: 1.20, 7: 1.25}
 

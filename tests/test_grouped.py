@@ -25,6 +25,8 @@ from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, assert_written_once, execute
 
+pytestmark = pytest.mark.slow
+
 DEVICE = named("h200")
 RELU, PRELU, SIGMOID = Activation("relu"), Activation("prelu"), Activation("sigmoid")
 ONE = (1, 1, 1, 1)

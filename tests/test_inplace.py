@@ -34,6 +34,8 @@ from tactics.row_problem import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
 from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "h200"
 rng = np.random.default_rng(11)
 

@@ -26,6 +26,8 @@ from tactics.timing_worker import random_data, reference
 from tests.conftest import DIGITS, model_path
 from tests.problems import assert_right, execute
 
+pytestmark = pytest.mark.slow
+
 TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
 SIX = ("chw", "chw2", "hwc8", "hwc16", "chw16", "chw32")
 

@@ -35,7 +35,7 @@ from tests.problems import (
 )
 
 DEVICE = named("h200")
-pytestmark = pytest.mark.xdist_group("kernels")  # one process compiles what this file needs, in parallel
+pytestmark = [pytest.mark.xdist_group("kernels"), pytest.mark.slow]  # one process compiles what this file needs, in parallel
 TILE = Tile(64, 64, 64, 2, 2, 4)
 
 

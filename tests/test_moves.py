@@ -13,6 +13,8 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problem import MoveProblem
 
+pytestmark = pytest.mark.slow
+
 INT = np.int64
 
 

@@ -16,6 +16,8 @@ from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, Re
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
 from tests.problems import ROWS, assert_right, execute
 
+pytestmark = pytest.mark.slow
+
 rng = np.random.default_rng(17)
 REDUCE = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
           "ReduceLogSum", "ReduceLogSumExp")  # fmt: skip

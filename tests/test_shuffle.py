@@ -25,6 +25,8 @@ from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, execute
 
+pytestmark = pytest.mark.slow
+
 DEVICE = named("h200")
 TILE = Tile(64, 64, 64, 2, 2, 4)
 rng = np.random.default_rng(5)

@@ -23,6 +23,8 @@ from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, execute
 from tests.test_compile import disassemble
 
+pytestmark = pytest.mark.slow
+
 DEVICE = named("h200")
 RELU, SIGMOID, PRELU = Activation("relu"), Activation("sigmoid"), Activation("prelu")
 SMALL = next(t for t in TILES if (t.m, t.n) == (16, 64))

@@ -24,6 +24,8 @@ from tactics.problem import ConvProblem, ConvTransposeProblem
 from tactics.tactic import Tactic, Tile
 from tests.problems import assert_right, execute
 
+pytestmark = pytest.mark.slow
+
 DEVICE = named("h200")
 TILE = Tile(64, 64, 64, 2, 2, 4)
 PROBLEM = ConvTransposeProblem(
