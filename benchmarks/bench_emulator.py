@@ -34,7 +34,7 @@ def rate(tactic, repeats: int, **options) -> float:
     inputs, weights = random_data(PROBLEM)
     sections = pack_weights(PROBLEM, tactic, weights)
     image = to_memory(inputs[0], tactic.ins[0])
-    places = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
+    places = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
     x, out = gpu.allocate(image.nbytes), gpu.allocate(num_bytes(tactic.out, PROBLEM.out_shape))
     for address, array in zip([x, *places.values()], [image, *sections.values()], strict=True):
         gpu.write(address, array)

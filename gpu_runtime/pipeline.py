@@ -79,13 +79,7 @@ def build(
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
-    if found.stuck:
-        reached = dict(found.high)
-        told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
-        text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    network = back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(network))))
+    network, found = _alternatives(imported, calibration)
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
@@ -137,7 +131,7 @@ def compare(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
-    network = back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(lower.lower(fuse.fuse(imported))))))
+    network, _ = _alternatives(imported, None)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:
@@ -149,6 +143,17 @@ def compare(
             "plan": _plan_record(chosen, beside),
         })  # fmt: skip
     return found
+
+
+def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[lower.Network, ranges.Ranges]:
+    """All that may be launched for a model, and what its tensors reach; warns of what FP16 cannot hold."""
+    network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
+    if found.stuck:
+        reached = dict(found.high)
+        told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
+        text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(network)))), found
 
 
 def _explained(imported, network, ends, target: Device, sparsity: str, timer, progress, **limits):

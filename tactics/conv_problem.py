@@ -281,23 +281,10 @@ class PoolProblem:
         return total if self.kind == "max" else total / np.maximum(count, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class BackToBackProblem:
-    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+class _Pair:
+    """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
 
-    first: ConvProblem
-    second: ConvProblem
-
-    def __post_init__(self):
-        if self.second.in_shapes[0] != self.first.out_shape or self.first.residual:
-            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
-
-    def __str__(self) -> str:
-        return f"back_to_back {self.first} -> {self.second}"
-
-    @property
-    def in_shapes(self):
-        return (*self.first.in_shapes, *self.second.in_shapes[1:])
+    __slots__ = ()
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -321,11 +308,11 @@ class BackToBackProblem:
 
     @property
     def groups(self) -> int:
-        return 1
+        return self.first.groups
 
     @property
     def sparse24(self) -> bool:
-        """Whether both fit 2:4; its one kernel is dense all the same."""
+        """Whether both fit 2:4; their one kernel is dense all the same."""
         return self.first.sparse24 and self.second.sparse24
 
     @property
@@ -337,16 +324,31 @@ class BackToBackProblem:
         return self.second.act
 
     @property
-    def act_first(self) -> bool:
-        return self.second.act_first
-
-    @property
     def residual(self) -> bool:
         return self.second.residual
 
     @property
     def macs(self) -> int:
         return self.first.macs + self.second.macs
+
+
+@dataclass(frozen=True, slots=True)
+class BackToBackProblem(_Pair):
+    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self):
+        if self.second.in_shapes[0] != self.first.out_shape or self.first.residual:
+            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
+
+    def __str__(self) -> str:
+        return f"back_to_back {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self):
+        return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
     def reference(self, x, residual=None, **weights) -> np.ndarray:
         """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
@@ -359,7 +361,7 @@ class BackToBackProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class SqueezeExciteProblem:
+class SqueezeExciteProblem(_Pair):
     """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
 
     average: PoolProblem
@@ -376,51 +378,6 @@ class SqueezeExciteProblem:
     @property
     def in_shapes(self):
         return self.average.in_shapes
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self.second.out_shape
-
-    @property
-    def c(self) -> int:
-        return self.first.c
-
-    @property
-    def k(self) -> int:
-        return self.second.k
-
-    @property
-    def r(self) -> int:
-        return 1
-
-    @property
-    def s(self) -> int:
-        return 1
-
-    @property
-    def groups(self) -> int:
-        return 1
-
-    @property
-    def sparse24(self) -> bool:
-        """Whether both fit 2:4; its one kernel is dense all the same."""
-        return self.first.sparse24 and self.second.sparse24
-
-    @property
-    def bias(self) -> bool:
-        return self.second.bias
-
-    @property
-    def residual(self) -> bool:
-        return False
-
-    @property
-    def act(self) -> Activation:
-        return self.second.act
-
-    @property
-    def macs(self) -> int:
-        return self.first.macs + self.second.macs
 
     def reference(self, x, **weights) -> np.ndarray:
         """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""

@@ -250,6 +250,15 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     return from_memory(flat, tactic.out, problem.out_shape, padding=True)
 
 
+def check(problem: Problem, tactic: Tactic, device: Device, **options):
+    """(output with padding, counters of the launch) in the emulator, right beside the reference on random data."""
+    inputs, weights = random_data(problem)
+    gpu = Emulated(device, **options)
+    got = execute(gpu, problem, tactic, inputs, weights)
+    assert_right(problem, tactic, got, reference(problem, inputs, weights))
+    return got, gpu.stats[-1]
+
+
 class _Tracked(Emulated):
     """Counts how often each byte of the newest allocation is written: `execute` allocates the output last."""
 

@@ -12,7 +12,6 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.compile import compile_kernel, compile_many
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
-from cuda_kernels.launch import Emulated
 from gpu_runtime.back_to_back import offer
 from tactics.back_to_back import TILES
 from tactics.candidates import candidates, rejected
@@ -21,8 +20,8 @@ from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
-from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
-from tests.problems import assert_right, assert_written_once, execute
+from tactics.timing_worker import problem_from_json, problem_to_json, random_data
+from tests.problems import assert_written_once, check
 
 DEVICE = named("h200")
 HWC8 = Format("fp16", "hwc8")
@@ -43,11 +42,7 @@ PAIRS = {
 
 
 def run(problem, tactic, **options):
-    inputs, weights = random_data(problem)
-    gpu = Emulated(DEVICE, **options)
-    got = execute(gpu, problem, tactic, inputs, weights)
-    assert_right(problem, tactic, got, reference(problem, inputs, weights))
-    return got, gpu.stats[-1]
+    return check(problem, tactic, DEVICE, **options)
 
 
 @pytest.mark.parametrize("name", PAIRS)

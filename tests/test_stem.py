@@ -19,8 +19,8 @@ from tactics.predict import predict_us
 from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data, reference
-from tests.problems import assert_right, execute
+from tactics.timing_worker import random_data
+from tests.problems import check, execute
 from tests.test_compile import disassemble
 
 pytestmark = pytest.mark.slow
@@ -53,11 +53,7 @@ def stem(problem, x, y=HWC8, tile=SMALL):
 
 
 def run(problem, tactic, **options):
-    inputs, weights = random_data(problem)
-    gpu = Emulated(DEVICE, **options)
-    got = execute(gpu, problem, tactic, inputs, weights)
-    assert_right(problem, tactic, got, reference(problem, inputs, weights))
-    return got, gpu.stats[-1]
+    return check(problem, tactic, DEVICE, **options)
 
 
 def check_counters(problem, tactic, stats):
