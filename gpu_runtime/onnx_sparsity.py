@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime import onnx_import
+from gpu_runtime.onnx_weights import stored_weights
 
 SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
 
@@ -21,7 +21,7 @@ def inspect(path: str | os.PathLike) -> list[dict]:
     last three are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
     """
     rows = []
-    for layer, op, name, w, axis, reason in onnx_import.stored_weights(path):
+    for layer, op, name, w, axis, reason in stored_weights(path):
         row = {"layer": layer, "op": op, "weight": name, "shape": None if w is None else list(w.shape)}
         row |= {"zeros": None, "groups": None, "fit": None, "lost_energy": None, "verdict": reason}
         if w is not None and w.size:

@@ -1,0 +1,126 @@
+"""An ONNX file -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, inliner
+
+from gpu_runtime.errors import ModelError
+
+OLDEST_OPSET = 6
+NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Put the model's path before the message of a ModelError."""
+    try:
+        yield
+    except ModelError as e:
+        raise ModelError(f"{path}: {e}") from e.__cause__
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: {NOT_UTF8}") from None
+
+
+def load_whole(path: Path) -> onnx.ModelProto:
+    """The model with its functions inlined and its external data read."""
+    proto = _load(path)
+    _check_header(proto)
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+    _load_external(proto, path.parent)
+    return proto
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError("no such file; give the path of an ONNX model") from None
+    except OSError as e:
+        raise ModelError(f"cannot be read: {e.strerror or e}") from None
+    try:
+        proto = onnx.load_model_from_string(data)
+    except Exception:
+        raise ModelError(
+            f"expected an ONNX model (a protobuf ModelProto), got {len(data)} bytes that do not parse as one; "
+            "the file is truncated or of another kind: export or download it again"
+        ) from None
+    if not proto.opset_import or not proto.graph.node:
+        lacks = "nodes" if proto.opset_import else "opset_import"
+        raise ModelError(
+            f"expected an ONNX model with a graph and an opset, got {len(data)} bytes without {lacks}; "
+            "the file is truncated or of another kind: export or download it again"
+        )
+    return proto
+
+
+def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
+    for name, t in stored_tensors(proto.graph):
+        if t.data_location != TensorProto.EXTERNAL:
+            continue
+        info = {e.key: e.value for e in t.external_data}
+        location = info.get("location", "")
+        target = (folder / location).resolve()
+        if not location or os.path.isabs(location) or not target.is_relative_to(folder.resolve()):
+            raise ModelError(
+                f"initializer {name!r} keeps its data in {location!r}, outside the model's folder; "
+                "expected a file beside the model: move it there and correct the location"
+            )
+        try:
+            offset, end = int(info.get("offset", 0)), target.stat().st_size
+            length = int(info.get("length", end - offset))
+            if offset < 0 or length < 0 or offset + length > end:
+                raise ModelError(
+                    f"initializer {name!r}: expected {length} bytes at offset {offset} of {location!r}, "
+                    f"which has {end}: the file is truncated, fetch it again"
+                )
+            with open(target, "rb") as f:
+                f.seek(offset)
+                t.raw_data = f.read(length)
+        except (OSError, ValueError) as e:
+            if isinstance(e, ModelError):
+                raise
+            raise ModelError(f"initializer {name!r}: external data {location!r} cannot be read: {e}") from None
+        t.data_location = TensorProto.DEFAULT
+        del t.external_data[:]
+
+
+def _check_header(proto: onnx.ModelProto) -> None:
+    newest, opset = onnx.defs.onnx_opset_version(), opset_version(proto)
+    if not opset:
+        raise ModelError("expected an import of the standard ONNX opset, got none")
+    if proto.ir_version > onnx.IR_VERSION or opset > newest:
+        raise ModelError(
+            f"opset {opset} in IR version {proto.ir_version} is newer than the installed onnx {onnx.__version__} knows "
+            f"(opset {newest}, IR version {onnx.IR_VERSION}): pip install -U onnx"
+        )
+    if opset < OLDEST_OPSET:
+        raise ModelError(f"expected opset {OLDEST_OPSET} or newer, got {opset}: export the model again")
+
+
+def opset_version(proto: onnx.ModelProto) -> int:
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """(name, tensor) of every stored constant: initializers and Constant nodes."""
+    for t in graph.initializer:
+        yield t.name, t
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.TENSOR:
+                yield node.output[0] if node.op_type == "Constant" and node.output else f"value of {title(node)}", a.t
+
+
+def title(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name or '-> ' + ', '.join(node.output)}"
+
+
+def first_line(e: Exception) -> str:
+    return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
