@@ -112,8 +112,8 @@ def replaced(
         others = sorted({u for scope, _, _ in buckets[b] for u in scope} - {v})
         scopes.append(others)
         table = _sum(sizes, [*others, v], [(s, t) for s, t, _ in buckets[b]])
-        best.append(table.argmin(axis=-1))
-        message = np.take_along_axis(table, best[b][..., None], axis=-1)[..., 0]
+        at_best, message = _least(table)
+        best.append(at_best)
         if others:
             parent[b] = min(at[u] for u in others)
             buckets[parent[b]].append((tuple(others), message, ("child", b)))
@@ -266,8 +266,7 @@ def _eliminate(sizes, factors, sequence):
             continue
         others = sorted({u for scope, _ in mine for u in scope} - {v})
         table = _sum(sizes, [*others, v], mine)
-        best = table.argmin(axis=-1)
-        message = np.take_along_axis(table, best[..., None], axis=-1)[..., 0]
+        best, message = _least(table)
         choices.append((v, others, best.astype(np.min_scalar_type(sizes[v]))))
         new = len(factors) + len(choices)
         live[new] = (tuple(others), message)
@@ -276,19 +275,30 @@ def _eliminate(sizes, factors, sequence):
     return list(live.values()), choices
 
 
+def _least(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(where, how much): the least of every row along the last axis."""
+    rows = table.reshape(-1, table.shape[-1])
+    best = rows.argmin(axis=1)
+    least = rows[np.arange(len(rows)), best]  # min() would go through the table again, and slowly along a short axis
+    return best.reshape(table.shape[:-1]), least.reshape(table.shape[:-1])
+
+
 def _sum(sizes, scope, factors) -> np.ndarray:
     """The sum of tables, over `scope`, with NEVER as its ceiling."""
     axis = {v: i for i, v in enumerate(scope)}
-    total = np.zeros([sizes[v] for v in scope], np.int64)
+    spread = []
     for variables, table in factors:
         places = [axis[v] for v in variables]
-        table = table.transpose(np.argsort(places))
         shape = [1] * len(scope)
         for p in places:
             shape[p] = sizes[scope[p]]
-        total += table.reshape(shape)
-        np.minimum(total, NEVER, out=total)  # after each addition, so that no sum ever overflows
-    return total
+        spread.append(table.transpose(np.argsort(places)).reshape(shape))
+    total = np.zeros([1] * len(scope), np.int64)
+    for i, table in enumerate(sorted(spread, key=np.size)):  # the small ones are added up before they meet a large one
+        total = total + table
+        if i % 2:  # three cells of NEVER still fit int64
+            total = np.minimum(total, NEVER)
+    return np.broadcast_to(np.minimum(total, NEVER), [sizes[v] for v in scope])
 
 
 def _total(cells) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import contains
 
 NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
@@ -109,7 +110,7 @@ def cells_of(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
         cell = (e.ins, e.out)
         old = best.get(cell)
         if old is None:
-            if e.time_ps < NEVER and all(f in ok for f, ok in zip((*e.ins, e.out), allowed, strict=True)):
+            if e.time_ps < NEVER and all(map(contains, allowed, (*e.ins, e.out))):
                 best[cell] = e
         elif e.time_ps <= old.time_ps and (e.time_ps, e.sparse, e.tactic) < (old.time_ps, old.sparse, old.tactic):
             best[cell] = e

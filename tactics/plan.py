@@ -292,13 +292,14 @@ class _Model:
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
     cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
     ops: list[int]  # per choice: number of its factor
+    copies: dict[str, Copies]  # per tensor: its reformats
 
 
 def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
     groups = [name for name, _ in graph.groups]
     cells = [cells_of(graph, c) for c in graph.choices]
-    model = _Model([], [], [], {}, {}, cells, [])
     copies = copies_of(graph, tensors_of(graph), scale, launch)
+    model = _Model([], [], [], {}, {}, cells, [], copies)
     for _, names in graph.groups:
         _variable(model, names)
 
@@ -333,7 +334,8 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
         tensors = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
         costs = {(*ins, out): e.time_ps * scale + launch + sparse * e.sparse for (ins, out), e in cells[i].items()}
         variables, table = _op_table(model, tensors, costs, bool(c.when))
-        over = [groups.index(g) for g in groups if any(g == name for name, _ in c.when)]
+        asked = {name for name, _ in c.when}
+        over = [v for v, name in enumerate(groups) if name in asked]
         model.ops.append(len(model.factors))
         model.factors.append(((*over, *variables), _where_taken(graph, c, table, 0)))
     return model
@@ -341,12 +343,12 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
 
 def _where_taken(graph: Graph, choice: Choice, table: np.ndarray, elsewhere: int) -> np.ndarray:
     """`table` with an axis in front for each group in the op's `when`, and `elsewhere` where the op does not exist."""
-    over = [names for name, names in graph.groups if any(name == g for g, _ in choice.when)]
-    named = [name for name, _ in graph.groups if any(name == g for g, _ in choice.when)]
-    if not over:
+    if not choice.when:
         return table
-    taken = [[s for s, o in enumerate(names) if (g, o) in choice.when] for g, names in zip(named, over, strict=True)]
-    full = np.full([*(len(names) for names in over), *table.shape], elsewhere, np.int64)
+    asked = {name for name, _ in choice.when}
+    over = [(name, names) for name, names in graph.groups if name in asked]
+    taken = [[s for s, o in enumerate(names) if (g, o) in choice.when] for g, names in over]
+    full = np.full([*(len(names) for _, names in over), *table.shape], elsewhere, np.int64)
     full[np.ix_(*taken)] = table
     return full
 
@@ -355,7 +357,7 @@ def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], option
     """(variables, table): what an op costs in each of its cells. An op with so many tensors that the table over all of
     their formats is large gets a variable for its cell (`optional` ops: or for none), and a small table per tensor."""
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors]
-    states = [tuple(place[f] for place, f in zip(where, cell, strict=True)) for cell in costs]
+    states = [tuple(map(dict.__getitem__, where, cell)) for cell in costs]
     if math.prod(model.sizes[v] for v in tensors) <= WIDE_CELLS:
         table = np.full([model.sizes[v] for v in tensors], eliminate.NEVER, np.int64)
         for state, value in zip(states, costs.values(), strict=True):
@@ -381,7 +383,8 @@ def _forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
 def _presence(graph: Graph, model: _Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
     """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
     no cell for an absent tensor, and one that does not gains nothing by reading.)"""
-    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in {g for w in whens for g, _ in w}]
+    asked = {name for when in whens for name, _ in when}
+    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in asked]
     states = itertools.product(*(names for _, _, names in over))
     taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
     there = np.array([any(holds(when, options) for when in whens) for options in taken])
@@ -468,5 +471,5 @@ def _read(graph: Graph, model: _Model, found: eliminate.Solution) -> Plan:
         if holds(c.when, options):
             ins = tuple(value[model.read[i, k]] for k in range(len(c.inputs)))
             entries[c.name] = model.cells[i][ins, value[model.produced[c.output]]]
-    total, reformats = cost(graph, options, entries)
+    total, reformats = cost(graph, options, entries, model.copies)
     return Plan(entries, options, reformats, total, "gap", found.method, found.width, math.inf)

@@ -16,9 +16,12 @@ from tactics.graph import NEVER, Entry, Graph, Plan, formats_of, holds, tensors_
 
 
 def cost(
-    graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry]
+    graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], copies: Mapping[str, Copies] | None = None
 ) -> tuple[int, tuple[tuple[str, str, str], ...]]:
-    """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do."""
+    """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do.
+
+    `copies`: the tables of all tensors' reformats, where they are known already.
+    """
     live = [c for c in graph.choices if holds(c.when, options)]
     made = {t: graph.pinned[t] for t in graph.inputs} | {c.output: entries[c.name].out for c in live}
     wanted: dict[str, list[str]] = {t: [] for t in tensors_of(graph)}
@@ -31,7 +34,7 @@ def cost(
         if formats and t not in made:
             raise ValueError(f"tensor {t} is read, but no op in the plan produces it")
     todo = [t for t, formats in wanted.items() if set(formats) - {made.get(t)}]
-    copies = copies_of(graph, todo, 1, 0)
+    copies = copies or copies_of(graph, todo, 1, 0)
     reformats = []
     for t in todo:
         hops = copies[t].hops(made[t], wanted[t])
@@ -121,15 +124,17 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         step = np.array([_steps(graph, t, scale, launch) for t in ts], np.int64).reshape(len(ts), n, n)
         near = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
         exact = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
-        for a in range(1, 1 << n):
-            members = np.array([f for f in range(n) if a >> f & 1])
-            near[:, a] = np.minimum(near[:, a & (a - 1)], step[:, members[0]])
-            if len(members) == 1:
-                exact[:, a, members[0]] = 0
-            else:  # whichever of them was made last
-                before = a ^ (1 << members)
-                ways = exact[:, before] + near[:, before, members][..., None]
-                exact[:, a] = np.minimum(ways.min(axis=1), eliminate.NEVER)
+        for f in range(n):  # the sets whose last member is f: those before it, and f
+            np.minimum(near[:, : 1 << f], step[:, f, None], out=near[:, 1 << f : 2 << f])
+            exact[:, 1 << f, f] = 0
+        count = np.array([a.bit_count() for a in range(1 << n)])
+        for k in range(2, n + 1):  # sets of k members from those of k - 1: whichever of them was made last
+            sets = np.flatnonzero(count == k)
+            for f in range(n):
+                last = sets[sets >> f & 1 == 1]
+                before = last ^ (1 << f)
+                ways = exact[:, before] + near[:, before, f, None]
+                exact[:, last] = np.minimum(exact[:, last], ways)
         serve = exact.copy()
         for f in range(n):  # minimum over supersets, one format at a time
             pairs = serve.reshape(len(ts), -1, 2, 1 << f, n)
