@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
 
-NAME is a script's network (benchmarks.networks), a file, or a model in GPU_RUNTIME_MODELS; shape sets its first input's
+NAME is a script's network (benchmarks.networks), a file, a model in GPU_RUNTIME_MODELS, or a light_* topology of the onnx package; shape sets its first input's
 size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and adds the bytes
 that its launches touch, each 32-byte sector once per launch. Times are predicted and say for which GPU.
 """
@@ -24,6 +24,7 @@ import gpu_runtime as gr
 from benchmarks.networks import NETWORKS
 
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"  # topologies with constant weights
 FREE = ("noop",)
 
 
@@ -33,10 +34,10 @@ def find(name: str, size: str, folder: Path) -> Path:
         model = NETWORKS[name](*(int(d) for d in size.split("x"))) if size else NETWORKS[name]()
         onnx.save(model, folder / f"{name}.onnx")
         return folder / f"{name}.onnx"
-    for path in (Path(name), MODELS / f"{name}.onnx"):
+    for path in (Path(name), MODELS / f"{name}.onnx", LIGHT / f"{name}.onnx"):
         if path.exists():
             return path
-    raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS}")
+    raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS} or {LIGHT}")
 
 
 def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
