@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
 
-NAME is a script's network (benchmarks.networks), a file, a model in GPU_RUNTIME_MODELS, or a light_* topology of the onnx package; shape sets its first input's
-size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and adds the bytes
-that its launches touch, each 32-byte sector once per launch. Times are predicted and say for which GPU.
+NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
+first input's size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and
+adds the bytes that its launches touch, each 32-byte sector once per launch. Times are predicted and say for which GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
+from benchmarks import light
 from benchmarks.networks import NETWORKS
 
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"  # topologies with constant weights
 FREE = ("noop",)
 
 
@@ -32,12 +32,17 @@ def find(name: str, size: str, folder: Path) -> Path:
     """The ONNX file of a script's network (written into `folder`), of a path, or of a model by name."""
     if name in NETWORKS:
         model = NETWORKS[name](*(int(d) for d in size.split("x"))) if size else NETWORKS[name]()
+    elif name in light.NAMES:
+        model = light.light(name)
+    else:
+        model = None
+    if model is not None:
         onnx.save(model, folder / f"{name}.onnx")
         return folder / f"{name}.onnx"
-    for path in (Path(name), MODELS / f"{name}.onnx", LIGHT / f"{name}.onnx"):
+    for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
             return path
-    raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS} or {LIGHT}")
+    raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS}")
 
 
 def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:

@@ -20,6 +20,7 @@ import click
 import numpy as np
 import onnx
 
+from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
@@ -138,7 +139,7 @@ def text(row: dict) -> str:
 def main(names, device, limit, as_json) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for item in names or (*NETWORKS, *(p.stem for p in sorted(MODELS.glob("*.onnx")))):
+        for item in names or (*NETWORKS, *light.NAMES, *(p.stem for p in sorted(MODELS.glob("*.onnx")))):
             name, _, size = item.partition(":")
             path = find(name, size, Path(folder))
             first = onnx.load(path, load_external_data=False).graph.input[0].name

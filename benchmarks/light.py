@@ -1,0 +1,68 @@
+"""The light_* topologies of the onnx package with seeded weights: as published all of them are 0.02, outputs are uniform and
+several overflow FP16.
+
+`light("light_resnet50")` is the model. Convolutions and fully connected layers get He-normal weights (He et al. 2015), scales
+of BatchNormalization half of what they would be and variances about 1; the Caffe Scale layers behind it are Mul and Add.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+NAMES = tuple(sorted(path.stem for path in FOLDER.glob("light_*.onnx")))
+
+
+def _centred(scale: float):
+    return lambda rng, shape: scale * rng.standard_normal(shape)
+
+
+def _around(centre: float):
+    return lambda rng, shape: centre * (0.5 + rng.random(shape))
+
+
+def _he(rng, shape):
+    return math.sqrt(2 / math.prod(shape[1:])) * rng.standard_normal(shape)
+
+
+# (operator, input) -> the values of a weight of some shape
+VALUES = {
+    ("Conv", 1): _he, ("Conv", 2): _centred(0.1),
+    ("Gemm", 1): lambda rng, shape: rng.standard_normal(shape) / math.sqrt(shape[1]), ("Gemm", 2): _centred(0.1),
+    ("BatchNormalization", 1): _around(0.5), ("BatchNormalization", 2): _centred(0.1),
+    ("BatchNormalization", 3): _centred(0.1), ("BatchNormalization", 4): _around(1.0),
+    ("Mul", 1): _around(1.0), ("Add", 1): _centred(0.1),
+}  # fmt: skip
+
+
+def light(name: str, seed: int = 0) -> onnx.ModelProto:
+    """That topology with weights drawn from `seed`. KeyError: a constant is read in a way that VALUES does not know."""
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    graph, rng = model.graph, np.random.default_rng(seed)
+    stored = {t.name: t for t in graph.initializer}
+    shapes = {t.name: tuple(t.dims) for t in stored.values() if t.data_type == onnx.TensorProto.FLOAT}
+    fills = [node for node in graph.node if node.op_type == "ConstantOfShape"]
+    shapes |= {node.output[0]: tuple(numpy_helper.to_array(stored[node.input[0]]).tolist()) for node in fills}
+    uses = {}
+    for node in graph.node:
+        for slot, tensor in enumerate(node.input):
+            uses.setdefault(tensor, (node, slot))
+
+    def drawn(tensor: str, shape: tuple[int, ...]) -> np.ndarray:
+        node, slot = uses[tensor]
+        while node.op_type in ("Reshape", "Unsqueeze"):
+            node, slot = uses[node.output[0]]
+        return VALUES[node.op_type, slot](rng, shape).astype(np.float32)
+
+    gone = {node.input[0] for node in fills} | set(shapes)
+    kept = [node for node in graph.node if node.op_type != "ConstantOfShape"]
+    weights = [numpy_helper.from_array(drawn(tensor, shape), tensor) for tensor, shape in shapes.items() if tensor in uses]
+    weights += [t for t in graph.initializer if t.name not in gone]
+    inputs = [value for value in graph.input if value.name not in stored]
+    made = helper.make_graph(kept, name, inputs, graph.output, weights)
+    return helper.make_model(made, opset_imports=model.opset_import, ir_version=8)
