@@ -77,12 +77,13 @@ def compile_part(out: Path) -> int:
     from cuda_kernels.compile import CompileError, compile_kernel
     from tactics.launches import launches
     from tactics.pointwise_ops import ACTIVATIONS
+    from tactics.step import Launch
     from tests.problems import pairs
 
     begun, device = time.monotonic(), current()
     convs = [bench_conv.problem(name, 1) for name in bench_conv.SHAPES]
     work = [(p, t) for _, p, t in pairs(device)] + [(p, t) for p in convs for t in bench_conv.tactics(p, device)]
-    wanted = dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t))
+    wanted = dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch))
     wanted |= dict.fromkeys([("flush_l2", ()), *(("reference_conv", (("ACT", i),)) for i in range(len(ACTIVATIONS)))])
 
     def one(item) -> str:

@@ -2,14 +2,18 @@
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
 read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
-launch(kernel, grid, block, smem, params); synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
-`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out.
+launch(kernel, grid, block, smem, params); call(function, ins, out), a function of arrays instead of a kernel; synchronize();
+record(run) -> replay, a CUDA graph where there is a GPU.
+`params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is what lies row-major at an
+address; `call` stores function(module, arrays) as `out`'s type, the arrays being those of `module`, NumPy or CuPy.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +22,14 @@ from cuda_kernels.device import Device
 
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
+
+
+class Array(NamedTuple):
+    """An array in device memory."""
+
+    address: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
 
 
 def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
@@ -61,6 +73,15 @@ class Emulated:
     def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
         stats = self._emulator.launch(kernel, grid, block, smem, params, self._memory, options=self._options)
         self.stats.append(stats)
+
+    def call(self, function: Callable, ins: Sequence[Array | None], out: Array) -> None:
+        def array(a: Array) -> np.ndarray:
+            return self.read(a.address, math.prod(a.shape) * a.dtype.itemsize).view(a.dtype).reshape(a.shape)
+
+        y = function(np, [a and array(a) for a in ins])
+        with np.errstate(over="ignore"):  # rounded as kernels do: to infinity
+            self.write(out.address, np.broadcast_to(y, out.shape).astype(out.dtype))
+        self.stats.append(self._emulator.Stats())
 
     def synchronize(self) -> None:
         pass
@@ -121,6 +142,16 @@ class Cuda:
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
         kernel(grid, block, (blob,), shared_mem=smem, stream=self.stream)
+
+    def call(self, function: Callable, ins: Sequence[Array | None], out: Array) -> None:
+        cupy = self.cupy
+
+        def array(a: Array):
+            memory = cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self)
+            return cupy.ndarray(a.shape, a.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+        with self.stream:
+            array(out)[...] = function(cupy, [a and array(a) for a in ins])
 
     def synchronize(self) -> None:
         self.stream.synchronize()

@@ -15,6 +15,7 @@ from gpu_runtime.planning import Table, format_of
 from tactics import plan
 from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
+from tactics.library_problem import LibraryProblem
 from tactics.problem import (
     BackToBackProblem,
     ConvProblem,
@@ -26,7 +27,7 @@ from tactics.problem import (
     SqueezeExciteProblem,
 )
 from tactics.row_problem import NormalizeProblem, ReduceProblem
-from tactics.step import own_strides
+from tactics.step import Call, Launch, own_strides
 from tactics.tactic import Tactic
 
 WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
@@ -38,7 +39,7 @@ TYPES = {
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
-    "ReduceProblem": "reduce", "NormalizeProblem": "normalize",
+    "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
 }  # fmt: skip
 
 
@@ -76,11 +77,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
         for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home)) if layer.tactic else ():
-            args = [_argument(a, layer, offsets, section_at) for a in launch.args]
-            steps.append({
-                "kernel": launch.kernel, "values": dict(launch.values), "grid": list(launch.grid),
-                "block": list(launch.block), "smem": launch.smem, "args": args, "covers": [i],
-            })  # fmt: skip
+            steps.append(_step(launch, layer, offsets, section_at) | {"covers": [i]})
         last_step[i] = len(steps) - 1
     data = {
         "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
@@ -239,6 +236,19 @@ def _name(place: Place) -> str:
     return f"{place.tensor}@{place.key}"
 
 
+def _step(launch: Launch | Call, layer: _Layer, offsets: Mapping[str, int], section_at: Mapping[str, int]) -> dict:
+    def place(arg) -> list:
+        return _argument(arg, layer, offsets, section_at)
+
+    if isinstance(launch, Call):
+        args = [a and [*place(a[0]), a[1], list(a[2])] for a in (*launch.ins, launch.out)]
+        return {"function": launch.function, "attributes": dict(launch.attributes), "part": launch.part, "args": args}
+    return {
+        "kernel": launch.kernel, "values": dict(launch.values), "grid": list(launch.grid),
+        "block": list(launch.block), "smem": launch.smem, "args": [place(a) for a in launch.args],
+    }  # fmt: skip
+
+
 def _argument(arg, layer: _Layer, offsets: Mapping[str, int], section_at: Mapping[str, int]) -> list:
     kind, value = arg
     if kind == "in":
@@ -323,4 +333,6 @@ def _params(problem) -> dict:
         return {"kind": problem.kind, "axes": problem.axes}
     if isinstance(problem, PointwiseProblem):
         return {"stages": [str(s) for s in problem.stages], "tensors": list(problem.tensors)}
+    if isinstance(problem, LibraryProblem):
+        return {"function": problem.function, "attributes": {name: value for name, value in problem.attributes}}
     return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}

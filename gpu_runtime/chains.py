@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_shift, shape_of, single_reader
+from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_shift, shape_of, single_reader, type_of
+from tactics.library_problem import FLOAT
 from tactics.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, OPERATIONS, Activation, Stage
 
 FP16_MAX, FLT_MAX = 65504.0, 3.4028235e38
@@ -59,7 +60,7 @@ def chain_at(node, stop: Callable[[object], bool], last=None) -> Chain | None:
     """The chain that begins at `node`, or None if it is not pointwise; it ends before a node for which `stop` holds, and
     with node `last`."""
     values = [v for v in node.inputs if v is not None and constant(v) is None]
-    if not values or node.op_type not in OPS:
+    if not values or node.op_type not in OPS or any(type_of(v) != FLOAT for v in (*values, *node.outputs)):
         return None
     spelled = ((v, function_of(v, node)) for v in values)
     free = ((v, found) for v, found in spelled if found and not any(stop(n) for n in found[1] if n is not node))

@@ -239,9 +239,10 @@ def _layer_times(engine, iterations: int):
         return None
     import numpy as np
 
+    from tactics.format import DTYPES
+
     rng = np.random.default_rng(0)
-    types = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
-    inputs = {i["name"]: np.abs(rng.standard_normal(i["shape"])).astype(types[i["dtype"]]) for i in engine.inputs}
+    inputs = {i["name"]: np.abs(rng.standard_normal(i["shape"])).astype(DTYPES[i["dtype"]]) for i in engine.inputs}
     with engine.context() as ctx:
         return ctx.profile(inputs, iterations)
 

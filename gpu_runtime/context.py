@@ -10,10 +10,11 @@ import numpy as np
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, compile_many, source_hash
 from cuda_kernels.device import Device
-from cuda_kernels.launch import Cuda, open_gpu, pack_params
+from cuda_kernels.launch import Array, Cuda, open_gpu, pack_params
 from gpu_runtime.engine import Engine, check_device, check_source
 from gpu_runtime.errors import EngineError
 from tactics.format import DTYPES, Format, from_memory, num_bytes, to_memory
+from tactics.library_functions import bound
 
 NAN_HALF = np.uint16(0x7E00)
 
@@ -52,11 +53,13 @@ class Context:
         bases = {"arena": self._arena, "weights": self._weights}
         self._params = [
             pack_params(("ptr", bases[kind] + value) if kind in bases else (kind, value) for kind, value in step["args"])
+            if "kernel" in step else [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
             for step in steps
-        ]
+        ]  # fmt: skip
+        library = any("function" in step for step in steps)  # which allocates, as no graph can
         self._frees = {step: rows for step, rows in self.plan["memory"].get("frees", [])} if poison else {}
         # Run the whole plan on what the inputs hold: a CUDA graph where there is a GPU.
-        self.replay = self.gpu.record(self._launch_all) if graph and not emulate and not poison else self._launch_all
+        self.replay = self.gpu.record(self._launch_all) if graph and not (emulate or poison or library) else self._launch_all
 
     @property
     def emulated(self) -> bool:
@@ -149,17 +152,21 @@ class Context:
         self.close()
 
     def _load(self, steps) -> list:
-        keys = [(s["kernel"], tuple(sorted(s["values"].items()))) for s in steps]
-        missing = [k for k in dict.fromkeys(keys) if kernel_key(*k) not in self.engine.cubins or self.emulated]
+        keys = [(s["kernel"], tuple(sorted(s["values"].items()))) if "kernel" in s else None for s in steps]
+        distinct = [k for k in dict.fromkeys(keys) if k]
+        missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
         compiled = dict(zip(missing, compile_many((*k, self.device.sm) for k in missing), strict=True))
-        for k in dict.fromkeys(keys):
+        for k in distinct:
             if k not in compiled:
                 compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")
         loaded = {k: self.gpu.load(c) for k, c in compiled.items()}
-        return [loaded[k] for k in keys]
+        return [k and loaded[k] for k in keys]
 
     def _launch(self, i: int) -> None:
         step = self.plan["steps"][i]
+        if "function" in step:
+            *ins, out = self._params[i]
+            return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out)
         self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
 
     def _launch_all(self) -> None:

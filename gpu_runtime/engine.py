@@ -23,12 +23,15 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                 [{name, type, layer: str|null, nodes: [ONNX names], problem, params, inputs, outputs: [{name, shape4,
                   format, offset, inside}], tactic, time_us, sparse, has_sparse_weights, weights_count, bias_count}]
                 inside: {shape4, format, offset, channel} of the tensor in whose memory this one lies (absent: its own)
-                type: conv, pool, pointwise, move, concat, reduce, normalize, reformat, noop
+                type: conv, pool, pointwise, move, concat, reduce, normalize, library, reformat, noop
                 layer: the name that sparsity rows use, if it is another than `name`
                 params: conv {kernel, stride, pad (top, left, bottom, right), dilation, k, groups, act, bias, residual};
-                        pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind}
+                        pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind};
+                        library {function, attributes}
     steps       [{kernel, values, grid, block, smem, args: [[kind, value]], covers: [layer indices]}]
                 kind: arena (offset), weights (offset), i32, i64, f32
+                or {function, attributes, part, args: [[kind, offset, dtype, shape]|null], covers}: a library function, its
+                inputs and then its output
     sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], not_pruned: [[initializer, why]] (both
                   with --sparsity=force), summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
                   rows: [{layer, layers: [each of merged siblings], op, verdict: "sparse"|"dense"|"not_eligible", reason,

@@ -25,6 +25,7 @@ from gpu_runtime.onnx_import import Imported
 from tactics.pointwise_ops import NONE, Activation, Stage
 
 STEM_CHANNELS = 4  # what tactics/conv_stem.py takes: the one family that pools
+SEVERAL = ("Split", "LayerNormalization", "TopK")  # operators whose outputs are layers of their own
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
@@ -156,7 +157,7 @@ def fuse(imported: Imported) -> Fused:
                 )
                 emit(node, into, [])
             emit(node, apart, [node, *more])
-        elif node.op_type in ("Split", "LayerNormalization"):
+        elif node.op_type in SEVERAL:
             for i, y in enumerate(node.outputs):  # a layer for each part or statistic that somebody wants
                 if y.uses() or y.is_graph_output():
                     label = f"{node.name} part {i}" if i or node.op_type == "Split" else node.name

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_runtime.lower import TensorInfo
 from tactics.format import LAYOUTS, Format
+from tactics.library_problem import EXACT
 
 Spec = str | Sequence[str] | Mapping[str, str]
 DTYPES = {"input": ("fp32", "fp16", "uint8"), "output": ("fp32", "fp16")}
@@ -41,6 +42,10 @@ def parse(text: str, dtype: str, kind: str) -> tuple[Format, ...]:
     if not isinstance(text, str):
         raise ValueError(f"{kind} formats: expected text such as fp16:hwc8, got {text!r}")
     head, typed, layouts = text.strip().rpartition(":")
+    if dtype in EXACT:
+        if (head if typed else dtype, layouts) != (dtype, "chw"):
+            raise ValueError(f"{kind} format {text!r}: a tensor of type {dtype} is {dtype}:chw")
+        return (Format(dtype, "chw"),)
     dtype = head if typed else dtype
     if dtype not in DTYPES[kind]:
         raise ValueError(f"{kind} format {text!r}: an {kind} may have the type {', '.join(DTYPES[kind])}, not {dtype!r}")

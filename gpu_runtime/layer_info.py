@@ -51,7 +51,7 @@ def layer_info_list(plan: Mapping) -> list[dict]:
             "Inputs": [_tensor(t) for t in layer["inputs"]],
             "Outputs": [_tensor(t) for t in layer["outputs"]],
         }
-        info |= _parameters(layer)
+        info |= _parameters(layer, is_predicted(plan))
         if layer["tactic"]:
             info["TacticName"] = layer["tactic"]
         info["TacticValue"] = "0x" + hashlib.sha256((layer["tactic"] or "").encode()).hexdigest()[:16]
@@ -107,10 +107,11 @@ def _layer_type(layer: Mapping) -> str:
         "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
         "pointwise": "PointWiseV2", "concat": "Concatenation",
         "reduce": "Reduce", "reformat": "Reformat", "noop": "NoOp", "gather": "Gather", "resize": "Resize",
+        "library": "Library",
     }.get(kind, kind)  # fmt: skip
 
 
-def _parameters(layer: Mapping) -> dict:
+def _parameters(layer: Mapping, predicted: bool) -> dict:
     kind, p = layer["type"], layer.get("params") or {}
     if kind in ("conv", "conv_transpose"):
         return _conv(layer, p)
@@ -140,6 +141,10 @@ def _parameters(layer: Mapping) -> dict:
             "NbOperations": len(stages),
             "Operations": lines,
         }
+    if kind == "library":
+        basis = "a lower bound: each byte once, one launch" if predicted else "measured"
+        return {"ParameterType": "Library", "Function": p["function"], "TimeBasis": basis} | {
+            f"Attribute_{name}": value for name, value in p["attributes"].items()}  # fmt: skip
     if kind in ("normalize", "reduce"):
         mask = {"Axes": sum(1 << "nchw".index(a) for a in p["axes"])}
         operation = {"HasLog": int(p["kind"] == "log_softmax")} if kind == "normalize" else {"Operation": p["kind"].upper()}

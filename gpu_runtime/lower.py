@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpu_runtime import moves, reductions
+from gpu_runtime import library, moves, reductions
 from gpu_runtime.convolutions import conv, conv_transpose, matmul, two, window
 from gpu_runtime.errors import ModelError
-from gpu_runtime.fuse import VIEWS, Fused, Layer
+from gpu_runtime.fuse import SEVERAL, VIEWS, Fused, Layer
 from gpu_runtime.moves import Refused, compose, nchw
-from gpu_runtime.onnx_graph import attribute, shape_of
+from gpu_runtime.onnx_graph import attribute, shape_of, type_of
+from tactics.format import Format, representative
 from tactics.gather_problem import GatherProblem, ViewProblem
+from tactics.library_problem import EXACT, FLOAT, LibraryProblem
 from tactics.problem import (
     ConvProblem,
     MoveProblem,
@@ -33,7 +35,8 @@ Shape4 = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A network input or output. `shape` is ONNX's, `dtype` "fp32" or "fp16" as declared; `shape4` the same elements, NCHW."""
+    """A network input or output. `shape` is ONNX's, `dtype` "fp32", "fp16" or one of EXACT as declared; `shape4` the same
+    elements, NCHW."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,7 +70,8 @@ class Op:
 class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
-    `groups`: fusion decisions (name, options), exactly one option of each to be chosen.
+    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `exact`: the type of all tensors
+    that are not floating-point; they are linear everywhere.
     """
 
     name: str
@@ -76,6 +80,12 @@ class Network:
     tensors: Mapping[str, Shape4]
     ops: tuple[Op, ...]
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    exact: Mapping[str, str] = field(default_factory=dict)
+
+    def formats(self, tensor: str) -> tuple[Format, ...]:
+        """Those that a tensor may have inside the network, one name for each memory layout."""
+        own = self.exact.get(tensor)
+        return (Format(own, "chw"),) if own else representative(self.tensors[tensor])
 
 
 def exists(op: Op, choice: Mapping[str, str]) -> bool:
@@ -111,7 +121,10 @@ def lower(fused: Fused) -> Network:
     for v in graph.outputs:
         source, shape4 = views.name(v), views.shape4(v)
         if source != v.name:  # the tensor already bears another output's or an input's name
+            shape, kind = shape_of(v), type_of(v)
             copy = PointwiseProblem(*shape4)
+            if kind != FLOAT:
+                copy = LibraryProblem("Identity", ("t0",), (shape,), (kind,), shape, kind, (shape4, shape4))
             ops.append(Op(f"copy to {v.name}", copy, (source,), v.name))
         elif source not in made:
             raise ModelError(f"{fused.imported.name}: output {v.name!r} is not computed by any operation")
@@ -119,7 +132,9 @@ def lower(fused: Fused) -> Network:
     tensors = {t.name: t.shape4 for t in inputs}
     for op in ops:
         tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
-    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups)
+    exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
+    exact |= {op.output: op.problem.dtype for op in ops if isinstance(op.problem, LibraryProblem) and op.problem.dtype != FLOAT}
+    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups, exact)
 
 
 # ---- tensors: names, NCHW shapes, views
@@ -186,9 +201,16 @@ def _flattened(value):
 
 def _ops(layer: Layer, views: _Views) -> list[Op]:
     node = layer.node
+    if library.takes(layer):
+        problem, constants = library.problem(layer)
+        inputs = tuple(views.name(v) for v in layer.inputs)
+        return [Op(layer.label, problem, inputs, views.name(layer.output), constants, layer.nodes, layer.when)]
     if layer.op not in PROBLEMS:
         raise Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
-    for out in node.outputs[1:] if layer.op not in ("Split", "LayerNormalization") else ():
+    for v in (*layer.inputs, layer.output):
+        if type_of(v) != FLOAT:
+            raise Refused(f"{v.name!r} is of type {v.dtype.name}; expected floating-point tensors")
+    for out in node.outputs[1:] if layer.op not in SEVERAL else ():
         if out.uses() or out.is_graph_output():
             raise Refused(f"its output {out.name!r} is used; only the first is supported")
     inputs = layer.inputs
@@ -304,7 +326,6 @@ PROBLEMS = {
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
     "Clip": "expected constant scalar bounds",
-    "Cast": "only casts between floating-point types are supported",
     "Dropout": "expected inference mode",
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tactics.library_problem import EXACT, FLOAT
+
 
 def constant(value) -> np.ndarray | None:
     """The array of a stored constant, else None."""
@@ -19,6 +21,14 @@ def attribute(node, name: str, default=None):
 def shape_of(value) -> tuple[int, ...]:
     """The static ONNX shape."""
     return tuple(int(d) for d in value.shape)
+
+
+TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
+
+
+def type_of(value) -> str | None:
+    """What a tensor's elements are in memory: fp16 if floating-point (all are FP32 in the graph), else as they are."""
+    return None if value.dtype is None else TYPES.get(value.dtype.name)
 
 
 def single_reader(value):

@@ -24,26 +24,31 @@ from gpu_runtime.onnx_check import FLOATS, LARGEST_TENSOR, check_graph, check_op
 from gpu_runtime.onnx_clean import clean
 from gpu_runtime.onnx_load import first_line, load_whole, named, opset_version, stored_tensors
 from gpu_runtime.onnx_weights import int_attribute, name_nodes, prune_weights
+from tactics.library_problem import EXACT
 
 OPSET = 21  # every model is converted to this one
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {
-    "Abs", "Add", "AveragePool", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Concat", "Constant", "Conv",
-    "ConvTranspose", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "Gelu",
-    "Gemm", "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
-    "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "MatMul", "Max", "MaxPool", "Mean",
-     "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-    "Relu", "Reshape", "Resize", "Round", "Selu", "Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign",
-    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze",
-    "Upsample",
+    "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "AveragePool",
+    "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Concat", "Constant", "Conv", "ConvTranspose", "Cos", "Cosh",
+    "CumSum", "DepthToSpace", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather",
+    "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater",
+    "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
+    "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log",
+    "LogSoftmax", "LpNormalization", "LpPool", "MatMul", "Max", "MaxPool", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
+    "Not", "Or", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize",
+    "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign",
+    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK",
+    "Transpose", "Unsqueeze", "Upsample", "Where", "Xor",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`model`: the cleaned graph, FP32 throughout. `dtypes`: declared "fp32" or "fp16" of every network input and output.
+    """`model`: the cleaned graph, FP32 throughout. `dtypes`: of every network input and output as declared, "fp32", "fp16" or
+    one of EXACT.
 
     `pruned`: initializers changed to 2:4; `not_pruned`: (initializer, reason) of those that cannot be.
     """
@@ -103,14 +108,16 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
-    found = {}
+    found, types = {}, FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type
-            if FLOATS.get(t) not in ("fp32", "fp16"):
+            found[v.name] = types.get(t)
+            if found[v.name] in (None, "bf16", "fp64"):
                 got = TensorProto.DataType.Name(t).lower() if t else "no tensor type"
-                raise ModelError(f"{kind} {v.name!r}: expected float32 or float16, got {got}: cast it outside the model")
-            found[v.name] = FLOATS[t]
+                raise ModelError(
+                    f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool, got {got}: cast it outside the model"
+                )
     return found
 
 

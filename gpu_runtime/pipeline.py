@@ -108,7 +108,7 @@ def build(
     }  # fmt: skip
     cubins = {}
     if embed_cubins:
-        keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"])
+        keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"] if "kernel" in s)
         compiled = compile_many((*k, target.sm) for k in keys)
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
     engine = Engine(seal(data, arena), arena, cubins)

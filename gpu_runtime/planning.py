@@ -65,7 +65,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     asked = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
         raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
-    named = {t: representative(shape) for t, shape in network.tensors.items()}
+    named = {t: network.formats(t) for t in network.tensors}
     keys = {t: {canonical(f, network.tensors[t]) for f in fmts} for t, fmts in named.items()}
     # What no kernel's own format coincides with: read or written directly by what can, else reformatted.
     edges = {t: tuple(f for f in asked.get(t, ()) if canonical(f, network.tensors[t]) not in keys[t]) for t in named}
@@ -124,7 +124,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
 def format_of(table: Table, tensor: str, key: str) -> Format:
     """The name of a canonical key on a tensor: that of the kernels, else that of the network's edge."""
     shape = table.network.tensors[tensor]
-    for fmt in (*representative(shape), table.io.get(tensor)):
+    for fmt in (*table.network.formats(tensor), table.io.get(tensor)):
         if fmt is not None and canonical(fmt, shape) == base(key):
             return fmt
     raise ValueError(f"tensor {tensor} has no format {key}")

@@ -13,6 +13,7 @@ from tactics import (
     conv_stem,
     conv_transpose,
     gather,
+    library,
     matmul,
     movement,
     pointwise,
@@ -20,6 +21,7 @@ from tactics import (
     squeeze_excite,
 )
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+from tactics.library_problem import LibraryProblem
 from tactics.problem import (
     BackToBackProblem,
     ConcatProblem,
@@ -39,14 +41,14 @@ OF_KERNEL = {
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
-    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul,
+    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "library": library,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
-    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
+    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,), LibraryProblem: (library,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first

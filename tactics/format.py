@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# uint8 exists for network inputs only; its values are used as they are.
-DTYPES = {"fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
-TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8"}
+# uint8 exists for network inputs only; its values are used as they are. What follows it, library functions read and write.
+DTYPES = {
+    "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32), "uint8": np.dtype(np.uint8),
+    "int32": np.dtype(np.int32), "int64": np.dtype(np.int64), "bool": np.dtype(np.bool_),
+}  # fmt: skip
+TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8", "int32": "Int32", "int64": "Int64", "bool": "Bool"}
 
 
 @dataclass(frozen=True, slots=True)

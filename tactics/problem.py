@@ -18,6 +18,7 @@ from tactics.conv_problem import (
     key,
 )
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+from tactics.library_problem import LibraryProblem
 from tactics.pointwise_ops import Stage
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 
@@ -239,5 +240,5 @@ class MatmulProblem:
 Problem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
     | MoveProblem | ConcatProblem | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
-    | ReduceProblem | NormalizeProblem
+    | ReduceProblem | NormalizeProblem | LibraryProblem
 )  # fmt: skip

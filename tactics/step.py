@@ -7,6 +7,7 @@ An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,22 @@ class Launch:
     args: tuple[Arg, ...]
     workspace: int = 0
     counters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A library function (tactics.library_functions) instead of a launch; arrays are (argument, type, shape), linear.
+
+    `ins`: in the function's order, None for an absent one; `part`: which of its outputs is stored in `out`.
+    """
+
+    function: str
+    attributes: tuple[tuple[str, object], ...]
+    ins: tuple[tuple[Arg, str, tuple[int, ...]] | None, ...]
+    out: tuple[Arg, str, tuple[int, ...]]
+    part: int = 0
+    workspace: ClassVar[int] = 0
+    counters: ClassVar[int] = 0
 
 
 def linear(fmt: Format) -> bool:

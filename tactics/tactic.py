@@ -14,7 +14,7 @@ MARKS = {
 }  # fmt: skip
 KERNELS = (
     *MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize", "matmul",
-    "squeeze_excite",
+    "squeeze_excite", "library",
 )  # fmt: skip
 
 

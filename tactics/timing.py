@@ -26,14 +26,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
+from tactics import library_functions
 from tactics.launches import launches
 from tactics.predict import SIGMA, predict_us
 from tactics.problem import Problem
+from tactics.step import Launch
 from tactics.tactic import Tactic
 from tactics.timing_worker import device_key, problem_to_json
 
@@ -154,7 +157,10 @@ def environment() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def source_key(kernel: str) -> str:
-    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler."""
+    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
+    their source and the library's version."""
+    if kernel == "library":
+        return sha256(Path(library_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
 
@@ -234,7 +240,7 @@ class Measured:
 
     def _compile(self, work: list[tuple[Problem, Tactic]]) -> dict[tuple, str]:
         """Compile the distinct kernels of `work`; returns (kernel, values) -> the log of each that does not compile."""
-        wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t)))
+        wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch)))
         wanted = [item for item in wanted if item not in self._compiled]
 
         def log(item) -> str:
@@ -259,7 +265,8 @@ class Measured:
         if self._compile_first:
             broken = self._compile([(problem, t) for t in todo])
             for tactic in list(todo):
-                texts = [broken[s.kernel, s.values] for s in launches(problem, tactic) if (s.kernel, s.values) in broken]
+                texts = [broken[s.kernel, s.values] for s in launches(problem, tactic)
+                         if isinstance(s, Launch) and (s.kernel, s.values) in broken]  # fmt: skip
                 if texts:
                     self.cache.add(self.key(problem, tactic), error=f"does not compile: {texts[0][:2000]}")
                     todo.remove(tactic)

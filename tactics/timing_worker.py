@@ -30,10 +30,12 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Cuda, pack_params
+from cuda_kernels.launch import Array, Cuda, pack_params
 from tactics.conv_problem import depth_to_space, space_to_depth
 from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
+from tactics.library_functions import bound
+from tactics.library_problem import FLOAT, LibraryProblem
 from tactics.pointwise_ops import ACTIVATIONS, Activation, Stage
 from tactics.problem import (
     BackToBackProblem,
@@ -44,7 +46,7 @@ from tactics.problem import (
     SqueezeExciteProblem,
 )
 from tactics.row_problem import ReduceProblem
-from tactics.step import Arg
+from tactics.step import Arg, Call
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
@@ -87,6 +89,11 @@ def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndar
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
+    if isinstance(problem, LibraryProblem):
+        inputs = [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d])
+                  for x, d in zip(inputs, problem.dtypes, strict=True)]  # fmt: skip
+        weights = {f"c{i}": rng.integers(0, 2, shape).astype(DTYPES[d]) for i, (shape, d) in enumerate(problem.constants)}
+        return inputs, weights
     image = isinstance(problem, ConvProblem) and problem.c <= 4
     if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
         inputs[0] = np.round(4 * np.abs(inputs[0]))
@@ -161,6 +168,18 @@ def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str
     address = {"in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
                "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1]}  # fmt: skip
     return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
+
+
+def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int]) -> None:
+    """A library function on the arrays at these addresses."""
+    def array(given) -> Array | None:
+        if given is None:
+            return None
+        (kind, value), dtype, shape = given
+        address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
+        return Array(address, DTYPES[dtype], shape)
+
+    gpu.call(bound(call.function, dict(call.attributes), call.part), [array(a) for a in call.ins], array(call.out))
 
 
 class Overloaded(RuntimeError):
@@ -303,16 +322,19 @@ class Bench:
     def prepare(self, tactic: Tactic):
         """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
         steps = launches(self.problem, tactic)
-        kernels = [self._kernel(s.kernel, s.values) for s in steps]
+        called = [s for s in steps if isinstance(s, Call)]
+        kernels = [] if called else [self._kernel(s.kernel, s.values) for s in steps]
         ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
         copies = self._copies(tactic)
         out = self._out.data.ptr
         scratch = scratch_for(self.gpu, steps)
         self._scratch += [address for address in scratch if address]
-        params = [[bind(s.args, ins, out, copy, scratch) for s in steps] for copy in copies]
+        params = [] if called else [[bind(s.args, ins, out, copy, scratch) for s in steps] for copy in copies]
 
         def run(copy: int) -> None:
-            for kernel, step, blob in zip(kernels, steps, params[copy], strict=True):
+            for call in called:
+                run_call(self.gpu, call, ins, out, copies[copy])
+            for kernel, step, blob in zip(kernels, steps, params[copy], strict=True) if kernels else ():
                 self.gpu.launch(kernel, step.grid, step.block, step.smem, blob)
 
         self._out.fill(0xFF)  # NaN, in FP16 and in FP32
@@ -321,7 +343,8 @@ class Bench:
         # The last copy is for warming up. How many fit a sample is judged by one run, queue and all.
         once = min(self.stopwatch.samples(lambda: None, lambda: run(0), 2))
         count = int(np.clip(SAMPLE_US / once, 1, len(copies) - 1))
-        timed = self.gpu.record(lambda: [run(i) for i in range(count)])
+        timed = lambda: [run(i) for i in range(count)]  # noqa: E731
+        timed = timed if called else self.gpu.record(timed)  # a library function allocates, as no graph can
         return lambda: run(len(copies) - 1), timed, count, error
 
     def _kernel(self, kernel: str, values: tuple):
@@ -363,7 +386,7 @@ class Bench:
                 return reference_conv(self.gpu, p, self._nchw, self.weights), every
             return cupy.asarray(reference(p, self.inputs, self.weights)), every
         if not hasattr(p, "n"):  # it may mix images
-            return cupy.asarray(reference(p, self.inputs, self.weights)), every
+            return cupy.asarray(np.float32(reference(p, self.inputs, self.weights))), every
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
         if any("n" in axes for axes in (getattr(p, "axes", ""), *getattr(p, "constants", ()))):  # images are not independent

@@ -16,16 +16,17 @@ cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
 cuda_kernels.emulator.*
 cuda_kernels.launch
 tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.conv_problem
-tactics.problem  tactics.tactic
+tactics.library_functions  tactics.library_problem  tactics.problem  tactics.tactic
 tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
 tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul
-tactics.pointwise  tactics.rows
+tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
+gpu_runtime.library
 gpu_runtime.lower  gpu_runtime.ranges
 gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory

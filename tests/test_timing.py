@@ -5,6 +5,7 @@ The child is a script below that plays a worker; nothing it says ever comes near
 
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from cuda_kernels.compile import CompileError
 from tactics import timing, timing_worker
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes, to_memory
-from tactics.problem import ConvProblem, PoolProblem
+from tactics.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.tactic import Tactic, Tile
 from tactics.timing import ROUNDS, Cache, Key, Time
 
@@ -464,6 +465,14 @@ class PretendGpu:
         if kernel not in ("flush_l2", "reference_conv"):
             self.answer(params)
 
+    def call(self, function, ins, out):
+        def array(a):
+            held = (ctypes.c_uint8 * (math.prod(a.shape) * a.dtype.itemsize)).from_address(a.address)
+            return np.frombuffer(held, a.dtype).reshape(a.shape)
+
+        self.launched.append("library")
+        array(out)[...] = function(np, [a and array(a) for a in ins])
+
     def synchronize(self):
         pass
 
@@ -502,6 +511,21 @@ def test_bench_accepts_right_outputs(bench, name):
         reply, made = bench(PROBLEMS[name], tactic)
         assert len(reply["us"]) == 4 and all(0 < us < 100 for us in reply["us"]) and reply["rel_error"] < 1e-3
         assert json.loads(json.dumps(reply)) == reply and "flush_l2" in made.gpu.launched
+
+
+TENSOR = ((1, 6, 5, 7),)
+LRN = LibraryProblem("LRN", ("t0",), TENSOR, ("fp16",), *TENSOR, "fp16", TENSOR * 2, (("size", 3),))
+BEST = LibraryProblem("ArgMax", ("t0",), TENSOR, ("fp16",), (1, 1, 5, 7), "int64", (*TENSOR, (1, 1, 5, 7)), (("axis", 1),))
+CHOICE = LibraryProblem("Where", ("t0", "c0", "t1"), TENSOR * 2, ("bool", "fp16"), *TENSOR, "fp16", TENSOR * 3,
+                        constants=(((7,), "fp32"),))  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", [LRN, BEST, CHOICE], ids=["lrn", "best", "choice"])
+def test_bench_times_library_functions_without_a_graph(bench, problem):
+    for tactic in candidates(problem, H200):
+        reply, made = bench(problem, tactic)
+        assert len(reply["us"]) == 4 and reply["rel_error"] < 1e-3 and made.gpu.launched.count("library") > 4
+    assert timing.source_key("library") != timing.source_key("rows")
 
 
 def test_bench_compares_some_images_of_a_large_batch(bench):

@@ -1,0 +1,81 @@
+"""Operators without a kernel, and those over integers and truth values -> library functions: attributes, constants, types."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gpu_runtime.fuse import Layer
+from gpu_runtime.moves import Refused, constants, nchw
+from gpu_runtime.onnx_graph import attribute, constant, shape_of, type_of
+from tactics.library_functions import FUNCTIONS
+from tactics.library_problem import FLOAT, LibraryProblem
+
+NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
+AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")
+# Functions for what has kernels where it is floating-point.
+KERNELS = ("Add", "Sub", "Mul", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose")
+STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant, decides the output's size or the axis
+
+
+def takes(layer: Layer) -> bool:
+    """Whether a library function computes the layer: nothing else does, or it is not about floating-point tensors alone."""
+    function, tensors = AS.get(layer.op, layer.op), (*layer.inputs, layer.output)
+    if function == "Gather":
+        return constant(layer.node.inputs[1]) is None
+    return function in FUNCTIONS and (function not in KERNELS or any(type_of(v) != FLOAT for v in tensors))
+
+
+def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
+    """The problem, and its constants c0, c1, ... as stored. Raises Refused."""
+    node = layer.node
+    function, attributes = AS.get(layer.op, layer.op), {name: attribute(node, name) for name in node.attributes}
+    values = list(node.inputs)
+    if layer.op in STATIC:
+        attributes[STATIC[layer.op]] = int(constants(layer, 1)[0][0])
+        values = values[:1]
+    if function == "Reshape":
+        attributes, values = {"out": shape_of(layer.output)}, values[:1]
+    if layer.op == "Transpose":
+        attributes.setdefault("perm", tuple(reversed(range(len(shape_of(values[0]))))))
+    if layer.op == "Cast":
+        attributes = {"to": {FLOAT: "float32"}.get(type_of(layer.output), type_of(layer.output))}
+    if layer.op == "LpPool":
+        attributes = _windows(layer, attributes)
+    arguments, inputs, weights = [], [], {}
+    for v in values:
+        array = constant(v)
+        if v is None:
+            arguments.append("")
+        elif array is not None:
+            arguments.append(f"c{len(weights)}")
+            if array.dtype.name not in NUMPY:
+                raise Refused(f"its constant {v.name!r} is of type {array.dtype.name}, expected one of {', '.join(NUMPY)}")
+            weights[arguments[-1]] = np.ascontiguousarray(array)
+        else:
+            arguments.append(f"t{len(inputs)}")
+            inputs.append(v)
+    for v in (*inputs, layer.output):
+        if type_of(v) is None:
+            raise Refused(f"{v.name!r} is of type {v.dtype}, expected float, int32, int64 or bool")
+    shapes, shape = tuple(map(shape_of, inputs)), shape_of(layer.output)
+    stored = tuple((a.shape, NUMPY[a.dtype.name]) for a in weights.values())
+    return LibraryProblem(
+        function, tuple(arguments), shapes, tuple(map(type_of, inputs)), shape, type_of(layer.output),
+        tuple(map(nchw, (*shapes, shape))), tuple(sorted(attributes.items())), stored, node.outputs.index(layer.output),
+    ), weights  # fmt: skip
+
+
+def _windows(layer: Layer, attributes: dict) -> dict:
+    """LpPool's attributes with pads, strides and the output's size spelled out."""
+    size, out = shape_of(layer.inputs[0])[2:], shape_of(layer.output)[2:]
+    n, kernel = len(size), attributes["kernel_shape"]
+    strides, dilations = (attributes.get(name, (1,) * n) for name in ("strides", "dilations"))
+    pads, mode = tuple(attributes.get("pads", (0,) * (2 * n))), attributes.get("auto_pad", "NOTSET")
+    if mode.startswith("SAME"):
+        reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
+        total = [max(r - i, 0) for r, i in zip(reach, size, strict=True)]
+        pads = tuple(math.ceil(t / 2) if mode == "SAME_LOWER" else t // 2 for t in total) * 2
+    return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out,
+            "p": attributes.get("p", 2)}  # fmt: skip

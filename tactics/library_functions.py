@@ -1,0 +1,238 @@
+"""Rare operators as one plain function each over arrays of NumPy or CuPy: `xp` is the module that the arrays belong to.
+
+Arrays come in ONNX's order and shapes, floating-point ones as FP32 (None: an absent input); attributes are ONNX's, by name.
+A function returns its output, or a tuple of them. What it means is the ONNX operator of its name. Nothing here waits for
+the device: sizes come from shapes and attributes, never from values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+
+def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Callable:
+    """(xp, arrays as they lie in memory) -> output number `part` of a function in FUNCTIONS with these attributes."""
+
+    def run(xp, arrays):
+        wide = [a.astype(xp.float32) if a is not None and a.dtype.kind == "f" else a for a in arrays]
+        with np.errstate(all="ignore"):  # infinities and NaN are results like others
+            y = FUNCTIONS[function](xp, *wide, **attributes)
+        return y[part] if isinstance(y, tuple) else y
+
+    return run
+
+
+# ---- windows
+
+
+def lrn(xp, x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
+    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
+    channels, before = x.shape[1], (size - 1) // 2
+    squares = xp.pad(x * x, [(0, 0), (before, size - 1 - before)] + [(0, 0)] * (x.ndim - 2))
+    total = sum(squares[:, i : i + channels] for i in range(size))
+    return x / (bias + alpha / size * total) ** beta
+
+
+def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
+    """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
+    n = len(kernel_shape)
+    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
+    behind = [max(r - size - before, 0) for r, size, before in zip(reach, x.shape[2:], pads[:n], strict=True)]
+    powers = xp.pad(abs(x) ** p, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)])
+    total = 0
+    for at in itertools.product(*map(range, kernel_shape)):
+        first = [i * d for i, d in zip(at, dilations, strict=True)]
+        rows = (slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, out, strides, strict=True))
+        total = total + powers[(slice(None), slice(None), *rows)]
+    return total ** (1 / p)
+
+
+def global_lp_pool(xp, x, *, p=2):
+    return (abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)
+
+
+# ---- order
+
+
+def top_k(xp, x, *, k, axis=-1, largest=1, sorted=1):
+    """(values, indices) of the k largest or smallest, in order; of equal ones the first come first."""
+    order = xp.argsort(-x if largest else x, axis=axis, kind="stable")
+    chosen = xp.take(order, xp.arange(k), axis=axis)
+    return xp.take_along_axis(x, chosen, axis=axis), chosen.astype(xp.int64)
+
+
+def arg_max(xp, x, *, axis=0, keepdims=1, select_last_index=0):
+    found = xp.argmax(xp.flip(x, axis) if select_last_index else x, axis=axis)
+    found = x.shape[axis] - 1 - found if select_last_index else found
+    return (xp.expand_dims(found, axis) if keepdims else found).astype(xp.int64)
+
+
+def arg_min(xp, x, **attributes):
+    return arg_max(xp, -x, **attributes)
+
+
+# ---- sampling
+
+
+def grid_sample(xp, x, grid, *, mode="linear", padding_mode="zeros", align_corners=0):
+    """x [N,C,*sizes] at the points grid [N,*out,len(sizes)], whose last axis names the last axis of x first, -1 to 1."""
+    sizes, n = x.shape[2:], x.shape[0]
+    points = []
+    for size, g in zip(sizes, (grid[..., i] for i in reversed(range(len(sizes)))), strict=True):
+        at = (g + 1) / 2 * (size - 1) if align_corners else ((g + 1) * size - 1) / 2
+        if mode not in ("cubic", "bicubic"):
+            at = _inside(xp, at, size, padding_mode, align_corners)
+        points.append(at)
+    if mode == "nearest":
+        taps = [[(xp.rint(at).astype(xp.int64), 1.0)] for at in points]
+    elif mode in ("cubic", "bicubic"):
+        taps = [_cubic_taps(xp, at) for at in points]
+    else:
+        taps = [_linear_taps(xp, at) for at in points]
+    batch = xp.arange(n).reshape(n, *(1,) * (grid.ndim - 2))
+    channels_last = xp.moveaxis(x, 1, -1)
+    total = 0
+    for corner in itertools.product(*taps):
+        weight, indices, valid = 1.0, [], True
+        for (index, w), size in zip(corner, sizes, strict=True):
+            if mode in ("cubic", "bicubic") and padding_mode != "zeros":
+                index = xp.rint(_inside(xp, index.astype(xp.float32), size, padding_mode, align_corners)).astype(xp.int64)
+            valid = valid & (index >= 0) & (index < size)
+            indices.append(xp.clip(index, 0, size - 1))
+            weight = weight * w
+        total = total + channels_last[(batch, *indices)] * xp.where(valid, weight, 0)[..., None]
+    return xp.moveaxis(total, -1, 1).astype(xp.float32)
+
+
+def _inside(xp, at, size, padding_mode, align_corners):
+    """Coordinates brought back into the image, where `padding_mode` does so."""
+    if padding_mode == "border":
+        return xp.clip(at, 0, size - 1)
+    if padding_mode != "reflection":
+        return at
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    span = high - low
+    if span <= 0:
+        return xp.zeros_like(at)
+    away = abs(at - low) % (2 * span)
+    return xp.clip(low + xp.where(away > span, 2 * span - away, away), 0, size - 1)
+
+
+def _linear_taps(xp, at):
+    first = xp.floor(at)
+    index = first.astype(xp.int64)
+    return [(index, 1 - (at - first)), (index + 1, at - first)]
+
+
+def _cubic_taps(xp, at, a=-0.75):
+    """Keys' cubic convolution over four neighbours."""
+    first = xp.floor(at)
+    index, t = first.astype(xp.int64), at - first
+
+    def near(d):
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d):
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return [(index - 1, far(t + 1)), (index, near(t)), (index + 1, near(1 - t)), (index + 2, far(2 - t))]
+
+
+# ---- elements by computed indices
+
+
+def gather(xp, x, indices, *, axis=0):
+    return xp.take(x, _wrapped(xp, indices, x.shape[axis]), axis=axis)
+
+
+def gather_elements(xp, x, indices, *, axis=0):
+    axis %= x.ndim
+    rows = xp.ogrid[tuple(slice(d) for d in indices.shape)]
+    rows = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+    rows[axis] = _wrapped(xp, indices, x.shape[axis])
+    return x[tuple(rows)]
+
+
+def gather_nd(xp, x, indices, *, batch_dims=0):
+    depth = indices.shape[-1]
+    batch = [xp.arange(d).reshape(*(1,) * i, d, *(1,) * (indices.ndim - 2 - i)) for i, d in enumerate(x.shape[:batch_dims])]
+    return x[(*batch, *(_wrapped(xp, indices[..., i], x.shape[batch_dims + i]) for i in range(depth)))]
+
+
+def _wrapped(xp, indices, size):
+    return xp.where(indices < 0, indices + size, indices)
+
+
+# ---- elementwise, of any type
+
+
+def where(xp, condition, x, y):
+    return xp.where(condition, x, y)
+
+
+def cast(xp, x, *, to):
+    """`to`: float32, int32, int64 or bool; what is no integer is cut off towards zero."""
+    return x != 0 if to == "bool" else x.astype(to)
+
+
+def is_inf(xp, x, *, detect_negative=1, detect_positive=1):
+    return xp.isinf(x) & ((x > 0) & bool(detect_positive) | (x < 0) & bool(detect_negative))
+
+
+def cum_sum(xp, x, *, axis, exclusive=0, reverse=0):
+    x = xp.flip(x, axis) if reverse else x
+    y = xp.cumsum(x, axis=axis, dtype=x.dtype)
+    y = y - x if exclusive else y
+    return xp.flip(y, axis) if reverse else y
+
+
+def mod(xp, a, b, *, fmod=0):
+    return xp.fmod(a, b) if fmod else xp.mod(a, b)
+
+
+# ---- rows
+
+
+def lp_normalization(xp, x, *, axis=-1, p=2):
+    size = abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
+    return x / xp.where(size == 0, 1, size)
+
+
+def hardmax(xp, x, *, axis=-1):
+    first = xp.argmax(x, axis=axis)
+    along = xp.arange(x.shape[axis]).reshape(*(1,) * (axis % x.ndim), -1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+    return (along == xp.expand_dims(first, axis)).astype(xp.float32)
+
+
+def shrink(xp, x, *, lambd=0.5, bias=0.0):
+    return xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, 0))
+
+
+def _unary(name):
+    return lambda xp, x: getattr(xp, name)(x)
+
+
+def _binary(name):
+    return lambda xp, a, b: getattr(xp, name)(a, b)
+
+
+# ONNX operator -> its function.
+FUNCTIONS = {
+    "LRN": lrn, "LpPool": lp_pool, "GlobalLpPool": global_lp_pool, "LpNormalization": lp_normalization, "Hardmax": hardmax,
+    "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min, "GridSample": grid_sample,
+    "Where": where, "Cast": cast, "IsInf": is_inf, "IsNaN": _unary("isnan"), "Not": _unary("logical_not"),
+    "Equal": _binary("equal"), "Greater": _binary("greater"), "Less": _binary("less"),
+    "GreaterOrEqual": _binary("greater_equal"), "LessOrEqual": _binary("less_equal"),
+    "And": _binary("logical_and"), "Or": _binary("logical_or"), "Xor": _binary("logical_xor"),
+    "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd,
+    "CumSum": cum_sum, "Mod": mod, "Shrink": shrink,
+    **{op: _unary(op.lower()) for op in ("Sin", "Cos", "Tan", "Sinh", "Cosh")},
+    **{op: _unary(f"arc{op.lower()[1:]}") for op in ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")},
+    # What has kernels for floating-point numbers, of integers and truth values.
+    "Add": _binary("add"), "Sub": _binary("subtract"), "Mul": _binary("multiply"), "Neg": _unary("negative"),
+    "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
+    "Reshape": lambda xp, x, *, out: x.reshape(out), "Transpose": lambda xp, x, *, perm: x.transpose(perm),
+}  # fmt: skip

@@ -1,0 +1,175 @@
+"""Operators computed by library functions: beside onnxruntime, with integers and truth values exact, inside engines."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from reference_run import check_against_ort, model, network, node, ort_run, relative_error, run
+
+import gpu_runtime as gr
+from cuda_kernels.device import named
+from gpu_runtime.errors import ModelError
+from tactics.candidates import candidates
+from tactics.library_functions import FUNCTIONS
+from tactics.predict import predict
+from tactics.problem import LibraryProblem
+from tactics.timing_worker import problem_from_json, problem_to_json
+
+X = (2, 6, 5, 7)
+INT, BOOL = TensorProto.INT64, TensorProto.BOOL
+DTYPES = {TensorProto.FLOAT: np.float32, INT: np.int64, BOOL: np.bool_}
+
+# name -> (node, {input: (shape, type or FP32)}, {constant: array}, opset, type of the output)
+CASES = {
+    "lrn": (node("LRN", "x", "y", size=5, alpha=0.5, beta=0.75, bias=2.0), {"x": X}, {}),
+    "lp_pool": (node("LpPool", "x", "y", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]), {"x": X}, {}),
+    "lp_pool_1": (node("LpPool", "x", "y", kernel_shape=[3, 3], p=1, dilations=[1, 2]), {"x": X}, {}, 18),
+    "lp_pool_ceil": (node("LpPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1), {"x": X}, {}, 18),
+    "lp_pool_same": (node("LpPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER"), {"x": X}, {}),
+    "lp_pool_same_low": (node("LpPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], auto_pad="SAME_LOWER"), {"x": X}, {}),
+    "lp_pool_rank_3": (node("LpPool", "x", "y", kernel_shape=[3], p=3), {"x": (2, 4, 9)}, {}),
+    "global_lp_pool": (node("GlobalLpPool", "x", "y", p=3), {"x": X}, {}),
+    "lp_normalization": (node("LpNormalization", "x", "y", axis=1), {"x": X}, {}),
+    "lp_normalization_1": (node("LpNormalization", "x", "y", axis=-1, p=1), {"x": X}, {}),
+    "hardmax": (node("Hardmax", "x", "y", axis=1), {"x": X}, {}),
+    "shrink": (node("Shrink", "x", "y", lambd=0.4, bias=0.2), {"x": X}, {}),
+    "arg_max": (node("ArgMax", "x", "y", axis=1), {"x": X}, {}, 17, INT),
+    "arg_max_last": (node("ArgMax", "x", "y", axis=-1, keepdims=0, select_last_index=1), {"x": X}, {}, 17, INT),
+    "arg_min": (node("ArgMin", "x", "y", axis=2, keepdims=0), {"x": X}, {}, 17, INT),
+    "top_k_values": (node("TopK", "x k", "y i"), {"x": X}, {"k": np.int64([3])}),
+    "top_k_indices": (node("TopK", "x k", "v y", axis=1, name="y"), {"x": X}, {"k": np.int64([4])}, 17, INT),
+    "top_k_smallest": (node("TopK", "x k", "v y", axis=2, largest=0, name="y"), {"x": X}, {"k": np.int64([5])}, 17, INT),
+    "top_k_attribute": (node("TopK", "x", "y i", k=2, axis=1), {"x": X}, {}, 9),
+    "where": (node("Where", "c x z", "y"), {"c": (X, BOOL), "x": X, "z": (6, 1, 7)}, {}),
+    "where_constant": (node("Where", "c x z", "y"), {"c": ((5, 1), BOOL), "x": X}, {"z": np.float32(-np.inf)}),
+    **{f"{op}": (node(op, "x z", "y"), {"x": X, "z": (5, 7)}, {}, 17, BOOL)
+       for op in ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")},
+    **{f"{op}": (node(op, "x z", "y"), {"x": (X, BOOL), "z": ((5, 7), BOOL)}, {}, 17, BOOL) for op in ("And", "Or", "Xor")},
+    "equal_integers": (node("Equal", "x z", "y"), {"x": (X, INT)}, {"z": np.int64(1)}, 17, BOOL),
+    "not": (node("Not", "x", "y"), {"x": (X, BOOL)}, {}, 17, BOOL),
+    "is_nan": (node("IsNaN", "x", "y"), {"x": X}, {}, 17, BOOL),
+    "is_inf": (node("IsInf", "x", "y", detect_negative=0), {"x": X}, {}, 17, BOOL),
+    "cast_to_bool": (node("Cast", "x", "y", to=BOOL), {"x": X}, {}, 17, BOOL),
+    "cast_to_integer": (node("Cast", "x", "y", to=INT), {"x": X}, {}, 17, INT),
+    "cast_from_bool": (node("Cast", "x", "y", to=1), {"x": (X, BOOL)}, {}),
+    "add_integers": (node("Add", "x z", "y"), {"x": (X, INT)}, {"z": np.int64([[5]])}, 17, INT),
+    "identity_of_integers": (node("Identity", "x", "y"), {"x": (X, INT)}, {}, 17, INT),
+    "squeeze_integers": (node("Squeeze", "x a", "y"), {"x": ((2, 1, 3, 4), INT)}, {"a": np.int64([1])}, 17, INT),
+    "transpose_integers": (node("Transpose", "x", "y", perm=[0, 2, 3, 1]), {"x": (X, INT)}, {}, 17, INT),
+    "gather": (node("Gather", "x i", "y", axis=1), {"x": X, "i": ((2, 2), INT)}, {}),
+    "gather_elements": (node("GatherElements", "x i", "y", axis=2), {"x": X, "i": ((2, 6, 3, 7), INT)}, {}),
+    "gather_nd": (node("GatherND", "x i", "y"), {"x": X, "i": ((3, 2), INT)}, {}),
+    "gather_nd_batch": (node("GatherND", "x i", "y", batch_dims=1), {"x": X, "i": ((2, 4, 2), INT)}, {}),
+    "cum_sum": (node("CumSum", "x a", "y", exclusive=1, reverse=1), {"x": X}, {"a": np.int64(1)}),
+    "mod": (node("Mod", "x z", "y", fmod=1), {"x": X}, {"z": np.float32(0.3)}),
+    **{f"{op}": (node(op, "x", "y"), {"x": X}, {}) for op in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan")},
+    **{f"{op}": (node(op, "x", "y"), {"x": X}, {}) for op in ("Sinh", "Cosh", "Asinh", "Atanh")},
+    **{f"grid_{mode}_{pad}_{corners}": (
+        node("GridSample", "x g", "y", mode=mode, padding_mode=pad, align_corners=corners), {"x": X, "g": (2, 4, 3, 2)}, {})
+       for mode in ("bilinear", "nearest", "bicubic") for pad in ("zeros", "border", "reflection") for corners in (0, 1)},
+}  # fmt: skip
+
+
+def case(name: str):
+    """(model, inputs that FP16 holds exactly, some of them far outside an image's -1 to 1)."""
+    operator, inputs, constants, *rest = CASES[name]
+    opset, kind = (*rest, *(17, TensorProto.FLOAT)[len(rest):])
+    kinds = {n: s if isinstance(s[0], tuple) else (s, TensorProto.FLOAT) for n, s in inputs.items()}
+    proto = model([operator], {n: s for n, (s, _) in kinds.items()}, "y", constants, opset)
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.elem_type = kinds[v.name][1] if v.name in kinds else kind
+    rng = np.random.default_rng(4)
+    feeds = {n: np.round(rng.uniform(-1, 1, s) * 512) / 512 * (1.5 if n == "g" else 1) for n, (s, _) in kinds.items()}
+    feeds = {n: a if kinds[n][1] == TensorProto.FLOAT else rng.integers(0, 2, a.shape) for n, a in feeds.items()}
+    return proto, {n: a.astype(DTYPES[kinds[n][1]]) for n, a in feeds.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_onnxruntime(name):
+    proto, feeds = case(name)
+    net = network(proto)
+    (op,) = net.ops
+    assert isinstance(op.problem, LibraryProblem) and problem_from_json(problem_to_json(op.problem)) == op.problem
+    (got,), (expected,) = run(net, feeds).values(), ort_run(proto, feeds).values()
+    if expected.dtype == np.float32:
+        assert relative_error(np.nan_to_num(got, neginf=-9), np.nan_to_num(expected, neginf=-9)) < 2e-6
+        assert np.array_equal(np.isinf(got), np.isinf(expected))
+    else:
+        assert np.array_equal(got, expected) and got.shape == expected.shape
+
+
+def test_every_function_has_a_case():
+    tested = {CASES[name][0].op_type for name in CASES} | {"Reshape"}  # as Squeeze
+    assert set(FUNCTIONS) - tested == {"Sub", "Mul", "Neg", "Max", "Min", "Abs", "Acosh"}  # NumPy's own, as Add and Sinh are
+
+
+def after_lrn():
+    """Scores behind a normalization: the best three channels, the best one, and where that is above zero."""
+    nodes = [
+        node("LRN", "x", "a", size=5, alpha=1e-3, beta=0.75, bias=2.0), node("TopK", "a k", "values which", axis=1),
+        node("ArgMax", "a", "best", axis=1, keepdims=0), node("Greater", "a zero", "above"),
+        node("Where", "above a zero", "positive"), node("Conv", "positive w", "y"),
+    ]  # fmt: skip
+    rng = np.random.default_rng(8)
+    weights = {"k": np.int64([3]), "zero": np.float32(0), "w": rng.standard_normal((8, 16, 1, 1)).astype(np.float32)}
+    proto = model(nodes, {"x": (2, 16, 5, 6)}, "values which best above y", weights)
+    for v, kind in zip(proto.graph.output, (TensorProto.FLOAT, INT, INT, BOOL, TensorProto.FLOAT), strict=True):
+        v.type.tensor_type.elem_type = kind
+    return proto, {"x": rng.standard_normal((2, 16, 5, 6)).astype(np.float16).astype(np.float32)}
+
+
+def test_in_an_engine(tmp_path):
+    proto, feeds = after_lrn()
+    onnx.save(proto, tmp_path / "m.onnx")
+    gr.build(tmp_path / "m.onnx", device="h200").save(tmp_path / "m.engine")
+    engine = gr.load(tmp_path / "m.engine")
+    with engine.context(device="emulator", poison=True) as ctx:
+        got = ctx.run(feeds)
+        assert len(ctx.gpu.stats) == len(engine.plan["steps"])
+    for name, y in ort_run(proto, feeds).items():
+        assert got[name].dtype == y.dtype, name
+        if y.dtype == np.float32:
+            assert relative_error(got[name], y) < 1e-3, name
+        else:
+            assert np.array_equal(got[name], y), name
+    types = [layer["type"] for layer in engine.plan["layers"]]
+    assert types.count("library") == 6 and "conv" in types
+    info = {layer["Name"]: layer for layer in engine.layer_info()["Layers"]}
+    assert (info["a"]["LayerType"], info["a"]["ParameterType"], info["a"]["Function"]) == ("Library", "Library", "LRN")
+    assert info["a"]["TimeBasis"].startswith("a lower bound") and info["best"]["Outputs"][0]["Datatype"] == "Int64"
+    assert [o["DataType"] for o in engine.layer_info()["I/O Tensors"]] == ["Float", "Float", "Int64", "Int64", "Bool", "Float"]
+
+
+def test_tactics_are_linear_and_their_time_is_that_of_their_bytes():
+    problem = LibraryProblem("LRN", ("t0",), ((1, 64, 56, 56),), ("fp16",), (1, 64, 56, 56), "fp16", ((1, 64, 56, 56),) * 2,
+                             (("size", 5),))  # fmt: skip
+    tactics = candidates(problem, named("h200"))
+    types = ("fp16", "fp32")
+    assert {f"{t.ins[0]}->{t.out}" for t in tactics} == {f"{x}:chw->{y}:chw" for x in types for y in types}
+    half = predict(problem, next(t for t in tactics if str(t.ins[0]) == str(t.out) == "fp16:chw"), named("h200"))
+    wide = predict(problem, next(t for t in tactics if str(t.ins[0]) == str(t.out) == "fp32:chw"), named("h200"))
+    assert wide["l2_us"] == 2 * half["l2_us"] > 0
+
+
+def test_integers_reach_no_kernel():
+    proto = model([node("ReduceSum", "x a", "y")], {"x": (2, 3)}, "y", {"a": np.int64([1])})
+    for v in (*proto.graph.input, *proto.graph.output):
+        v.type.tensor_type.elem_type = INT
+    with pytest.raises(ModelError, match="ReduceSum y: 'x' is of type INT64; expected floating-point tensors"):
+        network(proto)
+
+
+def test_wrong_functions_are_refused():
+    with pytest.raises(ValueError, match="unknown function 'Nonsense'"):
+        LibraryProblem("Nonsense", (), (), (), (1,), "fp16", ((1, 1, 1, 1),))
+    with pytest.raises(ValueError, match="different numbers of elements"):
+        LibraryProblem("LRN", ("t0",), ((2, 3),), ("fp16",), (2, 3), "fp16", ((1, 6, 1, 1), (1, 5, 1, 1)))
+
+
+def test_lrn_between_convolutions_keeps_every_fusion():
+    nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Relu", "a", "b"), node("LRN", "b", "c", size=3),
+             node("Conv", "c v", "y")]  # fmt: skip
+    rng = np.random.default_rng(1)
+    w, v = (0.2 * rng.standard_normal(s).astype(np.float32) for s in ((16, 3, 3, 3), (8, 16, 1, 1)))
+    net = check_against_ort(model(nodes, {"x": (1, 3, 9, 9)}, "y", {"w": w, "v": v}))
+    assert len(net.ops) == 3
