@@ -58,13 +58,15 @@ def _forced(sparsity: Mapping) -> list[str]:
 def network_lines(plan: Mapping) -> list[str]:
     """The network in one sentence: eligible, picked, time saved, and what is the most there could be."""
     sparsity = plan["sparsity"]
+    if not sparsity["eligible"]:
+        return wrap(f"No layer is eligible for 2:4: the plan is dense and takes {us_text(plan['plan']['total_us'], plan)}")
     text = f"{len(sparsity['picked'])} of {len(sparsity['eligible'])} eligible layers run sparse"
     total, dense = plan["plan"]["total_us"], (plan["plan"].get("rivals") or {}).get("all_dense_us")
     if dense is not None:
         text += f"; the plan takes {us_text(total, plan)}, the best one without sparse tactics {us_text(dense, plan)}"
         text += f" ({versus(dense, total)})"
     ceiling = (sparsity.get("summary") or {}).get("ceiling_us")
-    if ceiling is not None and sparsity["eligible"] and dense:
+    if ceiling is not None and dense:
         text += (
             ". The ceiling, all eligible kernels at twice their dense speed where launch and memory allow it, is "
             f"{us_text(ceiling, plan)} ({versus(ceiling, dense)})"
