@@ -284,9 +284,6 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
         raise Refused(f"expected an input of rank 3 or 4, got {list(shape_of(node.inputs[0]))}")
     size = two(attribute(node, "kernel_shape"), 1)
     stride, dilation, pad = window(node, size, (h, w))
-    for i, (last, image) in enumerate(zip(out[2:], (h, w), strict=True)):
-        if (last - 1) * stride[i] >= image + pad[i]:
-            raise Refused("its last window lies outside the image (ceil_mode)")
     count_pad = bool(attribute(node, "count_include_pad", 0))
     return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
 

@@ -152,7 +152,8 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
             if len(dims) < len(kind.tensor_type.shape.dim):
                 continue
-            if any(d < (node.op_type != "Constant") for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+            least = int(kind.tensor_type.elem_type in FLOATS and node.op_type != "Constant")  # shapes may be empty lists
+            if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
                 raise ModelError(
                     f"{title(node)}: its output {name!r} would have the size {dims} (inputs {sizes}); expected sizes "

@@ -33,6 +33,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
         )
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         _drop_identities(model)
+        _plain_gemms(model)
         common.RemoveUnusedNodesPass()(model)
         common.TopologicalSortPass()(model)
         common.ShapeInferencePass()(model)
@@ -116,8 +117,56 @@ def _split_sums(model: ir.Model) -> None:
             steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
         steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
         steps[-1].name = node.name
-        name = node.outputs[0].name
-        model.graph.insert_before(node, steps)
-        ir.convenience.replace_all_uses_with(node.outputs[0], steps[-1].outputs[0], replace_graph_outputs=True)
-        model.graph.remove(node, safe=True)
-        steps[-1].outputs[0].name = name
+        _replace(model, node, steps)
+
+
+def _plain_gemms(model: ir.Model) -> None:
+    """Gemm that is neither a convolution nor a product as it stands -> one that is, or MatMul by a constant first matrix, with
+    what it did besides in operators of their own: a transposition, a factor, an addend that is not constant per column."""
+    for node in [n for n in model.graph if n.op_type == "Gemm"]:
+        a, b, c = (*node.inputs, None)[:3]
+        alpha, beta, turn_a, turn_b = (
+            node.attributes[name].value if name in node.attributes else default
+            for name, default in (("alpha", 1.0), ("beta", 1.0), ("transA", 0), ("transB", 0))
+        )
+        left, right, addend = (None if v is None or v.const_value is None else v.const_value.numpy() for v in (a, b, c))
+        folds = c is None or (right is not None and addend is not None and math.prod(addend.shape[:-1]) == 1)
+        if folds and (not turn_a if right is not None else left is None and alpha == 1):
+            continue
+        steps: list[ir.Node] = []
+
+        def add(name: str, op: str, *inputs: ir.Value, steps=steps, **attributes) -> ir.Value:
+            steps.append(ir.node(op, inputs, attributes, name=name))
+            return steps[-1].outputs[0]
+
+        def stored(name: str, array) -> ir.Value:
+            value = ir.Value(name=name, const_value=ir.tensor(np.asarray(array, np.float32), name=name))
+            model.graph.register_initializer(value)
+            return value
+
+        if left is not None:
+            matrix = stored(f"{node.name}_left", alpha * (left.T if turn_a else left))
+            right = add(f"{node.name}_right", "Transpose", b, perm=[1, 0]) if turn_b else b
+            y = add(node.name, "MatMul", matrix, right)
+        elif right is not None:
+            x = add(f"{node.name}_left", "Transpose", a, perm=[1, 0]) if turn_a else a
+            y = add(node.name, "Gemm", x, b, *([c] if folds and c is not None else []), alpha=alpha, beta=beta, transB=turn_b)
+        else:
+            y = add(node.name, "Gemm", a, b, transA=turn_a, transB=turn_b)
+            y = y if alpha == 1 else add(f"{node.name}_scaled", "Mul", y, stored(f"{node.name}_alpha", alpha))
+        if c is not None and not folds:
+            if beta != 1:
+                c = add(f"{node.name}_addend", "Mul", c, stored(f"{node.name}_beta", beta)) if addend is None else stored(
+                    f"{node.name}_addend", beta * addend)  # fmt: skip
+            y = add(f"{node.name}_sum", "Add", y, c)
+        _replace(model, node, steps)
+
+
+def _replace(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
+    """Put `steps` in the place of `node`; the last one's result takes over its output and that one's name."""
+    y, made = node.outputs[0], steps[-1].outputs[0]
+    name = y.name
+    model.graph.insert_before(node, steps)
+    ir.convenience.replace_all_uses_with(y, made, replace_graph_outputs=True)
+    model.graph.remove(node, safe=True)
+    made.name = name

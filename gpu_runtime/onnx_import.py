@@ -16,17 +16,16 @@ from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, shape_inference, version_converter
+from onnx import TensorProto
 
 from cuda_kernels.compile import write_atomic
 from gpu_runtime.errors import ModelError
 from gpu_runtime.onnx_check import FLOATS, LARGEST_TENSOR, check_graph, check_ops, check_schema, check_sizes, check_values
 from gpu_runtime.onnx_clean import clean
-from gpu_runtime.onnx_load import first_line, load_whole, named, opset_version, stored_tensors
-from gpu_runtime.onnx_weights import int_attribute, name_nodes, prune_weights
+from gpu_runtime.onnx_convert import convert
+from gpu_runtime.onnx_load import load_whole, named, stored_tensors
+from gpu_runtime.onnx_weights import name_nodes, prune_weights
 from tactics.library_problem import EXACT
-
-OPSET = 21  # every model is converted to this one
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {
@@ -40,8 +39,8 @@ OPS = {
     "Not", "Or", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
     "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize",
     "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign",
-    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK",
-    "Transpose", "Unsqueeze", "Upsample", "Where", "Xor",
+    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile",
+    "TopK", "Transpose", "Unsqueeze", "Upsample", "Where", "Xor",
 }  # fmt: skip
 
 
@@ -90,7 +89,7 @@ def read(
         name_nodes(proto.graph.node)
         check_schema(proto)
         check_sizes(proto)
-        model = clean(_convert(proto))
+        model = clean(convert(proto))
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:
@@ -161,50 +160,3 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         cure = ",".join(f"{n}:{'x'.join(map(str, example))}" for n, _, example in missing)
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
     del graph.value_info[:]
-
-
-def _align_by_axis(graph: onnx.GraphProto) -> None:
-    """Before opset 7 a second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel: give
-    stored ones the ones after their last axis that NumPy's rule needs."""
-    tensors = {t.name: t for t in graph.initializer}
-    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}
-    for node in graph.node:
-        axis = 1 if node.op_type == "PRelu" else int_attribute(node, "axis", -1)
-        t = tensors.get(node.input[1]) if len(node.input) == 2 else None
-        more = ranks.get(node.input[0], 0) - axis - len(t.dims) if t is not None else 0
-        aligned = node.op_type == "PRelu" or (axis >= 0 and int_attribute(node, "broadcast", 0))
-        if not aligned or more <= 0 or math.prod(t.dims) == 1:
-            continue
-        copy = graph.initializer.add()
-        copy.CopyFrom(t)
-        copy.name = f"{node.name}_aligned"
-        copy.dims.extend([1] * more)
-        node.input[1] = copy.name
-        kept = [a for a in node.attribute if a.name != "axis"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-
-
-def _convert(proto: onnx.ModelProto) -> onnx.ModelProto:
-    opset = opset_version(proto)
-    if opset < 7:
-        proto = shape_inference.infer_shapes(proto)
-        _align_by_axis(proto.graph)
-    for v in proto.graph.output:
-        v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
-    try:
-        converted = proto if opset == OPSET else version_converter.convert_version(proto, OPSET)
-    except Exception as e:
-        raise ModelError(f"cannot be converted from opset {opset} to {OPSET}: {first_line(e)}") from e
-    try:
-        shape_inference.infer_shapes(converted, check_type=True, strict_mode=True, data_prop=True)
-    except Exception as e:
-        raise ModelError(f"its shapes or types contradict each other: {first_line(e)}") from e
-    for node in converted.graph.node:
-        if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
-            kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-            node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-            node.attribute.append(onnx.helper.make_attribute("nearest_mode", "floor"))
-    return converted

@@ -23,7 +23,8 @@ tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats  tactics.plan
-gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights  gpu_runtime.onnx_clean
+gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
+gpu_runtime.onnx_convert  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
 gpu_runtime.library
@@ -32,7 +33,8 @@ gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runti
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
 gpu_runtime.side_by_side  gpu_runtime.autotuning  gpu_runtime.engine
-gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.cli  gpu_runtime.__main__
+gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.onnx_backend
+gpu_runtime.cli  gpu_runtime.__main__
 """.split()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.
 LAZY = {("gpu_runtime.engine", "gpu_runtime.context")}
@@ -90,7 +92,8 @@ def test_imports_go_down():
 
 
 def test_only_import_and_fuse_see_onnx():
-    stages = {f"gpu_runtime.onnx_{name}" for name in ("load", "check", "weights", "clean", "import")} | {"gpu_runtime.fuse"}
+    stages = {f"gpu_runtime.onnx_{name}" for name in ("load", "check", "weights", "convert", "clean", "import", "backend")}
+    stages |= {"gpu_runtime.fuse"}
     for name, path in modules().items():
         if name in stages:
             continue

@@ -156,6 +156,8 @@ def test_weights_that_fp16_cannot_hold_are_refused():
         {"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_LOWER"},
         {"kernel_shape": (2, 2), "strides": (1, 3), "auto_pad": "VALID"},
         {"kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": 1, "count_include_pad": 1, "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (2, 2), "strides": (3, 3), "ceil_mode": 1, "pads": (0, 0, 1, 1)},  # no window begins in the padding
+        {"kernel_shape": (2, 3), "strides": (3, 2), "ceil_mode": 1, "count_include_pad": 1, "pads": (0, 1, 1, 1)},
     ],
 )
 def test_pools(op, attributes):
@@ -337,7 +339,7 @@ def test_refusals_are_listed_together():
 def test_every_operator_accepted_on_import_has_a_rule():
     elsewhere = {  # vanish, are views or shuffles, or split before lower
         "Constant", "Dropout", "Sum", "Mean", "Upsample", "GroupNormalization",
-        "DepthToSpace", "SpaceToDepth",
+        "DepthToSpace", "SpaceToDepth", "Swish",
     }  # fmt: skip
     rules = set(lower.PROBLEMS) | elsewhere | chains.OPS | set(FUNCTIONS)
     assert rules - {"Chain", "Standardize", *lower.SHUFFLES} == onnx_import.OPS

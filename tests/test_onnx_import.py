@@ -9,6 +9,7 @@ from reference_run import check_against_ort, given_model, model, network, node, 
 
 from gpu_runtime import onnx_import
 from gpu_runtime.errors import ModelError
+from gpu_runtime.onnx_convert import OPSET
 
 rng = np.random.default_rng(11)
 
@@ -59,12 +60,52 @@ def test_every_opset_becomes_one(tmp_path, opset):
         for t in proto.graph.initializer:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
     imported = onnx_import.read(save(tmp_path, proto))
-    assert imported.model.opset_imports[""] == onnx_import.OPSET and len(imported.model.graph.inputs) == 1
+    assert imported.model.opset_imports[""] == OPSET and len(imported.model.graph.inputs) == 1
     net = network(proto)
     feeds = {"x": rng.standard_normal((1, 4, 11, 11)).astype(np.float32)}
     if opset > 21:  # newer than some onnxruntimes: the operators did not change since
         proto.opset_import[0].version = 21
     assert relative_error(run(net, feeds)["y"], ort_run(proto, feeds)["y"]) < 1e-3
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_swish_is_spelled_in_older_words(alpha, dtype):
+    proto = model([node("Swish", "x", "y", alpha=alpha)], {"x": (2, 3)}, "y", opset=24, dtype=dtype)
+    x = np.linspace(-3, 3, 6, dtype=dtype).reshape(2, 3)
+    y = run(network(proto), {"x": x})["y"]
+    np.testing.assert_allclose(y, x / (1 + np.exp(-alpha * x.astype(np.float32))), rtol=1e-3)
+
+
+def test_a_shape_subgraph_may_have_empty_lists(tmp_path):
+    """As exporters write Flatten: the sizes before axis 0, none, then -1."""
+    nodes = [
+        node("Shape", "x", "s"), node("Slice", "s zero zero", "before"), node("Concat", "before rest", "t", axis=0),
+        node("Relu", "x", "r"), node("Reshape", "r t", "y"),
+    ]  # fmt: skip
+    proto = model(nodes, {"x": (2, 3, 4)}, "y", {"zero": np.int64([0]), "rest": np.int64([-1])})
+    assert [int(d) for d in onnx_import.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
+
+
+GEMMS = {  # inputs (computed: their names; constants: the arrays'), attributes
+    "transposed": ("a w", {"transA": 1}), "constant_first": ("v b c", {"alpha": 0.5, "transB": 1, "beta": 2.0}),
+    "constant_first_transposed": ("u b", {"transA": 1, "transB": 1}), "matrix_addend": ("d w m", {"alpha": 0.5, "beta": 0.25}),
+    "column_addend": ("d w k", {"beta": 2.0}), "computed_addend": ("d w e", {"alpha": 2.0}),
+    "two_computed": ("a b e", {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 0.5}),
+    "row_addend": ("a b r", {"transA": 1, "transB": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_every_gemm_is_a_convolution_or_a_product(name):
+    """A is [3,8], B [8,5]; a letter is one of them or its transpose, or the addend."""
+    computed = {"a": (8, 3), "b": (5, 8), "d": (3, 8), "e": (3, 5), "c": (3, 5)}
+    stored = {"w": weights(8, 5), "v": weights(3, 8), "u": weights(8, 3), "m": weights(3, 5), "k": weights(3, 1),
+              "r": weights(1, 5)}  # fmt: skip
+    inputs, attributes = GEMMS[name]
+    shapes = {n: computed[n] for n in inputs.split() if n in computed}
+    proto = model([node("Gemm", inputs, "y", **attributes)], shapes, "y", {n: stored[n] for n in inputs.split() if n in stored})
+    check_against_ort(proto)
 
 
 def test_old_fp16_model_and_names():

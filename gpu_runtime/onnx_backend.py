@@ -1,0 +1,158 @@
+"""onnx's backend interface (see onnx.backend.base): a ModelProto and arrays in, arrays out. `onnx.backend.test` runs on it.
+
+    import onnx
+    from gpu_runtime import onnx_backend
+    y, = onnx_backend.prepare(onnx.load("model.onnx"), "CPU").run([x])
+
+"CPU" executes the kernels in the emulator, "CUDA" on the GPU at hand. A model that cannot be built raises unittest.SkipTest
+with the reason. An engine's weights, shapes and bounds are constants: where a model has them as inputs, its engine is built
+when their values are known, once for each set of values.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx.backend.base import BackendRep, namedtupledict
+
+from cuda_kernels import device as devices
+from gpu_runtime import pipeline
+from gpu_runtime.context import Context
+from gpu_runtime.errors import ModelError
+from gpu_runtime.onnx_convert import OPSET
+
+# The floating-point inputs of an operator that an engine holds as constants; all others it does anyway.
+CONSTANT_INPUTS = {
+    "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Dropout": (1,),
+    "Gemm": (1, 2), "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
+    "Pad": (2,), "PRelu": (1,), "Resize": (1, 2), "Upsample": (1,),
+}  # fmt: skip
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+class Prepared(BackendRep):
+    """A model ready to run, its engines kept from run to run. For one thread."""
+
+    def __init__(self, model: ModelProto, device: str, options: Mapping):
+        self._model, self._device, self._options = model, device, dict(options)
+        stored = {t.name for t in model.graph.initializer}
+        self._inputs = [v.name for v in model.graph.input if v.name not in stored]
+        self._constant = _constant_inputs(model)
+        self._contexts: dict = {}
+        dims = {v.name: _static_shape(v) for v in model.graph.input}
+        if not self._constant and None not in dims.values():
+            self._context({name: np.empty(dims[name], np.float32) for name in self._inputs})
+
+    def run(self, inputs: Sequence | Mapping[str, object], **options) -> tuple:
+        """Arrays in the order of the graph's inputs, or by name -> a named tuple of arrays, one for each output.
+
+        Raises SkipTest where the model cannot be built for these inputs, ValueError for inputs that do not fit it.
+        """
+        if options:
+            raise ValueError(f"run: expected no options, got {', '.join(options)}")
+        if not isinstance(inputs, Mapping):
+            inputs = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+            if len(inputs) != len(self._inputs):
+                raise ValueError(f"inputs: expected {len(self._inputs)} ({', '.join(self._inputs)}), got {len(inputs)}")
+            inputs = dict(zip(self._inputs, inputs, strict=True))
+        if set(inputs) != set(self._inputs):
+            raise ValueError(f"inputs: expected the names {sorted(self._inputs)}, got {sorted(map(str, inputs))}")
+        arrays = {name: np.asarray(a) for name, a in inputs.items()}
+        context = self._context(arrays)
+        outputs = context.run({info["name"]: arrays[info["name"]] for info in context.plan["inputs"]})
+        names = [v.name for v in self._model.graph.output]
+        return namedtupledict("Outputs", names)(*(outputs[name] for name in names))
+
+    def _context(self, arrays: Mapping[str, np.ndarray]) -> Context:
+        """The context for arrays of these shapes, and of these values where they are constants."""
+        constants = {name: a for name, a in arrays.items() if name in self._constant}
+        shapes = {name: a.shape for name, a in arrays.items() if name not in self._constant}
+        values = tuple((name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(constants.items()))
+        key = (values, tuple(sorted(shapes.items())))
+        if key not in self._contexts:
+            model = _with_constants(self._model, constants)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.onnx"
+                path.write_bytes(model.SerializeToString())
+                try:
+                    # Named, the device is not measured: in the emulator there is nothing to measure.
+                    target = pipeline.DEFAULT_DEVICE if self._device == "emulator" else None
+                    engine = pipeline.build(path, device=target, shapes=shapes, **self._options)
+                except ModelError as e:
+                    raise unittest.SkipTest(str(e).removeprefix(f"{path}: ")) from e
+            self._contexts[key] = engine.context(device=self._device)
+        return self._contexts[key]
+
+
+def prepare(model: ModelProto, device: str = "CPU", **options) -> Prepared:
+    """A model for repeated runs; `options` are those of `gpu_runtime.build`. Raises SkipTest if it cannot be built (on the
+    first run, where inputs have to be known for that), ValueError for an unknown device."""
+    if not supports_device(device):
+        raise ValueError(f"device: expected CPU or, where there is a GPU, CUDA, got {device!r}")
+    return Prepared(model, "emulator" if _kind(device) == "CPU" else "cuda", options)
+
+
+def run_model(model: ModelProto, inputs, device: str = "CPU", **options) -> tuple:
+    """`prepare` and one run."""
+    return prepare(model, device, **options).run(inputs)
+
+
+def run_node(node: NodeProto, inputs: Sequence, device: str = "CPU", outputs_info=None, **options) -> tuple:
+    """One node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx infers
+    them; `opset_version`: the node's, by default the one that this runtime converts to."""
+    opset = options.pop("opset_version", OPSET)
+    named = [name for name in node.input if name]
+    if len(named) != len(inputs):
+        raise ValueError(f"inputs: expected {len(named)} ({', '.join(named)}), got {len(inputs)}")
+    given = {name: np.asarray(a) for name, a in zip(named, inputs, strict=True)}
+    if outputs_info is None:
+        outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    else:
+        outputs = [_value(name, *info) for name, info in zip(node.output, outputs_info, strict=True)]
+    graph = helper.make_graph([node], node.op_type, [_value(n, a.dtype, a.shape) for n, a in given.items()], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return run_model(shape_inference.infer_shapes(model), given, device, **options)
+
+
+def supports_device(device: str) -> bool:
+    """CPU: the emulator, everywhere. CUDA: where there is a GPU; CUDA:0, since a context runs on the first one."""
+    return _kind(device) == "CPU" or (device in ("CUDA", "CUDA:0") and devices.has_gpu())
+
+
+def _kind(device: str) -> str:
+    return device.split(":")[0]
+
+
+def _value(name: str, dtype, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+
+def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    t = value.type.tensor_type
+    dims = tuple(d.dim_value for d in t.shape.dim if d.HasField("dim_value"))
+    return dims if t.HasField("shape") and len(dims) == len(t.shape.dim) else None
+
+
+def _constant_inputs(model: ModelProto) -> set[str]:
+    """The graph's inputs that an engine holds as constants."""
+    found = {v.name for v in model.graph.input if v.type.tensor_type.elem_type not in FLOATS}
+    for node in model.graph.node:
+        found |= {node.input[i] for i in CONSTANT_INPUTS.get(node.op_type, ()) if i < len(node.input) and node.input[i]}
+    return found & {v.name for v in model.graph.input}
+
+
+def _with_constants(model: ModelProto, constants: Mapping[str, np.ndarray]) -> ModelProto:
+    """The model with these inputs as initializers."""
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    kept = [v for v in changed.graph.input if v.name not in constants]
+    del changed.graph.input[:]
+    changed.graph.input.extend(kept)
+    changed.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in constants.items())
+    return changed
