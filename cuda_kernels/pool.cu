@@ -4,6 +4,7 @@
 // take neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear: whole sectors either way.
 //
 // Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
+#include "place.cuh"
 #include "tensor.cuh"
 
 struct PoolParams {
@@ -19,12 +20,9 @@ struct PoolParams {
 extern "C" __global__ void __launch_bounds__(256, 4) pool(const __grid_constant__ PoolParams p) {
   release_next_launch();
   wait_for_previous_launch();
-  const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
-  const int pixels = p.p * p.q;
-  if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;
-  const int c = static_cast<int>(VEC == 8 ? id % p.groups : id / pixels % p.groups) * VEC;
-  const int pixel = static_cast<int>(VEC == 8 ? id / p.groups % pixels : id % pixels);
-  const int image = static_cast<int>(id / pixels / p.groups);
+  Place at;
+  if (!place_of_thread(p.n, p.groups, p.p * p.q, at)) return;
+  const int c = at.c, pixel = at.pixel, image = at.image;
   const int h0 = pixel / p.q * p.stride_h - p.pad_t, w0 = pixel % p.q * p.stride_w - p.pad_l;
 
   float v[VEC] = {};

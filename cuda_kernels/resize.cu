@@ -7,6 +7,7 @@
 // own neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear.
 //
 // Compile-time: VEC (8 or 1).
+#include "place.cuh"
 #include "tensor.cuh"
 
 struct ResizeParams {
@@ -23,12 +24,9 @@ struct ResizeParams {
 extern "C" __global__ void __launch_bounds__(256, 4) resize(const __grid_constant__ ResizeParams p) {
   release_next_launch();
   wait_for_previous_launch();
-  const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
-  const int pixels = p.out_h * p.out_w;
-  if (id >= static_cast<long long>(p.n) * p.groups * pixels) return;
-  const int c = static_cast<int>(VEC == 8 ? id % p.groups : id / pixels % p.groups) * VEC;
-  const int pixel = static_cast<int>(VEC == 8 ? id / p.groups % pixels : id % pixels);
-  const int image = static_cast<int>(id / pixels / p.groups);
+  Place at;
+  if (!place_of_thread(p.n, p.groups, p.out_h * p.out_w, at)) return;
+  const int c = at.c, pixel = at.pixel, image = at.image;
   const int h = pixel / p.out_w, w = pixel % p.out_w;
 
   float v[VEC] = {};

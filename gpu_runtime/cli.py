@@ -247,6 +247,19 @@ def _layer_times(engine, iterations: int):
         return ctx.profile(inputs, iterations)
 
 
+def _named(option: str, items: Iterable[str], expected: str, split) -> dict[str, str]:
+    """NAME=VALUE, ... -> {NAME: VALUE}; `split`: str.partition where values may hold an equals sign, str.rpartition names."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, _, value = split(item, "=")
+        if not name or not value:
+            raise click.UsageError(f"{option}: expected {expected}, got {item!r}")
+        if name in found:
+            raise click.UsageError(f"{option}: {name!r} is given twice, as {found[name]} and as {value}")
+        found[name] = value
+    return found
+
+
 @program.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
@@ -255,14 +268,7 @@ def _layer_times(engine, iterations: int):
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file."""
-    files: dict[str, str] = {}
-    for item in inputs:
-        name, _, path = item.partition("=")
-        if not name or not path:
-            raise click.UsageError(f"--input: expected NAME=FILE.npy, got {item!r}")
-        if name in files:
-            raise click.UsageError(f"--input: {name!r} is given twice, as {files[name]} and as {path}")
-        files[name] = path
+    files = _named("--input", inputs, "NAME=FILE.npy", str.partition)
     paths = check_targets({"--output": output}, [engine, *files.values()])
     from gpu_runtime import EngineError, load
 
@@ -331,14 +337,7 @@ def inspect_command(engine, as_json) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain_command(engine, layers, wishes, as_json) -> None:
     """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it."""
-    wanted: dict[str, str] = {}
-    for item in wishes:
-        layer, _, wish = item.rpartition("=")
-        if not layer or not wish:
-            raise click.UsageError(f"--what-if: expected LAYER=sparse, LAYER=dense or LAYER=hwc8, got {item!r}")
-        if layer in wanted:
-            raise click.UsageError(f"--what-if: {layer!r} is given twice, as {wanted[layer]} and as {wish}")
-        wanted[layer] = wish
+    wanted = _named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
     if wanted and layers:
         raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
     from gpu_runtime import explain, load, what_if

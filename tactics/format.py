@@ -151,21 +151,21 @@ def part_key(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) 
     return None
 
 
-def to_memory(x: np.ndarray, fmt: Format) -> np.ndarray:
-    """NCHW array -> the flat memory image of that format, padded channels zero."""
+def to_memory(x: np.ndarray, fmt: Format, xp=np) -> np.ndarray:
+    """NCHW array -> the flat memory image of that format, padded channels zero. `xp`: the array's library, NumPy or CuPy."""
     n, c, h, w = x.shape
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
-    full = np.zeros((n, cp, h, w), DTYPES[fmt.dtype])
+    full = xp.zeros((n, cp, h, w), DTYPES[fmt.dtype])
     full[:, :c] = x
     if lay.blocked:
         full = full.reshape(n, cp // lay.vector, lay.vector, h, w).transpose(0, 1, 3, 4, 2)
     else:
         full = full.transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(full).reshape(-1)
+    return xp.ascontiguousarray(full).reshape(-1)
 
 
-def from_memory(flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False) -> np.ndarray:
+def from_memory(flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False, xp=np) -> np.ndarray:
     """The inverse of to_memory; with `padding`, the padded channels are kept."""
     n, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
@@ -174,7 +174,7 @@ def from_memory(flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int],
         full = flat.reshape(n, cp // lay.vector, h, w, lay.vector).transpose(0, 1, 4, 2, 3).reshape(n, cp, h, w)
     else:
         full = flat.reshape(n, h, w, cp).transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(full if padding else full[:, :c])
+    return xp.ascontiguousarray(full if padding else full[:, :c])
 
 
 def wording(fmt: Format) -> str:

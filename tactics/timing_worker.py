@@ -32,7 +32,7 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Array, Cuda, pack_params
 from tactics.conv_problem import depth_to_space, space_to_depth
-from tactics.format import DTYPES, LAYOUTS, Format, num_bytes, padded_channels
+from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.library_functions import bound
 from tactics.library_problem import FLOAT, LibraryProblem
@@ -354,7 +354,7 @@ class Bench:
 
     def _input(self, i: int, fmt: Format):
         if (i, fmt) not in self._packed_inputs:
-            self._packed_inputs[i, fmt] = to_device_memory(self.cupy, self._nchw[i], fmt)
+            self._packed_inputs[i, fmt] = to_memory(self._nchw[i], fmt, self.cupy)
         return self._packed_inputs[i, fmt]
 
     def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
@@ -400,7 +400,7 @@ class Bench:
         """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""
         cupy, fmt, shape = self.cupy, tactic.out, self.problem.out_shape
         flat = self._out[: num_bytes(fmt, shape)].view(DTYPES[fmt.dtype])
-        full = from_device_memory(flat, fmt, shape)
+        full = from_memory(flat, fmt, shape, padding=True, xp=self.cupy)
         missing = int(cupy.isnan(full).sum())
         if missing:
             raise RuntimeError(f"wrong: {missing} of {full.size} elements are NaN or were never written")
@@ -413,28 +413,6 @@ class Bench:
         if not error < TOLERANCE:
             raise RuntimeError(f"wrong: relative error {error:.2e} of the output's range, at most {TOLERANCE:.0e} is allowed")
         return error
-
-
-def to_device_memory(cupy, x, fmt: Format):
-    """tactics.format.to_memory for a CuPy array."""
-    n, c, h, w = x.shape
-    layout, cp = LAYOUTS[fmt.layout], padded_channels(fmt.layout, c)
-    full = cupy.zeros((n, cp, h, w), DTYPES[fmt.dtype])
-    full[:, :c] = x
-    if layout.blocked:
-        full = full.reshape(n, cp // layout.vector, layout.vector, h, w).transpose(0, 1, 3, 4, 2)
-    else:
-        full = full.transpose(0, 2, 3, 1)
-    return cupy.ascontiguousarray(full).reshape(-1)
-
-
-def from_device_memory(flat, fmt: Format, shape: tuple[int, int, int, int]):
-    """tactics.format.from_memory for a CuPy array, padded channels kept."""
-    n, c, h, w = shape
-    layout, cp = LAYOUTS[fmt.layout], padded_channels(fmt.layout, c)
-    if layout.blocked:
-        return flat.reshape(n, cp // layout.vector, h, w, layout.vector).transpose(0, 1, 4, 2, 3).reshape(n, cp, h, w)
-    return flat.reshape(n, h, w, cp).transpose(0, 3, 1, 2)
 
 
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.ndarray]):

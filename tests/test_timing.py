@@ -401,15 +401,6 @@ def test_random_data_has_the_problem_s_shapes_and_a_reference_of_useful_range(na
     assert all((a == b).all() for a, b in zip(inputs, again, strict=True))
 
 
-@pytest.mark.parametrize("layout", ["chw", "hwc", "chw2", "hwc8", "hwc16", "chw16", "chw32"])
-def test_device_memory_is_laid_out_as_host_memory(layout):
-    fmt, x = Format("fp16", layout), np.random.default_rng(0).standard_normal((2, 19, 3, 5)).astype(np.float16)
-    flat = timing_worker.to_device_memory(np, x, fmt)
-    assert (flat == to_memory(x, fmt)).all()
-    full = timing_worker.from_device_memory(flat, fmt, x.shape)
-    assert (full[:, :19] == x).all() and not full[:, 19:].any()
-
-
 def test_quantiles_are_ordered():
     assert timing.quantiles([3.0]) == (3.0, 3.0, 3.0)
     assert timing.quantiles(list(range(1, 12))) == (3, 6, 9)
