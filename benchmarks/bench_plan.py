@@ -4,7 +4,8 @@
 
 NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
 first input's size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and
-adds the bytes that its launches touch, each 32-byte sector once per launch. Times are predicted and say for which GPU.
+adds the bytes that its launches touch, each 32-byte sector once per launch, and the seconds that emulation took by kernel.
+Times are predicted and say for which GPU.
 """
 
 from __future__ import annotations
@@ -26,22 +27,26 @@ from benchmarks.networks import NETWORKS
 
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 FREE = ("noop",)
+SIZES = {  # of inputs that a model leaves open, where none is given
+    "carn_m_x2": "1x3x64x64", "ppocr_cls": "1x3x48x192", "ppocrv3_det_en": "1x3x224x224", "prisma_seg": "1x3x256x256",
+    "realesr_animevideov3": "1x3x64x64", "realesr_animevideov3_fp16": "1x3x64x64", "resnet20_cifar10": "1x3x32x32",
+    "super_resolution_10": "1x1x224x224",
+}  # fmt: skip
 
 
-def find(name: str, size: str, folder: Path) -> Path:
-    """The ONNX file of a script's network (written into `folder`), of a path, or of a model by name."""
-    if name in NETWORKS:
-        model = NETWORKS[name](*(int(d) for d in size.split("x"))) if size else NETWORKS[name]()
-    elif name in light.NAMES:
-        model = light.light(name)
-    else:
-        model = None
-    if model is not None:
-        onnx.save(model, folder / f"{name}.onnx")
-        return folder / f"{name}.onnx"
+def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | None]:
+    """(the ONNX file, the shape of its first input) of NAME[:shape]; a script's network is written into `folder`."""
+    name, _, size = item.partition(":")
+    size = size or SIZES.get(name, "")
+    sizes = tuple(int(d) for d in size.split("x")) if size else ()
+    if name in NETWORKS or name in light.NAMES:
+        path = folder / f"{name}.onnx"
+        onnx.save(NETWORKS[name](*sizes) if name in NETWORKS else light.light(name), path)
+        return path, None
     for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
-            return path
+            first = onnx.load(path, load_external_data=False).graph.input[0].name
+            return path, {first: sizes} if sizes else None
     raise click.ClickException(f"{name}: neither a script's network, nor a file, nor a model in {MODELS}")
 
 
@@ -66,11 +71,29 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
         types = {"fp32": np.float32, "fp16": np.float16}
         inputs = {i["name"]: rng.standard_normal(i["shape"]).astype(types[i["dtype"]]) for i in engine.inputs}
         with engine.context(device="emulator") as ctx:
-            start = time.perf_counter()
+            seconds = timed(ctx.gpu)
             ctx.run(inputs)
-            row["emulated_s"] = round(time.perf_counter() - start, 2)
             row["touched_bytes"] = sum(s.launch_unique_bytes for s in ctx.gpu.stats)
+        row["emulated_s"] = Counter()
+        for step, s in zip(plan["steps"], seconds, strict=True):
+            row["emulated_s"][step.get("kernel", "library")] += round(s, 3)
     return row
+
+
+def timed(gpu) -> list[float]:
+    """Seconds of each launch and call from now on."""
+    seconds = []
+
+    def measured(function):
+        def run(*args):
+            start = time.perf_counter()
+            function(*args)
+            seconds.append(time.perf_counter() - start)
+
+        return run
+
+    gpu.launch, gpu.call = measured(gpu.launch), measured(gpu.call)
+    return seconds
 
 
 def text(row: dict) -> str:
@@ -81,11 +104,14 @@ def text(row: dict) -> str:
     beside += f"; layer by layer ~{row['greedy_us']:.1f} us" if row["greedy_us"] else ""
     touched = ""
     if "touched_bytes" in row:
-        touched = f", touches {row['touched_bytes'] / 1e6:.2f} MB ({row['emulated_s']} s emulated)"
+        touched = f", touches {row['touched_bytes'] / 1e6:.2f} MB"
+    seconds = row.get("emulated_s", {})
+    families = ", ".join(f"{name} {s:.1f}" for name, s in Counter(seconds).most_common(5))
+    emulated = f"\n    emulated in {sum(seconds.values()):.1f} s: {families}" if seconds else ""
     return (
         f"{row['network']}: {row['kernels']} kernels for {row['layers']} layers, {row['reformats']} reformats, {row['moves']} "
         f"copies; sparse {row['sparse']} of {row['eligible']}{touched}\n"
-        f"    ~{row['total_us']:.1f} us {row['timing']}, {row['status']}; {beside}; built in {row['build_s']} s"
+        f"    ~{row['total_us']:.1f} us {row['timing']}, {row['status']}; {beside}; built in {row['build_s']} s{emulated}"
     )
 
 
@@ -99,11 +125,7 @@ def main(names, run, device, sparsity, as_json) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for item in names or NETWORKS:
-            name, _, size = item.partition(":")
-            path = find(name, size, Path(folder))
-            first = onnx.load(path, load_external_data=False).graph.input[0].name
-            shapes = {first: tuple(int(d) for d in size.split("x"))} if size and name not in NETWORKS else None
-            rows.append(measure(path, shapes, device, sparsity, run))
+            rows.append(measure(*find(item, Path(folder)), device, sparsity, run))
             click.echo(text(rows[-1]))
     if as_json:
         Path(as_json).write_text(json.dumps(rows, indent=1) + "\n")

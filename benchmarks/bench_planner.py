@@ -19,7 +19,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-import onnx
 
 from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
@@ -141,15 +140,11 @@ def main(names, device, limit, as_json) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for item in names or (*NETWORKS, *light.NAMES, *(p.stem for p in sorted(MODELS.glob("*.onnx")))):
-            name, _, size = item.partition(":")
-            path = find(name, size, Path(folder))
-            first = onnx.load(path, load_external_data=False).graph.input[0].name
-            shapes = {first: tuple(int(d) for d in size.split("x"))} if size and name not in NETWORKS else None
             try:
-                rows.append(measure(path, shapes, device, limit))
+                rows.append(measure(*find(item, Path(folder)), device, limit))
                 click.echo(text(rows[-1]))
             except (ModelError, ValueError) as e:
-                click.echo(f"{name}: {str(e).splitlines()[0]}")
+                click.echo(f"{item}: {str(e).splitlines()[0]}")
     if as_json:
         machine = {"machine": os.uname().machine, "cores": os.cpu_count()}
         Path(as_json).write_text(json.dumps(machine | {"rows": rows}, indent=1) + "\n")
