@@ -293,12 +293,14 @@ def _sum(sizes, scope, factors) -> np.ndarray:
         for p in places:
             shape[p] = sizes[scope[p]]
         spread.append(table.transpose(np.argsort(places)).reshape(shape))
-    total = np.zeros([1] * len(scope), np.int64)
-    for i, table in enumerate(sorted(spread, key=np.size)):  # the small ones are added up before they meet a large one
+    spread.sort(key=np.size)  # the small ones are added up before they meet a large one
+    total = spread[0] if spread else np.zeros([1] * len(scope), np.int64)
+    for i, table in enumerate(spread[1:]):
         total = total + table
-        if i % 2:  # three cells of NEVER still fit int64
+        if i % 2 or i == len(spread) - 2:  # three cells of NEVER still fit int64
             total = np.minimum(total, NEVER)
-    return np.broadcast_to(np.minimum(total, NEVER), [sizes[v] for v in scope])
+    shape = tuple(sizes[v] for v in scope)
+    return total if total.shape == shape else np.broadcast_to(total, shape)
 
 
 def _total(cells) -> int:
