@@ -8,8 +8,8 @@ other is a view, which linear memory takes as it is, or a gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import numpy as np
 
@@ -223,9 +223,23 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
     if not all(np.isfinite(a).all() for a in weights.values()):
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, out, weights)
+    if not all(map(math.isfinite, _numbers(problem))):
+        raise Refused("a number that it computes with is infinite or NaN")
     names = tuple(views.name(v) for v in inputs)
     problems = problem if isinstance(problem, tuple) else (problem,)
     return _in_a_row(layer, problems, list(zip(names, shapes, strict=True)), (views.name(layer.output), out), weights)
+
+
+def _numbers(value) -> Iterator[float]:
+    """Every floating-point number in a problem, or in several."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _numbers(part) if not isinstance(part, int) else ()
+    elif is_dataclass(value):
+        for f in fields(value):
+            yield from _numbers(getattr(value, f.name))
 
 
 def _in_a_row(layer: Layer, problems, given: list[tuple[str, Shape4]], result: tuple[str, Shape4], weights) -> list[Op]:

@@ -18,6 +18,8 @@ from tactics.gather_problem import COORDINATES, ROUNDINGS, GatherProblem, Resize
 from tactics.problem import ConcatProblem, MoveProblem, Problem
 
 Shape4 = tuple[int, int, int, int]
+LONGEST_TABLE = 2**24  # indices along an axis
+FLT_MAX = float(np.finfo(np.float32).max)
 
 
 class Refused(Exception):
@@ -73,10 +75,19 @@ def constants(layer: Layer, *slots: int) -> list[list | None]:
 # ---- one table of indices per axis
 
 
+def _check_length(*sizes: int) -> None:
+    """Refuse a table that would fill the memory."""
+    if max(sizes, default=0) > LONGEST_TABLE:
+        raise Refused(f"expected at most {LONGEST_TABLE} elements along an axis, got {max(sizes)}")
+
+
 def indexed(shape: tuple[int, ...], tables: Mapping[int, Iterable[int]], fill: float = 0.0) -> Problem:
     """Along each axis of `tables` the elements at those indices, -1 for `fill`: a window where that is one, else a gather."""
     shape4, at = frame(shape, tables)
+    _check_length(*map(len, tables.values()))
     rows = {at[a]: np.asarray(t, int) for a, t in tables.items()}
+    if outside := [i for a, t in rows.items() for i in (t.min(initial=0), t.max(initial=0)) if not -1 <= i < shape4[a]]:
+        raise Refused(f"an index lies outside its axis of a tensor of {list(shape)}: {outside[0]}")
     rows = {a: t for a, t in rows.items() if not np.array_equal(t, np.arange(shape4[a]))}
     windows = {a: _window(t, shape4[a]) for a, t in rows.items()}
     if 0 not in rows and None not in windows.values():
@@ -127,12 +138,13 @@ def pad(layer: Layer, shapes, out, weights) -> Problem:
     pads, value, axes = constants(layer, 1, 2, 3)
     shape, mode = shape_of(layer.inputs[0]), attribute(layer.node, "mode", "constant")
     axes = [a % len(shape) for a in axes] if axes else range(len(shape))
+    _check_length(*shape_of(layer.output))
     tables = {}
     for i, a in enumerate(axes):
         before, after = pads[i], pads[i + len(axes)]
         if before or after:
             tables[a] = PADDING[mode](np.arange(-before, shape[a] + after), shape[a])
-    return indexed(shape, tables, float(value[0]) if value else 0.0)
+    return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)
 
 
 def gather(layer: Layer, shapes, out, weights) -> Problem:
@@ -148,11 +160,12 @@ def gather(layer: Layer, shapes, out, weights) -> Problem:
 def expand(layer: Layer, shapes, out, weights) -> Problem:
     shape, target = shape_of(layer.inputs[0]), shape_of(layer.output)
     shape = (1,) * (len(target) - len(shape)) + shape
-    return indexed(shape, {a: [0] * t for a, (s, t) in enumerate(zip(shape, target, strict=True)) if s != t})
+    return indexed(shape, {a: np.broadcast_to(0, t) for a, (s, t) in enumerate(zip(shape, target, strict=True)) if s != t})
 
 
 def tile(layer: Layer, shapes, out, weights) -> Problem:
     (repeats,), shape = constants(layer, 1), shape_of(layer.inputs[0])
+    _check_length(*shape_of(layer.output))
     return indexed(shape, {a: np.tile(np.arange(shape[a]), int(r)) for a, r in enumerate(repeats) if r != 1})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import graphlib
 import math
 import textwrap
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import numpy as np
 import onnx
@@ -17,9 +17,28 @@ from onnx import TensorProto, checker, numpy_helper, shape_inference
 from gpu_runtime.errors import ModelError
 from gpu_runtime.onnx_load import NOT_UTF8, first_line, opset_version, stored_tensors, title
 
+MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
 FLOATS = {
     TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
+}  # fmt: skip
+
+# (operator, or "" for any, and attribute) -> its values; onnx's own checks let other strings pass.
+STRINGS = {
+    ("", "auto_pad"): ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
+    ("DepthToSpace", "mode"): ("DCR", "CRD"),
+    ("Gelu", "approximate"): ("none", "tanh"),
+    ("GridSample", "mode"): ("linear", "bilinear", "cubic", "bicubic", "nearest"),
+    ("GridSample", "padding_mode"): ("zeros", "border", "reflection"),
+    ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
+    ("Resize", "mode"): ("nearest", "linear", "cubic"),
+    ("Resize", "coordinate_transformation_mode"): (
+        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+        "tf_crop_and_resize",
+    ),
+    ("Resize", "nearest_mode"): ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+    ("Resize", "keep_aspect_ratio_policy"): ("stretch", "not_larger", "not_smaller"),
+    ("Upsample", "mode"): ("nearest", "linear"),
 }  # fmt: skip
 
 
@@ -30,6 +49,10 @@ def check_graph(graph: onnx.GraphProto) -> None:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
     if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
         raise ModelError(NOT_UTF8)
+    for node in graph.node:
+        for a in node.attribute:
+            for text in (a.s, *a.strings):
+                text.decode()  # a UnicodeDecodeError says NOT_UTF8
     stored = {t.name for t in graph.initializer}
     if graph.sparse_initializer:
         raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
@@ -101,6 +124,9 @@ def check_ops(proto: onnx.ModelProto, ops: Container[str]) -> None:
 
 
 def check_values(graph: onnx.GraphProto) -> None:
+    """No stored constant and no attribute may be NaN or infinite, bounds aside."""
+    for node in graph.node:
+        _check_attributes(node)
     for name, t in stored_tensors(graph):
         array = to_array(name, t)
         if array.dtype.kind != "f" and t.data_type not in FLOATS:
@@ -113,6 +139,17 @@ def check_values(graph: onnx.GraphProto) -> None:
                 f"tensor {name!r} holds {np.count_nonzero(~np.isfinite(wide))} values that are NaN or infinite, "
                 f"first at {list(index)}: expected finite weights"
             )
+
+
+def _check_attributes(node: onnx.NodeProto) -> None:
+    for a in node.attribute:
+        expected = STRINGS.get((node.op_type, a.name), STRINGS.get(("", a.name)))
+        if expected and a.s.decode() not in expected:
+            raise ModelError(f"{title(node)}: expected {a.name} to be one of {', '.join(expected)}, got {a.s.decode()!r}")
+        values = [a.f] if a.type == onnx.AttributeProto.FLOAT else a.floats
+        bounds = node.op_type in ("Clip", "Pad")  # where an infinity means something
+        if any(math.isnan(v) or (math.isinf(v) and not bounds) for v in values):
+            raise ModelError(f"{title(node)}: its attribute {a.name!r} is NaN or infinite: expected a finite number")
 
 
 def check_schema(proto: onnx.ModelProto) -> None:
@@ -155,14 +192,22 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             least = int(kind.tensor_type.elem_type in FLOATS and node.op_type != "Constant")  # shapes may be empty lists
             if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
-                raise ModelError(
-                    f"{title(node)}: its output {name!r} would have the size {dims} (inputs {sizes}); expected sizes "
-                    f"of at least 1 and {LARGEST_TENSOR} elements at most: give another input size with --shapes"
-                )
+                raise unusable_size(title(node), name, dims, sizes)
             types[name] = kind
 
 
+def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[Sequence[int]]) -> ModelError:
+    """What is said of an output that is empty or too large to be indexed; `inputs`: the sizes it follows from."""
+    return ModelError(
+        f"{node}: its output {output!r} would have the size {list(map(int, dims))} (inputs "
+        f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "
+        "another input size with --shapes"
+    )
+
+
 def to_array(name: str, t: TensorProto) -> np.ndarray:
+    if len(t.dims) > MOST_DIMS:
+        raise ModelError(f"tensor {name!r} has {len(t.dims)} dimensions; expected {MOST_DIMS} at most")
     try:
         if any(d < 0 for d in t.dims):
             raise ValueError("negative dimension")

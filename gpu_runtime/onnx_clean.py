@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx import shape_inference
 
 from gpu_runtime.errors import ModelError
+from gpu_runtime.onnx_check import LARGEST_TENSOR, unusable_size
 from gpu_runtime.onnx_load import first_line
 from gpu_runtime.onnx_weights import name_nodes
+
+MOST_FOLDED = 2**27  # elements of all constants that are computed here: those of the largest classifiers' weights
 
 
 def clean(proto: onnx.ModelProto) -> ir.Model:
@@ -18,28 +25,32 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
     from onnxscript import optimizer
 
     try:
-        model = ir.from_proto(proto)
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        _erase_half(model)
-        _split_sums(model)
-        _group_norms(model)
-        common.ShapeInferencePass()(model)
-        optimizer.fold_constants(
-            model,
-            onnx_shape_inference=True,
-            input_size_limit=1 << 40,
-            output_size_limit=1 << 40,
-            should_fold=lambda node: True if node.op_type == "ConstantOfShape" else None,
-        )
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        _drop_identities(model)
-        _plain_gemms(model)
-        common.RemoveUnusedNodesPass()(model)
-        common.TopologicalSortPass()(model)
-        common.ShapeInferencePass()(model)
+        with _logged() as told:
+            model = ir.from_proto(proto)
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+            _erase_half(model)
+            _split_sums(model)
+            _group_norms(model)
+            common.ShapeInferencePass()(model)
+            optimizer.fold_constants(
+                model,
+                onnx_shape_inference=True,
+                input_size_limit=1 << 40,
+                output_size_limit=1 << 40,
+                should_fold=_bounded(),
+            )
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+            _drop_identities(model)
+            _plain_gemms(model)
+            common.RemoveUnusedNodesPass()(model)
+            common.TopologicalSortPass()(model)
+            told.clear()
+            common.ShapeInferencePass()(model)
     except Exception as e:
         cause = e.__cause__ or e
         raise ModelError(f"its constants cannot be folded: {first_line(cause)}") from e
+    if told:
+        raise ModelError(f"its shapes contradict each other once constants are folded: {first_line(told[-1])}")
     for v in model.graph.outputs:
         if v.is_initializer():
             raise ModelError(f"output {v.name!r} does not depend on any input: remove it from the model")
@@ -53,10 +64,54 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
     name_nodes(model.graph)
     for node in model.graph:
+        inputs = [v.shape.numpy() for v in node.inputs if v is not None and v.shape is not None]
+        for out in node.outputs:
+            dims = () if out.shape is None else out.shape.numpy()
+            if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+                raise unusable_size(f"{node.op_type} {node.name}", out.name, dims, inputs)
         if node.op_type == "Reshape" and math.prod(node.inputs[0].shape) != math.prod(node.outputs[0].shape):
             before, after = ([int(d) for d in v.shape] for v in (node.inputs[0], node.outputs[0]))
             raise ModelError(f"Reshape {node.name}: {before} cannot become {after}; the model is fixed to other input sizes")
     return model
+
+
+@contextmanager
+def _logged() -> Iterator[list[BaseException]]:
+    """The exceptions that onnx-ir's and onnxscript's passes catch and write to their logs, which stay silent."""
+    told: list[BaseException] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.exc_info[1]) if record.exc_info else None
+    logs = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
+    before = [log.propagate for log in logs]
+    for log in logs:
+        log.addHandler(handler)
+        log.propagate = False
+    try:
+        yield told
+    finally:
+        for log, propagate in zip(logs, before, strict=True):
+            log.removeHandler(handler)
+            log.propagate = propagate
+
+
+def _bounded() -> Callable[[ir.Node], bool | None]:
+    """What tells constant folding whether to fold a node: as it sees fit, until its constants become too large in all."""
+    total = 0
+
+    def fold(node: ir.Node) -> bool | None:
+        nonlocal total
+        inputs = {v.name: v for v in node.inputs if v is not None}
+        if all(v.const_value is not None for v in inputs.values()):
+            tensors = {name: ir.to_proto(v.const_value) for name, v in inputs.items() if v.const_value.size <= 64}
+            types = {n: onnx.helper.make_tensor_type_proto(v.dtype, list(v.const_value.shape)) for n, v in inputs.items()}
+            schema = onnx.defs.get_schema(node.op_type, node.graph.opset_imports[""], "")
+            found = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, tensors)
+            total += sum(math.prod(d.dim_value for d in kind.tensor_type.shape.dim) for kind in found.values())
+            if total > MOST_FOLDED:
+                raise ValueError(f"{node.op_type} {node.name} would make them {total} elements; expected {MOST_FOLDED} at most")
+        return True if node.op_type == "ConstantOfShape" else None
+
+    return fold
 
 
 def _erase_half(model: ir.Model) -> None:

@@ -23,7 +23,7 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.onnx_check import FLOATS, LARGEST_TENSOR, check_graph, check_ops, check_schema, check_sizes, check_values
 from gpu_runtime.onnx_clean import clean
 from gpu_runtime.onnx_convert import convert
-from gpu_runtime.onnx_load import load_whole, named, stored_tensors
+from gpu_runtime.onnx_load import load_whole, named, stored_tensors, type_name
 from gpu_runtime.onnx_weights import name_nodes, prune_weights
 from tactics.library_problem import EXACT
 
@@ -113,7 +113,7 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
             t = v.type.tensor_type.elem_type
             found[v.name] = types.get(t)
             if found[v.name] in (None, "bf16", "fp64"):
-                got = TensorProto.DataType.Name(t).lower() if t else "no tensor type"
+                got = type_name(t).lower() if t else "no tensor type"
                 raise ModelError(
                     f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool, got {got}: cast it outside the model"
                 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import graphlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from onnx import TensorProto, inliner
 from gpu_runtime.errors import ModelError
 
 OLDEST_OPSET = 6
+MOST_NODES = 100_000  # of a model whose functions are written out
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 
 
@@ -32,7 +35,11 @@ def load_whole(path: Path) -> onnx.ModelProto:
     proto = _load(path)
     _check_header(proto)
     if proto.functions:
-        proto = inliner.inline_local_functions(proto)
+        _check_functions(proto)
+        try:
+            proto = inliner.inline_local_functions(proto)
+        except Exception as e:
+            raise ModelError(f"its functions cannot be written out: {first_line(e)}") from e
     _load_external(proto, path.parent)
     return proto
 
@@ -60,14 +67,58 @@ def _load(path: Path) -> onnx.ModelProto:
     return proto
 
 
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """(domain, operator) of every node, those inside of nodes included."""
+    for node in nodes:
+        yield node.domain, node.op_type
+        for a in node.attribute:
+            for graph in (a.g, *a.graphs):
+                yield from _calls(graph.node)
+
+
+def _check_functions(proto: onnx.ModelProto) -> None:
+    """The model's own functions must have names of their own, call each other in no circle and not grow without bound."""
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    if len(functions) < len(proto.functions):
+        twice, _ = Counter((f.domain, f.name) for f in proto.functions).most_common(1)[0]
+        raise ModelError(f"function {twice[1]!r} of domain {twice[0]!r} is defined twice: expected one of each name")
+    calls = {key: Counter(_calls(f.node)) for key, f in functions.items()}
+    needs = {key: [c for c in made if c in functions] for key, made in calls.items()}
+    try:
+        order = list(graphlib.TopologicalSorter(needs).static_order())
+    except graphlib.CycleError as e:
+        ring = " -> ".join(repr(name) for _, name in reversed(e.args[1]))
+        raise ModelError(f"its functions call each other in a circle: {ring}; expected functions that end") from None
+    size: dict[tuple[str, str], int] = {}
+    for key in order:
+        size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
+    total = sum(n * size.get(c, 1) for c, n in Counter(_calls(proto.graph.node)).items())
+    if total > MOST_NODES:
+        raise ModelError(
+            f"with its functions written out it would have {total} nodes, expected {MOST_NODES} at most: export it without"
+        )
+    for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
+        f = functions.get((node.domain, node.op_type))
+        if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
+            raise ModelError(
+                f"{title(node)}: function {f.name!r} takes {len(f.input)} inputs and has {len(f.output)} outputs, "
+                f"got {len(node.input)} and {len(node.output)}"
+            )
+
+
 def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
     for name, t in stored_tensors(proto.graph):
         if t.data_location != TensorProto.EXTERNAL:
             continue
         info = {e.key: e.value for e in t.external_data}
         location = info.get("location", "")
-        target = (folder / location).resolve()
-        if not location or os.path.isabs(location) or not target.is_relative_to(folder.resolve()):
+        try:
+            target = (folder / location).resolve()
+            inside = location and not os.path.isabs(location) and target.is_relative_to(folder.resolve())
+            regular = not target.exists() or target.is_file()
+        except (OSError, ValueError):  # too long a name, or one with a zero byte
+            inside = regular = False
+        if not inside or not regular:
             raise ModelError(
                 f"initializer {name!r} keeps its data in {location!r}, outside the model's folder; "
                 "expected a file beside the model: move it there and correct the location"
@@ -95,6 +146,8 @@ def _check_header(proto: onnx.ModelProto) -> None:
     newest, opset = onnx.defs.onnx_opset_version(), opset_version(proto)
     if not opset:
         raise ModelError("expected an import of the standard ONNX opset, got none")
+    if sum(o.domain in ("", "ai.onnx") for o in proto.opset_import) > 1:
+        raise ModelError("expected one import of the standard ONNX opset, got several: export the model again")
     if proto.ir_version > onnx.IR_VERSION or opset > newest:
         raise ModelError(
             f"opset {opset} in IR version {proto.ir_version} is newer than the installed onnx {onnx.__version__} knows "
@@ -120,6 +173,11 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 def title(node: onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name or '-> ' + ', '.join(node.output)}"
+
+
+def type_name(t: int) -> str:
+    """ONNX's name of an element type, also of one that it does not have."""
+    return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which is none of ONNX"
 
 
 def first_line(e: Exception) -> str:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from cuda_kernels import sparse24
 from gpu_runtime.onnx_check import FLOATS, check_graph, check_values, to_array
-from gpu_runtime.onnx_load import load_whole, named, stored_tensors, title
+from gpu_runtime.onnx_load import load_whole, named, stored_tensors, title, type_name
 
 
 def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.ndarray | None, int, str]]:
@@ -96,7 +96,7 @@ def weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorPro
         elif not reason and name in others:
             reason = f"also read by {others[name][0]}"
         elif not reason and t.data_type not in FLOATS:
-            reason = f"of type {TensorProto.DataType.Name(t.data_type)}, not floating point"
+            reason = f"of type {type_name(t.data_type)}, not floating point"
         elif not reason and (axis >= len(t.dims) or t.dims[axis] % 4):
             reason = f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
         found += [(node, name, t, axis, reason) for node, axis, _ in ways]

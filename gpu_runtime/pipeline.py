@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ def build(
         "device": asdict(target),
         "timing": timing_record(target),
         "source_hash": source_hash(),
-        "range": asdict(found),
+        "range": _range_record(found),
         "flags": {
             "sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())},
             **({} if workspace is None else {"memPoolSize": f"workspace:{workspace}B"}),
@@ -168,6 +169,11 @@ def _explained(imported, network, ends, target: Device, sparsity: str, timer, pr
     explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"])
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
     return table, chosen, explained, beside
+
+
+def _range_record(found: ranges.Ranges) -> dict:
+    """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
+    return asdict(found) | {"high": [[t, v if math.isfinite(v) else None] for t, v in found.high]}
 
 
 def _plan_record(chosen: plan.Plan, beside: dict) -> dict:

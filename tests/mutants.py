@@ -1,0 +1,619 @@
+"""Damaged models: seeded mutations, and a worker process that offers them to the code under test.
+
+    python tests/mutants.py models FIRST COUNT FOLDER
+
+tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
+mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
+and a mutant one on its time, whose end is the worker's: what is missing after the last line is what killed it.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper
+
+MEMORY = 6 << 30  # bytes of address space: of them the libraries' own take about 2
+SECONDS = 60  # of one mutant; the slowest takes about 4 on an idle core
+HUGE = (0, -1, -7, 1, 2, 3, 5, 17, 255, 65536, 2**31 - 1, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
+
+
+def pick(rng: np.random.Generator, items):
+    """One of `items`, which is any sequence."""
+    return items[int(rng.integers(len(items)))]
+
+
+# ---- small models: together one of every kind of node
+
+
+def small_models() -> list[onnx.ModelProto]:
+    from reference_run import model, node
+
+    rng = np.random.default_rng(5)
+
+    def weights(*shape):
+        return (rng.standard_normal(shape) / 4).astype(np.float32)
+
+    w = {"w": weights(8, 4, 3, 3), "b": weights(8), "g": weights(5, 8), "s": weights(8), "v": abs(weights(8)) + 1}
+    image = {"x": (1, 4, 9, 9)}
+    ints = {"axes": np.array([2, 3]), "two": np.array([4, 4]), "starts": np.array([1, 0])}
+    ints |= {"ends": np.array([8, 9]), "steps": np.array([2, 1]), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
+    ints |= {
+        "scales": np.array([1, 1, 2, 2], np.float32),
+        "rows": np.array([0, 2, 1]),
+        "low": np.float32(0),
+        "high": np.float32(6),
+    }
+    ints |= {"repeats": np.array([1, 1, 1, 2]), "i1": np.array([1])}
+    shared = w | {k: v.astype(np.int64) if v.dtype.kind == "i" else v for k, v in ints.items()}
+
+    def used(nodes, inputs, outputs, opset=17, **more):
+        read = {name for n in nodes for name in n.input}
+        return model(nodes, inputs, outputs, {k: v for k, v in (shared | more).items() if k in read}, opset)
+
+    return [
+        used(
+            [
+                node("Conv", "x w b", "c", pads=(1, 1, 1, 1)),
+                node("BatchNormalization", "c s b b v", "n"),
+                node("Relu", "n", "r"),
+                node("GlobalAveragePool", "r", "p"),
+                node("Flatten", "p", "f"),
+                node("Gemm", "f g", "y", transB=1),
+            ],
+            image,
+            "y",
+        ),
+        used(
+            [
+                node("Conv", "x w _", "c", strides=(2, 2), dilations=(2, 2), auto_pad="SAME_UPPER"),
+                node("Sigmoid", "c", "a"),
+                node("Mul", "c a", "m"),
+                node("MaxPool", "m", "y", kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1),
+            ],
+            image,
+            "y",
+        ),
+        used(
+            [
+                node("ConvTranspose", "x t", "c", strides=(2, 2), output_padding=(1, 1)),
+                node("Concat", "c c", "d", axis=1),
+                node("Split", "d two", "e f", axis=1),
+                node("Add", "e f", "a"),
+                node("AveragePool", "a", "y", kernel_shape=(2, 2)),
+            ],
+            image,
+            "y",
+            t=weights(4, 4, 3, 3),
+        ),
+        used(
+            [
+                node("Resize", "x _ scales", "c", mode="linear"),
+                node("Slice", "c starts ends axes steps", "d"),
+                node("Pad", "d pads", "e", mode="reflect"),
+                node("Clip", "e low high", "y"),
+            ],
+            image,
+            "y",
+        ),
+        used(
+            [
+                node("Shape", "x", "h"),
+                node("Slice", "h i0 i1", "n"),
+                node("Concat", "n minus", "z", axis=0),
+                node("Reshape", "x z", "d"),
+                node("Softmax", "d", "y", axis=1),
+            ],
+            image,
+            "y",
+            i0=np.array([0]),
+            minus=np.array([-1]),
+        ),
+        used(
+            [
+                node("Reshape", "x sizes", "a"),
+                node("Transpose", "a", "t", perm=(0, 2, 1, 3, 4)),
+                node("Reshape", "t back", "c"),
+                node("DepthToSpace", "c", "d", blocksize=2),
+                node("SpaceToDepth", "d", "y", blocksize=2),
+            ],
+            {"x": (1, 8, 6, 6)},
+            "y",
+            sizes=np.array([1, 2, 4, 6, 6]),
+            back=np.array([1, 8, 6, 6]),
+        ),
+        used(
+            [
+                node("ReduceMean", "x", "m", axes=(2, 3)),
+                node("Sub", "x m", "d"),
+                node("Pow", "d i2", "q"),
+                node("ReduceMean", "q", "u", axes=(1,)),
+                node("Sqrt", "u", "z"),
+                node("Div", "d z", "y"),
+            ],
+            image,
+            "y",
+            i2=np.float32(2),
+        ),
+        used(
+            [
+                node("Gather", "x rows", "c", axis=1),
+                node("Tile", "c repeats", "d"),
+                node("Unsqueeze", "d i1", "e"),
+                node("Squeeze", "e i1", "f"),
+                node("Expand", "f shape", "y"),
+            ],
+            image,
+            "y",
+            shape=np.array([2, 3, 9, 18]),
+        ),
+        used(
+            [
+                node("MatMul", "x k", "c"),
+                node("LayerNormalization", "c l", "d"),
+                node("Erf", "d", "e"),
+                node("PRelu", "e p", "f"),
+                node("Max", "f x", "y"),
+            ],
+            image,
+            "y",
+            k=weights(9, 9),
+            l=weights(9),
+            p=weights(4, 1, 1),
+        ),
+        used(
+            [
+                node("Conv", "x w", "c", group=2),
+                node("InstanceNormalization", "c s b", "d"),
+                node("HardSwish", "d", "e"),
+                node("Sum", "e e d", "f"),
+                node("ReduceMax", "f", "y", keepdims=0, axes=(2,)),
+            ],
+            {"x": (1, 8, 5, 5)},
+            "y",
+        ),
+        used(
+            [node("Upsample", "x scales", "c", mode="nearest"), node("Conv", "c w", "d"), node("LeakyRelu", "d", "y")],
+            image,
+            "y",
+            9,
+        ),
+        used(
+            [
+                node("Constant", "", "k", value=onnx.numpy_helper.from_array(w["w"])),
+                node("Conv", "x k", "c"),
+                node("Cast", "c", "h", to=TensorProto.FLOAT16),
+                node("Dropout", "h", "e"),
+                node("Cast", "e", "y", to=1),
+            ],
+            image,
+            "y",
+        ),
+        used(
+            [node("Range", "start limit i1s", "r"), node("ConstantOfShape", "r", "z"), node("Add", "x z", "y")],
+            {"x": (1, 4, 2, 3)},
+            "y",
+            start=np.int64(2),
+            limit=np.int64(4),
+            i1s=np.int64(1),
+        ),
+        used([node("Conv", "x w1", "c", pads=(1, 1)), node("Elu", "c", "y")], {"x": (1, 4, 7)}, "y", w1=weights(8, 4, 3)),
+    ]
+
+
+# ---- mutations of a ModelProto, in place; each may find nothing to do
+
+
+def _dims(rng, dims) -> None:
+    kind = int(rng.integers(5))
+    if kind == 0 and dims:
+        dims[int(rng.integers(len(dims)))] = pick(rng, HUGE)
+    elif kind == 1:
+        dims.append(pick(rng, HUGE))
+    elif kind == 2 and dims:
+        dims.pop()
+    elif kind == 3:
+        dims.reverse()
+    else:
+        dims.extend([1] * int(rng.integers(1, 70)))
+
+
+def drop_node(rng, m, folder):
+    if m.graph.node:
+        del m.graph.node[int(rng.integers(len(m.graph.node)))]
+
+
+def repeat_node(rng, m, folder):
+    m.graph.node.add().CopyFrom(pick(rng, m.graph.node))
+
+
+def shuffle_nodes(rng, m, folder):
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in m.graph.node]
+    del m.graph.node[:]
+    m.graph.node.extend(nodes[i] for i in rng.permutation(len(nodes)))
+
+
+def cycle(rng, m, folder):
+    outputs = [out for n in m.graph.node for out in n.output]
+    node = pick(rng, m.graph.node)
+    if node.input:
+        node.input[int(rng.integers(len(node.input)))] = pick(rng, outputs)
+
+
+def rename(rng, m, folder):
+    """A tensor's name at one place: missing, empty, defined twice or read where it was not meant to be."""
+    node = pick(rng, m.graph.node)
+    names = pick(rng, (node.input, node.output))
+    others = [t.name for t in m.graph.initializer] + [n for k in m.graph.node for n in (*k.input, *k.output)]
+    if names:
+        names[int(rng.integers(len(names)))] = pick(rng, ("", "absent", "x" * 5000, "\0", "../../x", pick(rng, others)))
+
+
+def operands(rng, m, folder):
+    node = pick(rng, m.graph.node)
+    names = pick(rng, (node.input, node.output))
+    if rng.integers(2) and names:
+        names.pop()
+    else:
+        names.append(pick(rng, ("", "more", *(t.name for t in m.graph.initializer), *node.input)))
+
+
+def missing_initializer(rng, m, folder):
+    if m.graph.initializer:
+        del m.graph.initializer[int(rng.integers(len(m.graph.initializer)))]
+
+
+def duplicate_name(rng, m, folder):
+    kind = pick(rng, (m.graph.initializer, m.graph.input, m.graph.output, m.graph.node))
+    if kind:
+        kind.add().CopyFrom(pick(rng, kind))
+
+
+def initializer_shape(rng, m, folder):
+    if m.graph.initializer:
+        _dims(rng, pick(rng, m.graph.initializer).dims)
+
+
+def initializer_type(rng, m, folder):
+    if m.graph.initializer:
+        pick(rng, m.graph.initializer).data_type = int(rng.integers(-1, 30))
+
+
+def initializer_bytes(rng, m, folder):
+    if m.graph.initializer:
+        t = pick(rng, m.graph.initializer)
+        t.raw_data = pick(rng, (b"", t.raw_data[:-1], t.raw_data + b"\0", t.raw_data[: len(t.raw_data) // 2], t.raw_data * 2))
+
+
+def bad_values(rng, m, folder):
+    """NaN, infinity, and magnitudes at the ends of a type; whole numbers far out, where a shape or an index is stored."""
+    if m.graph.initializer:
+        t = pick(rng, m.graph.initializer)
+        try:
+            a = onnx.numpy_helper.to_array(t).copy()
+            values = (np.nan, np.inf, -np.inf, 1e30, 1e-40) if a.dtype.kind == "f" else HUGE
+            if a.size:
+                with np.errstate(all="ignore"):
+                    a.reshape(-1)[int(rng.integers(a.size))] = pick(rng, values)
+        except (ValueError, TypeError, OverflowError, KeyError):
+            return
+        t.CopyFrom(onnx.numpy_helper.from_array(a, t.name))
+
+
+def input_shape(rng, m, folder):
+    kind = pick(rng, (m.graph.input, m.graph.output, m.graph.value_info))
+    if not kind:
+        return
+    shape = pick(rng, kind).type.tensor_type.shape
+    dims = [d.dim_value for d in shape.dim]
+    _dims(rng, dims)
+    del shape.dim[:]
+    for d in dims:
+        shape.dim.add().dim_value = d
+    if rng.integers(4) == 0 and dims:
+        pick(rng, shape.dim).dim_param = "N"
+
+
+def input_type(rng, m, folder):
+    v = pick(rng, [*m.graph.input, *m.graph.output] or [onnx.ValueInfoProto()])
+    kind = int(rng.integers(4))
+    if kind == 0:
+        v.ClearField("type")
+    elif kind == 1:
+        v.type.sequence_type.elem_type.tensor_type.elem_type = 1
+    elif kind == 2:
+        v.type.optional_type.elem_type.tensor_type.elem_type = 1
+    else:
+        v.type.tensor_type.elem_type = int(rng.integers(-1, 30))
+
+
+def drop_end(rng, m, folder):
+    kind = pick(rng, (m.graph.input, m.graph.output))
+    if kind:
+        del kind[int(rng.integers(len(kind)))]
+
+
+def other_output(rng, m, folder):
+    names = [n for k in m.graph.node for n in (*k.input, *k.output)] + ["", "absent"]
+    if m.graph.output:
+        pick(rng, m.graph.output).name = pick(rng, names)
+
+
+def op_type(rng, m, folder):
+    from gpu_runtime.onnx_import import OPS
+
+    ops = sorted(OPS) + ["", "LSTM", "If", "Loop", "NonZero", "Range", "ConstantOfShape", "Shape", "Einsum", "\0", "Relu6"]
+    pick(rng, m.graph.node).op_type = pick(rng, ops)
+
+
+def attribute(rng, m, folder):
+    """A value that is out of range, of another length or of another type."""
+    node = pick(rng, [n for n in m.graph.node if n.attribute] or m.graph.node)
+    if not node.attribute:
+        return
+    a = pick(rng, node.attribute)
+    kind = int(rng.integers(6))
+    if kind == 0:
+        a.type = int(rng.integers(0, 15))
+    elif kind == 1:
+        a.CopyFrom(helper.make_attribute(a.name, pick(rng, (1, 1.5, "text", [1], [1.5], ["text"], [0] * 9, [-1, 2**62]))))
+    elif a.type == AttributeProto.INT:
+        a.i = pick(rng, HUGE)
+    elif a.type == AttributeProto.FLOAT:
+        a.f = pick(rng, (0.0, -1.0, float("nan"), float("inf"), 1e30))
+    elif a.type == AttributeProto.STRING:
+        a.s = pick(rng, (b"", b"\xff\xfe", b"SAME_UPPER", b"x" * 1000))
+    elif a.type == AttributeProto.TENSOR:
+        _dims(rng, a.t.dims)
+    else:
+        values = a.ints if a.type == AttributeProto.INTS else a.floats
+        if kind == 2 and values:
+            values.pop()
+        elif kind == 3:
+            values.append(1)
+        elif values:
+            values[int(rng.integers(len(values)))] = pick(rng, HUGE)
+
+
+def drop_attribute(rng, m, folder):
+    node = pick(rng, [n for n in m.graph.node if n.attribute] or m.graph.node)
+    if node.attribute:
+        del node.attribute[int(rng.integers(len(node.attribute)))]
+
+
+def more_attribute(rng, m, folder):
+    names = ("axis", "axes", "pads", "strides", "kernel_shape", "group", "to", "perm", "auto_pad", "dilations", "value", "mode")
+    made = helper.make_attribute(pick(rng, names), pick(rng, (0, -1, 2**40, [1, 1], [0, 2**40], 0.5, "x")))
+    pick(rng, m.graph.node).attribute.append(made)
+
+
+def versions(rng, m, folder):
+    kind = int(rng.integers(4))
+    if kind == 0:
+        m.ir_version = pick(rng, HUGE)
+    elif kind == 1 and m.opset_import:
+        m.opset_import[0].version = pick(rng, (*HUGE, 6, 7, 8, 9, 10, 11, 12, 13, 18, 22))
+    elif kind == 2:
+        m.opset_import.append(helper.make_opsetid(pick(rng, ("", "ai.onnx", "ai.onnx.ml", "mine")), pick(rng, HUGE)))
+    else:
+        pick(rng, m.graph.node).domain = pick(rng, ("mine", "ai.onnx", "ai.onnx.ml", "com.microsoft", "\0"))
+
+
+def external(rng, m, folder):
+    if not m.graph.initializer:
+        return
+    t = pick(rng, m.graph.initializer)
+    (folder / "beside.bin").write_bytes(t.raw_data)
+    t.data_location = TensorProto.EXTERNAL
+    places = ("../beside.bin", "beside.bin", "/etc/passwd", "", ".", "a/../../beside.bin", "\0", "x" * 5000, "/dev/zero")
+    told = {"location": pick(rng, places)}
+    if rng.integers(2):
+        told |= {"offset": str(pick(rng, HUGE)), "length": str(pick(rng, HUGE))}
+    if rng.integers(4) == 0:
+        told["length"] = pick(rng, ("x", "", "1e3", "9" * 5000))
+    del t.external_data[:]
+    for key, value in told.items():
+        t.external_data.add(key=key, value=value)
+    if rng.integers(2):
+        t.ClearField("raw_data")
+
+
+def functions(rng, m, folder):
+    """A function of the model's own: harmless, calling itself, calling another that calls it, or of many calls."""
+    kind = int(rng.integers(4))
+    m.opset_import.append(helper.make_opsetid("mine", 1))
+    ops = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    bodies = {"f": ["Relu"]} if kind == 0 else {"f": ["f"]} if kind == 1 else {"f": ["g"], "g": ["f"]}
+    if kind == 3:  # 2^40 nodes, were they all written out
+        bodies = {"f": ["f0", "f0"]} | {f"f{i}": [f"f{i + 1}"] * 2 for i in range(40)} | {"f40": ["Relu"]}
+    for name, calls in bodies.items():
+        names = ["a", *(f"t{i}" for i in range(len(calls) - 1)), "z"]
+        nodes = [
+            helper.make_node(c, [i], [o], domain="" if c == "Relu" else "mine")
+            for c, i, o in zip(calls, names, names[1:], strict=False)
+        ]
+        m.functions.append(helper.make_function("mine", name, ["a"], ["z"], nodes, ops))
+    node = pick(rng, m.graph.node)
+    node.op_type, node.domain = "f", "mine"
+
+
+def subgraph(rng, m, folder):
+    """A graph inside a node inside a graph ..., some of them deeper than protobuf reads."""
+    graph = onnx.GraphProto(name="inner")
+    graph.node.add(op_type="Relu", input=["x"], output=["q"])
+    for _ in range(int(pick(rng, (1, 5, 30)))):
+        outer = onnx.GraphProto(name="outer")
+        outer.node.add(op_type="If", input=["x"], output=["q"]).attribute.append(helper.make_attribute("then_branch", graph))
+        graph = outer
+    pick(rng, m.graph.node).attribute.append(helper.make_attribute("then_branch", graph))
+
+
+def sparse(rng, m, folder):
+    m.graph.sparse_initializer.add().values.name = "sparse"
+
+
+def long_chain(rng, m, folder):
+    """Hundreds of nodes in a row: what recurses over the graph shows."""
+    last = next((n for n in reversed(m.graph.node) if n.output), None)
+    if last is None or not m.graph.output:
+        return
+    last.output[0], end = "chain0", last.output[0]
+    n = int(pick(rng, (50, 800)))
+    for i in range(n):
+        m.graph.node.add(op_type="Neg", input=[f"chain{i}"], output=[end if i == n - 1 else f"chain{i + 1}"])
+
+
+MODEL_MUTATIONS: tuple[Callable, ...] = (
+    drop_node,
+    repeat_node,
+    shuffle_nodes,
+    cycle,
+    rename,
+    operands,
+    missing_initializer,
+    duplicate_name,
+    initializer_shape,
+    initializer_type,
+    initializer_bytes,
+    bad_values,
+    bad_values,
+    input_shape,
+    input_shape,
+    input_type,
+    drop_end,
+    other_output,
+    op_type,
+    op_type,
+    attribute,
+    attribute,
+    attribute,
+    drop_attribute,
+    more_attribute,
+    versions,
+    external,
+    functions,
+    subgraph,
+    sparse,
+    long_chain,
+)
+
+
+def damage(rng, data: bytes, where: np.ndarray) -> bytes:
+    """Bytes flipped, or a piece removed, repeated, zeroed or cut off, at places drawn from `where`."""
+    out = bytearray(data)
+    kind, at = int(rng.integers(6)), int(pick(rng, where))
+    size = int(rng.integers(1, 40))
+    if kind <= 1:
+        for i in rng.choice(where, min(len(where), int(pick(rng, (1, 3, 20)))), replace=False):
+            out[int(i)] ^= 1 << int(rng.integers(8))
+    elif kind == 2:
+        del out[at : at + size]
+    elif kind == 3:
+        out[at:at] = out[at : at + size]
+    elif kind == 4:
+        out[at : at + size] = bytes(size)
+    else:
+        del out[at:]
+    return bytes(out)
+
+
+def structure(data: bytes, m: onnx.ModelProto) -> np.ndarray:
+    """Places in a serialised model that are no long tensor's values: what is flipped there changes what is read."""
+    keep = np.ones(len(data), bool)
+    for t in m.graph.initializer:
+        at = data.find(t.raw_data) if len(t.raw_data) > 64 else -1
+        if at >= 0:
+            keep[at : at + len(t.raw_data)] = False
+    return np.flatnonzero(keep)
+
+
+# ---- the models that are mutated, and what must come of each
+
+
+def sources(real: Path) -> list[tuple[str, bytes]]:
+    """(name, bytes): each small model as often as makes half of all, then the real ones that are there."""
+    found = [(p.name, p.read_bytes()) for p in sorted(real.glob("*.onnx"))]
+    made = [(f"small{i}", m.SerializeToString()) for i, m in enumerate(small_models())]
+    return made + made[: max(0, len(found) - len(made))] + found
+
+
+def mutate_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> tuple[str, bytes]:
+    """(what was done, bytes) of mutant `number`: one to three mutations, of the records or of their bytes."""
+    rng = np.random.default_rng(number)
+    name, data = given[int(rng.integers(len(given)))]
+    told = [name]
+    m = onnx.ModelProto.FromString(data)
+    if rng.integers(4) == 0:
+        where = structure(data, m)
+        return f"{name}: flipped bytes", damage(rng, data, where)
+    for _ in range(int(pick(rng, (1, 1, 1, 2, 2, 3)))):
+        if m.graph.node:
+            mutation = pick(rng, MODEL_MUTATIONS)
+            told.append(mutation.__name__)
+            mutation(rng, m, folder)
+    return ", ".join(told), m.SerializeToString()
+
+
+def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
+    """A small size for every dynamic input, where the model can still be read: dynamic ones are to be built too."""
+    try:
+        m = onnx.ModelProto.FromString(data)
+        stored = {t.name for t in m.graph.initializer}
+        found = {}
+        for v in m.graph.input:
+            dims = [d.dim_value for d in v.type.tensor_type.shape.dim]
+            if v.name not in stored and len(dims) == 4 and not all(d.dim_value for d in v.type.tensor_type.shape.dim):
+                found[v.name] = tuple(d or usual for d, usual in zip(dims, (1, 3, 64, 64), strict=True))
+        return found
+    except Exception:  # damaged: then it is offered without sizes
+        return {}
+
+
+def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
+    """ "fine" if the mutant is built, else its ModelError; any other exception is the caller's."""
+    from gpu_runtime import fuse, lower, onnx_import, pipeline
+    from gpu_runtime.errors import ModelError
+
+    told, data = mutate_model(number, given, folder)
+    print(f"{number}\t{told}", flush=True)
+    path = folder / "mutant.onnx"
+    path.write_bytes(data)
+    try:
+        if told.startswith("small") and number % 4 == 0:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of values beyond FP16: a small model with one weight of 1e30 says so
+                pipeline.build(path, sparsity="force", shapes=sizes(data), device="h200")
+        else:
+            lower.lower(fuse.fuse(onnx_import.read(path, shapes=sizes(data), prune=number % 2 == 0)))
+    except ModelError as e:
+        return f"refused\t{e}"
+    return "fine\t"
+
+
+def main(kind: str, first: int, count: int, folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    from conftest import MODELS
+
+    given = sources(MODELS)
+    for number in range(first, first + count):
+        signal.alarm(SECONDS)
+        try:
+            outcome = {"models": try_model}[kind](number, given, folder)
+        except Exception as e:
+            outcome = f"{type(e).__name__}\t{e}\n{traceback.format_exc(limit=-6)}"
+        signal.alarm(0)
+        print(f"{number}\t{json.dumps(outcome)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
