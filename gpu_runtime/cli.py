@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -267,7 +268,10 @@ def _named(option: str, items: Iterable[str], expected: str, split) -> dict[str,
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
-    """Run ENGINE on arrays from .npy files and write the outputs to an .npz file."""
+    """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
+
+    Every layer's output is looked at: those that wrote infinite values or NaN are named, also where the outputs hide it.
+    """
     files = _named("--input", inputs, "NAME=FILE.npy", str.partition)
     paths = check_targets({"--output": output}, [engine, *files.values()])
     from gpu_runtime import EngineError, load
@@ -278,14 +282,18 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
     arrays = {name: _read_array(name, path) for name, path in files.items()}
     try:
-        context = loaded.context(device="emulator" if emulate else None)
+        context = loaded.context(device="emulator" if emulate else None, check_finite=True)
     except EngineError as e:
         raise ValueError(f"{engine}: {e}") from None
-    with context as ctx:
-        results = ctx.run(arrays)
+    with context as ctx, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # said below
+        results, wrong = ctx.run(arrays), ctx.nonfinite()
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
     write_all({paths["--output"]: _npz(results)})
     click.echo(f"Ran {engine} on {where}; wrote {output}")
+    if wrong:
+        click.echo(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
+                   err=True)  # fmt: skip
     for name, a in results.items():
         click.echo(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
 

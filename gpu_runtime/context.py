@@ -24,10 +24,15 @@ class Context:
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
     launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
-    read of a dead tensor shows. Further options go to the emulator. Raises EngineError if the engine is for another device.
+    read of a dead tensor shows. `check_finite=True` looks at every layer's output right after its launch, one by one as well,
+    and warns of layers that wrote infinite values or NaN, also where a later Clip or Sigmoid hides it. Further options go to
+    the emulator. Raises EngineError if the engine is for another device.
     """
 
-    def __init__(self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options):
+    def __init__(
+        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False,
+        check_finite: bool = False, **options,
+    ):  # fmt: skip
         self.engine, self.plan = engine, engine.plan
         emulate = device == "emulator" or (device is None and not devices.has_gpu())
         if device not in (None, "emulator", "cuda"):
@@ -40,7 +45,7 @@ class Context:
         check_source(self.plan, source_hash())
         self.gpu = open_gpu(self.device, **options)
         self._closed = False
-        self._poison = poison
+        self._poison, self._check_finite, self._nonfinite = poison, check_finite, []
         steps = self.plan["steps"]
         self._kernels = self._load(steps)
         self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
@@ -59,7 +64,8 @@ class Context:
         library = any("function" in step for step in steps)  # which allocates, as no graph can
         self._frees = {step: rows for step, rows in self.plan["memory"].get("frees", [])} if poison else {}
         # Run the whole plan on what the inputs hold: a CUDA graph where there is a GPU.
-        self.replay = self.gpu.record(self._launch_all) if graph and not (emulate or poison or library) else self._launch_all
+        one_by_one = not graph or emulate or poison or library or check_finite
+        self.replay = self._launch_all if one_by_one else self.gpu.record(self._launch_all)
 
     @property
     def emulated(self) -> bool:
@@ -78,26 +84,25 @@ class Context:
         on_gpu = not self.emulated and all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
         for info in self.plan["inputs"]:
             self._bind(info, inputs[info["name"]], on_gpu)
+        self._nonfinite = []
         self.replay()
         outputs = {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
-        if not on_gpu and not all(np.isfinite(y).all() for y in outputs.values()):
+        finite = on_gpu or all(np.isfinite(y).all() for y in outputs.values())
+        if self._nonfinite or not finite:
             layers = self.nonfinite()
             told = f"first written by {', '.join(layers[:3])}" if layers else "as its inputs have"
             warnings.warn(
-                f"outputs hold infinite values or NaN, {told}: FP16 ends at 65504; build with a calibration input",
-                RuntimeWarning, stacklevel=2,
+                f"{'layers' if finite else 'outputs'} hold infinite values or NaN, {told}: FP16 ends at 65504; build with a "
+                "calibration input", RuntimeWarning, stacklevel=2,
             )  # fmt: skip
         return outputs
 
     def nonfinite(self) -> list[str]:
-        """The layers that write infinite values or NaN on the inputs of the last run, in order: it runs again, step by step."""
-        layers, found = self.plan["layers"], []
-        for i, step in enumerate(self.plan["steps"]):
-            self._launch(i)
-            for layer in (layers[k] for k in step["covers"]):
-                if layer["name"] not in found and not all(np.isfinite(self._values(out)).all() for out in layer["outputs"]):
-                    found.append(layer["name"])
-        return found
+        """The layers that write infinite values or NaN on the inputs of the last run, in order. Without `check_finite` it runs
+        again, step by step."""
+        if not self._check_finite:
+            self._launch_all(check_finite=True)
+        return list(self._nonfinite)
 
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
         """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
@@ -169,11 +174,21 @@ class Context:
             return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out)
         self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
 
-    def _launch_all(self) -> None:
+    def _launch_all(self, check_finite: bool = False) -> None:
+        self._nonfinite = []
         for i in range(len(self._kernels)):
             self._launch(i)
+            if check_finite or self._check_finite:
+                self._look_at(i)
             for offset, nbytes in self._frees.get(i, ()):
                 self._fill(offset, nbytes)
+
+    def _look_at(self, i: int) -> None:
+        """Note the layers of step `i` that have just written infinite values or NaN."""
+        for layer in (self.plan["layers"][k] for k in self.plan["steps"][i]["covers"]):
+            finite = all(np.isfinite(self._values(out)).all() for out in layer["outputs"])
+            if not finite and layer["name"] not in self._nonfinite:
+                self._nonfinite.append(layer["name"])
 
     def _fill(self, offset: int, nbytes: int) -> None:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])

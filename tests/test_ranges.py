@@ -4,10 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from reference_run import model, node, ort_run
 from test_moves import build
 
 from gpu_runtime import ranges
+from gpu_runtime.cli import program
 from gpu_runtime.fuse import fuse
 from gpu_runtime.lower import lower
 from gpu_runtime.onnx_import import read
@@ -87,6 +89,27 @@ def test_what_cannot_be_scaled_is_named(tmp_path):
         with pytest.warns(RuntimeWarning, match="outputs hold infinite values or NaN, first written by y"):
             ctx.run({"x": np.ones((1, 4, 5, 5), np.float32)})
         assert ctx.nonfinite()[0] == "y"
+
+
+def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):
+    """100 * 4 * 400 is no FP16 number; HardSigmoid makes 1 of it."""
+    proto = model(
+        [node("Conv", "x w", "a"), node("MaxPool", "a", "b", kernel_shape=[2, 2]), node("HardSigmoid", "b", "y")],
+        {"x": (1, 4, 5, 5)}, "y", {"w": np.full((4, 4, 1, 1), 100, np.float32)},
+    )  # fmt: skip
+    engine, feeds = build(tmp_path, proto), {"x": np.full((1, 4, 5, 5), 400, np.float32)}
+    with engine.context(device="emulator") as ctx:
+        assert (ctx.run(feeds)["y"] == 1).all() and ctx.nonfinite()[0] == "a"
+    with engine.context(device="emulator", check_finite=True) as ctx:
+        with pytest.warns(RuntimeWarning, match="layers hold infinite values or NaN, first written by a, b"):
+            ctx.run(feeds)
+        assert ctx.nonfinite() == ["a", "b"]
+        assert ctx.run({"x": np.zeros((1, 4, 5, 5), np.float32)})["y"].max() < 1 and not ctx.nonfinite()
+    engine.save(tmp_path / "m.engine")
+    np.save(tmp_path / "x.npy", feeds["x"])
+    files = ["--input", f"x={tmp_path / 'x.npy'}", "--output", str(tmp_path / "y.npz")]
+    ran = CliRunner().invoke(program, ["run", str(tmp_path / "m.engine"), *files, "--emulate"])
+    assert ran.exit_code == 0 and "since FP16 ends at 65504, were written by 2 layers: a, b\n" in ran.output
 
 
 def test_a_calibration_input_decides(tmp_path):
