@@ -88,8 +88,12 @@ def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
 def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
     """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
     found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
+    able = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
         for ins, out in entries(op):
+            whole = [(t, k) for t, k in zip((*op.inputs, op.output), (*ins, out), strict=True) if "@" not in k]
+            if any(key not in able[tensor] for tensor, key in whole):
+                continue
             for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
                 if "@" in key and len(found[tensor]) < most:
                     found[tensor][key] = None

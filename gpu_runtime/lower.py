@@ -70,8 +70,8 @@ class Op:
 class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
-    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `exact`: the type of all tensors
-    that are not floating-point; they are linear everywhere.
+    `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `only`: the one format of tensors
+    that have no choice, as those that are not floating-point, which are linear.
     """
 
     name: str
@@ -80,12 +80,11 @@ class Network:
     tensors: Mapping[str, Shape4]
     ops: tuple[Op, ...]
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    exact: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, Format] = field(default_factory=dict)
 
     def formats(self, tensor: str) -> tuple[Format, ...]:
         """Those that a tensor may have inside the network, one name for each memory layout."""
-        own = self.exact.get(tensor)
-        return (Format(own, "chw"),) if own else representative(self.tensors[tensor])
+        return (self.only[tensor],) if tensor in self.only else representative(self.tensors[tensor])
 
 
 def exists(op: Op, choice: Mapping[str, str]) -> bool:
@@ -134,7 +133,8 @@ def lower(fused: Fused) -> Network:
         tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
     exact |= {op.output: op.problem.dtype for op in ops if isinstance(op.problem, LibraryProblem) and op.problem.dtype != FLOAT}
-    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups, exact)
+    only = {t: Format(dtype, "chw") for t, dtype in exact.items()}
+    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups, only)
 
 
 # ---- tensors: names, NCHW shapes, views

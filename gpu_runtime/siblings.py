@@ -5,6 +5,10 @@ whole vectors. Where only some are followed by a Relu, the one is followed by a 
 for the others. Merged or apart is an option of a fusion group: the plan chooses. Such a convolution cannot also take in a
 residual, which one part's readers may depend on: an Add that is to go into one of them wants them apart. So no choice of
 options ever closes a cycle.
+
+Where some of the siblings are pieces of a Concat, as the 1x1 branch of an inception block is beside the reductions of the
+others, these would be copied there. So a third option is offered: the Concat's memory begins (or ends) with the others too,
+all that the merged convolution writes lies there, and what the Concat was is a part of it.
 """
 
 from __future__ import annotations
@@ -15,23 +19,33 @@ from dataclasses import replace
 import numpy as np
 
 from gpu_runtime.lower import Network, Op
+from tactics.format import Format
 from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem, MoveProblem
+from tactics.problem import ConcatProblem, ConvProblem, MoveProblem
 
 PRELU = Activation("prelu")
 SLOPES = {"none": lambda: 1.0, "relu": lambda: 0.0, "leaky_relu": lambda alpha: alpha, "prelu": None}
+HWC8 = Format("fp16", "hwc8")
 VECTOR = 8  # parts begin at multiples of this many channels
 
 
 def merge(network: Network) -> Network:
     """The network with the alternatives added; `Op.layers` of a merged convolution names the layers in it."""
     option: dict[str, tuple[str, str]] = {}  # layer -> the literal under which it exists by itself
-    groups, before = [], {}
+    groups, before, narrow = [], {}, []
     for ops in _siblings(network):
-        name = " || ".join(op.layer for op in ops)
-        groups.append((f"siblings {name}", ("apart", "merged")))
-        option |= {op.layer: (f"siblings {name}", "apart") for op in ops}
-        before[ops[0].name] = _merged(ops, (f"siblings {name}", "merged"))
+        group, options = f"siblings {' || '.join(op.layer for op in ops)}", ["apart", "merged"]
+        option |= {op.layer: ((group, "apart"),) for op in ops}
+        joined = ((op, _order(ops, op)) for op in network.ops if op.name not in option)
+        concat, order = next(((op, order) for op, order in joined if order), (None, ops))
+        if concat is not None:
+            options.append(f"around {concat.name}")
+            option[concat.name] = (group, "apart"), (group, "merged")
+        before[ops[0].name] = merged = _merged(ops, order, tuple((group, o) for o in options[1:]))
+        if concat is not None:
+            before[concat.name] = _around(merged[0], order, concat, (group, options[-1]))
+            narrow.append(before[concat.name][0].output)
+        groups.append((group, tuple(options)))
     if not groups:
         return network
     result, tensors = [], dict(network.tensors)
@@ -39,8 +53,41 @@ def merge(network: Network) -> Network:
         for extra in before.get(op.name, ()):
             tensors[extra.output] = extra.problem.out_shape
             result.append(extra)
-        result.append(replace(op, when=(*op.when, option[op.layer])) if op.layer in option else op)
-    return replace(network, ops=tuple(result), tensors=tensors, groups=(*network.groups, *groups))
+        result.append(replace(op, when=(*op.when, *option.get(op.layer or op.name, ()))))
+    only = network.only | dict.fromkeys(narrow, HWC8)
+    return replace(network, ops=tuple(result), tensors=tensors, groups=(*network.groups, *groups), only=only)
+
+
+def _order(ops: list[Op], concat: Op) -> list[Op]:
+    """The siblings with those that `concat` joins next to what else it joins; empty unless some of them, not all, are its first
+    pieces or its last, not all of them, and it exists in every plan."""
+    if not isinstance(concat.problem, ConcatProblem) or concat.problem.axis != 1 or concat.when:
+        return []
+    made = {op.output: op for op in ops}
+    at = [i for i, t in enumerate(concat.inputs) if t in made]
+    pieces = [made[concat.inputs[i]] for i in at]
+    others = [op for op in ops if op not in pieces]
+    if not 0 < len(pieces) < len(concat.inputs) or not others or any(op.problem.k % VECTOR for op in ops):
+        return []
+    if at == list(range(len(at))):
+        return [*others, *pieces]
+    return [*pieces, *others] if at == list(range(len(concat.inputs)))[-len(at) :] else []
+
+
+def _around(merged: Op, order: list[Op], concat: Op, literal: tuple[str, str]) -> tuple[Op, Op]:
+    """The Concat with all of `merged` as one piece, and the part of it which `concat` computes. Both Concats share a name, and
+    with it the places of the other pieces: only one of them is ever in a plan."""
+    siblings = {op.output for op in order}
+    rest = [t for t in concat.inputs if t not in siblings]
+    leads = concat.inputs[0] in siblings
+    inputs = (merged.output, *rest) if leads else (*rest, merged.output)
+    sizes = {**dict(zip(concat.inputs, concat.problem.sizes, strict=True)), merged.output: merged.problem.k}
+    problem = replace(concat.problem, sizes=tuple(sizes[t] for t in inputs))
+    whole = replace(concat, problem=problem, inputs=inputs, output=f"{concat.output} with {merged.output}", when=(literal,))
+    n, c, h, w = problem.out_shape
+    kept = concat.problem.out_shape[1]
+    part = MoveProblem(n, c, h, w, "window", (kept, h, w), (c - kept if leads else 0, 0, 0))
+    return whole, Op(f"{concat.name} out of {whole.output}", part, (whole.output,), concat.output, {}, (), (literal,))
 
 
 def _siblings(network: Network) -> Iterator[list[Op]]:
@@ -65,8 +112,9 @@ def _slope(op: Op) -> np.ndarray:
     return np.broadcast_to(np.asarray(slope, np.float32), op.problem.k)
 
 
-def _merged(ops: list[Op], literal: tuple[str, str]) -> tuple[Op, ...]:
-    """The one convolution, and a part of its output for each."""
+def _merged(ops: list[Op], order: list[Op], literals: tuple[tuple[str, str], ...]) -> tuple[Op, ...]:
+    """The one convolution, its output channels those of `order`, and a part of its output for each."""
+    layers, ops = tuple(op.layer for op in ops), order
     problems = [op.problem for op in ops]
     total = sum(p.k for p in problems)
     whole = replace(problems[0], k=total, bias=any(p.bias for p in problems), sparse24=all(p.sparse24 for p in problems))
@@ -77,13 +125,12 @@ def _merged(ops: list[Op], literal: tuple[str, str]) -> tuple[Op, ...]:
     if whole.bias:
         weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
     name, y = " || ".join(op.name for op in ops), " || ".join(op.output for op in ops)
-    layers = tuple(op.layer for op in ops)
     nodes = tuple(n for op in ops for n in op.nodes)
-    merged = [Op(name, whole, ops[0].inputs, y, weights, nodes, (literal,), " || ".join(layers), layers)]
+    merged = [Op(name, whole, ops[0].inputs, y, weights, nodes, literals, " || ".join(layers), layers)]
     first = 0
     for op, p in zip(ops, problems, strict=True):
         n, _, h, w = whole.out_shape
         part = MoveProblem(n, total, h, w, "window", (p.k, h, w), (first, 0, 0))
-        merged.append(Op(f"{op.name} out of {name}", part, (y,), op.output, {}, (), (*op.when, literal)))
+        merged.append(Op(f"{op.name} out of {name}", part, (y,), op.output, {}, (), (*op.when, *literals)))
         first += p.k
     return tuple(merged)

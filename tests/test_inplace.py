@@ -156,9 +156,9 @@ def contended() -> onnx.ModelProto:
 
 
 def chained() -> onnx.ModelProto:
-    """A Concat of Concats, the inner one in the middle."""
+    """A Concat of Concats, the inner one in the middle; kernels of three sizes, which no one launch can be."""
     net = Net()
-    a, b, c = (net.conv("x", n, 8, k, 3) for n, k in (("a", 8), ("b", 16), ("c", 32)))
+    a, b, c = (net.conv("x", n, 8, k, r) for n, k, r in (("a", 8, 1), ("b", 16, 3), ("c", 32, 5)))
     inner = net.cat("inner", b, c)
     d = net.conv(inner, "d", 48, 16)
     net.conv(net.cat("outer", a, inner, d), "y", 72, 8)

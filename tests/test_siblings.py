@@ -140,3 +140,41 @@ def test_an_engine_with_merged_siblings_is_right_and_explained(make, tmp_path):
     one = merged.split(" || ")[0]
     cost = what_if.what_if(engine.plan, {one: wish})
     assert cost["after_us"] <= cost["before_us"] + rows[merged]["other_cost_us"] + 1e-6, "one alone costs no more than all"
+
+
+def inception(direct: str) -> onnx.ModelProto:
+    """An inception block whose 1x1 branch is the first piece of its Concat, or the last, or between the others."""
+    n = Net("inception", (1, 32, 9, 9))
+    branches = {"direct": n.relu(n.conv("x", "direct", 24, 1), "direct_relu")}
+    for name, k, r in (("b3", 16, 3), ("b5", 8, 5)):
+        less = n.relu(n.conv("x", f"{name}_less", k, 1), f"{name}_less_relu")
+        branches[name] = n.relu(n.conv(less, name, 2 * k, r), f"{name}_relu")
+    order = {"first": ("direct", "b3", "b5"), "last": ("b3", "b5", "direct"), "middle": ("b3", "direct", "b5")}[direct]
+    y = n.add("Concat", [branches[b] for b in order], "joined", 24 + 32 + 16, axis=1)
+    return n.finish(n.conv(y, "after", 16, 1))
+
+
+@pytest.mark.parametrize("direct", ["first", "last"])
+def test_siblings_of_a_piece_lie_in_its_concats_memory(direct, tmp_path):
+    net = siblings.merge(lowered(inception(direct)))
+    group, options = net.groups[-1]
+    assert options == ("apart", "merged", "around joined")
+    x = {"x": np.random.default_rng(2).standard_normal((1, 32, 9, 9)).astype(np.float32)}
+    apart, *others = (reference(net, x, {group: option}) for option in options)
+    assert all(np.array_equal(apart[name], other[name]) for other in others for name in apart)
+
+    onnx.save(inception(direct), tmp_path / "m.onnx")
+    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    types = [layer["type"] for layer in engine.plan["layers"]]
+    assert types.count("conv") == 4 and "move" not in types and "concat" not in types
+    assert types.count("reformat") == 2, "the network's input and output"
+    with engine.context(device="emulator", poison=True) as ctx:
+        found = ctx.run(x)
+    for name, expected in ort_run(tmp_path / "m.onnx", x).items():
+        assert relative_error(found[name], expected) < 2e-3
+    rows = {r["layer"]: r for r in engine.sparsity["rows"]}
+    assert "direct || b3_less || b5_less" in rows
+
+
+def test_a_piece_between_others_offers_nothing_more():
+    assert siblings.merge(lowered(inception("middle"))).groups[-1][1] == ("apart", "merged")
