@@ -4,7 +4,7 @@
 
 NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
 first input's size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and
-adds the bytes that its launches touch, each 32-byte sector once per launch, and the seconds that emulation took by kernel.
+adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of emulation by kernel.
 Times are predicted and say for which GPU.
 """
 
@@ -81,14 +81,14 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
 
 
 def timed(gpu) -> list[float]:
-    """Seconds of each launch and call from now on."""
+    """CPU seconds of each launch and call from now on, all threads together."""
     seconds = []
 
     def measured(function):
         def run(*args):
-            start = time.perf_counter()
+            start = time.process_time()
             function(*args)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
 
         return run
 
@@ -107,7 +107,7 @@ def text(row: dict) -> str:
         touched = f", touches {row['touched_bytes'] / 1e6:.2f} MB"
     seconds = row.get("emulated_s", {})
     families = ", ".join(f"{name} {s:.1f}" for name, s in Counter(seconds).most_common(5))
-    emulated = f"\n    emulated in {sum(seconds.values()):.1f} s: {families}" if seconds else ""
+    emulated = f"\n    emulated in {sum(seconds.values()):.1f} CPU s: {families}" if seconds else ""
     return (
         f"{row['network']}: {row['kernels']} kernels for {row['layers']} layers, {row['reformats']} reformats, {row['moves']} "
         f"copies; sparse {row['sparse']} of {row['eligible']}{touched}\n"

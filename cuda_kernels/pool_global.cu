@@ -1,7 +1,8 @@
 // pool_global: max or average over whole images, one value per channel, FP32 inside.
 //
 // V >= 8: a block takes 8 neighbouring vectors of 8 channels (128 bytes per pixel) and 32 pixels at a time, then the 32
-// partial results are combined through shared memory. Linear: a warp takes one channel, lanes along pixels.
+// partial results are combined through shared memory. Linear: a warp takes one channel, lanes along pixels. Few channels make few
+// blocks, which wait for memory: each thread has AHEAD loads in flight, added up in the order of their pixels.
 //
 // Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
 #include "tensor.cuh"
@@ -13,6 +14,8 @@ struct PoolGlobalParams {
   int n, groups, in_groups, pixels;  // (in_)groups: channels of the padded output (input) / VEC
   float scale;            // average: 1 / pixels
 };
+
+constexpr int AHEAD = 8;
 
 __device__ __forceinline__ float merge(float a, float b) { return AVG ? a + b : (b > a || b != b ? b : a); }
 
@@ -28,11 +31,19 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = start;
     if (group < p.in_groups)
-      for (int pixel = lane; pixel < p.pixels; pixel += 32) {
-        float x[8];
-        load_vec(p.x + p.in.at(image, group * 8, pixel), x);
+      for (int first = lane; first < p.pixels; first += 32 * AHEAD) {
+        uint4 bits[AHEAD];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = merge(v[j], x[j]);
+        for (int i = 0; i < AHEAD; ++i)
+          if (first + 32 * i < p.pixels) bits[i] = ldg_128(p.x + p.in.at(image, group * 8, first + 32 * i));
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+          if (first + 32 * i >= p.pixels) continue;
+          float x[8];
+          unpack(bits[i], x);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) v[j] = merge(v[j], x[j]);
+        }
       }
 #pragma unroll
     for (int j = 0; j < 8; ++j) part[lane][vec][j] = v[j];
@@ -50,7 +61,15 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
     const int c = row % p.groups, image = row / p.groups;
     if (image >= p.n) return;
     float v = start;
-    for (int pixel = lane; pixel < p.pixels; pixel += 32) v = merge(v, __half2float(p.x[p.in.at(image, c, pixel)]));
+    for (int first = lane; first < p.pixels; first += 32 * AHEAD) {
+      __half x[AHEAD];
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i)
+        if (first + 32 * i < p.pixels) x[i] = p.x[p.in.at(image, c, first + 32 * i)];
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i)
+        if (first + 32 * i < p.pixels) v = merge(v, __half2float(x[i]));
+    }
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) v = merge(v, __shfl_xor_sync(0xffffffffu, v, d));
     if (lane == 0) p.y[p.out.at(image, c, 0)] = __float2half_rn(AVG ? v * p.scale : v);

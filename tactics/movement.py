@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 
@@ -81,6 +82,7 @@ def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
 
 
+POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
 
@@ -129,18 +131,20 @@ LAUNCHERS = {
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem))
+    turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS) if tactic.kernel == "pool_global" else 1
+    return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem), turns)
 
 
-def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float) -> dict:
-    """Bytes over bandwidth, bounded by what the launched threads can keep in flight and by `per_element` instructions."""
+def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1):
+    """Bytes over bandwidth, bounded by what the launched threads can keep in flight, their `turns` of waiting, and by
+    `per_element` instructions."""
     mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
     read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     written = _sectors(tactic.out, problem.out_shape, not mixed)
     # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
     elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
                                                        strict=True))  # fmt: skip
-    return streamed(device, steps, read, written, elements * per_element)
+    return streamed(device, steps, read, written, elements * per_element, turns)
 
 
 def _instructions(fmt: Format, shape) -> float:
@@ -149,10 +153,9 @@ def _instructions(fmt: Format, shape) -> float:
 
 
 def _per_element(problem: Problem) -> float:
-    """Instructions per element beside the access itself: a pooling window reads every input r*s / stride times."""
-    kind = type(problem).__name__
-    if kind == "PoolProblem":
-        return 2.0 * max(1.0, problem.r * problem.s / (problem.stride[0] * problem.stride[1]))
+    """Instructions per element beside the access itself: an input is read once for each pooling window that it lies in."""
+    if isinstance(problem, PoolProblem):
+        return 2.0 * max(1.0, problem.r * problem.s * math.prod(problem.out) / (problem.h * problem.w))
     return 8.0
 
 

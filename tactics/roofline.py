@@ -62,14 +62,15 @@ def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, f
     }
 
 
-def streamed(device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float):
+def streamed(device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: int = 1):
     """`result` for kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can
-    keep in flight and by the instructions that all of them issue."""
+    keep in flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""
     clk_us = 1 / device.clock_mhz
     blocks = sum(s.grid[0] for s in steps)
     active = min(device.num_sms, blocks)
     waves = math.ceil(blocks / (device.num_sms * 8))
     flight = (read + written) / (active * BYTES_IN_FLIGHT_PER_SM / LATENCY_CLK)
     parts = moved_us(device, read, written)
-    parts |= {"latency": (flight + waves * LATENCY_CLK) * clk_us, "issue": instructions / (128 * active) * clk_us}
+    latency = max(flight, waves * (turns - 1) * LATENCY_CLK) + waves * LATENCY_CLK
+    parts |= {"latency": latency * clk_us, "issue": instructions / (128 * active) * clk_us}
     return result(device, parts, len(steps))
