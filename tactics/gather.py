@@ -92,5 +92,4 @@ def _per_element(p: Problem, tactic: Tactic) -> float:
     """Instructions per element beside the access itself."""
     if not isinstance(p, ResizeProblem):
         return 12.0
-    taps = p.taps(0)[0].shape[1] * p.taps(1)[0].shape[1]
-    return 4.0 * max(1.0, taps * np.prod(p.out) / (p.h * p.w))
+    return movement.per_window(4.0, p.taps(0)[0].shape[1] * p.taps(1)[0].shape[1], p)

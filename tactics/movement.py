@@ -153,10 +153,14 @@ def _instructions(fmt: Format, shape) -> float:
 
 
 def _per_element(problem: Problem) -> float:
-    """Instructions per element beside the access itself: an input is read once for each pooling window that it lies in."""
-    if isinstance(problem, PoolProblem):
-        return 2.0 * max(1.0, problem.r * problem.s * math.prod(problem.out) / (problem.h * problem.w))
-    return 8.0
+    """Instructions per element beside the access itself."""
+    return per_window(2.0, problem.r * problem.s, problem) if isinstance(problem, PoolProblem) else 8.0
+
+
+def per_window(each: float, taps: int, problem: Problem) -> float:
+    """Instructions per element of input and output where each output element takes `each` for each of its `taps`."""
+    out = math.prod(problem.out)
+    return each * taps * out / (problem.h * problem.w + out)
 
 
 def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:

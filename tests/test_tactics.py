@@ -9,7 +9,7 @@ from tactics.conv_gemm import conv_smem, padded_k
 from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import Activation
 from tactics.predict import predict, predict_us
-from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
+from tactics.problem import ConvProblem, PoolProblem, ReformatProblem, ResizeProblem
 from tactics.tactic import Tactic
 
 RELU = Activation("relu")
@@ -109,9 +109,10 @@ def test_a_device_s_rate_is_its_data_sheet_s(name):
     PoolProblem(1, 96, 56, 56, "avg", 56, 56, (1, 1)), PoolProblem(1, 24, 56, 56, "avg", 56, 56, (1, 1)),
     PoolProblem(1, 256, 14, 14, "avg", 14, 14, (1, 1)),
     PoolProblem(1, 64, 112, 112, "max", 3, 3, (56, 56), (2, 2), (1, 1, 1, 1)),
+    ResizeProblem(1, 256, 1, 1, (33, 33), "linear", "asymmetric", (33.0, 33.0)),
 ], ids=str)  # fmt: skip
-def test_pools_of_small_images_are_predicted_in_microseconds(problem):
-    """Whole images are read once: counting every window as work of its own would make milliseconds of them."""
+def test_windows_over_small_images_are_predicted_in_microseconds(problem):
+    """Work is counted by output and tap: by input and tap it would be milliseconds for a global pool."""
     d = named("h200")
     us = [predict_us(problem, t, d) for t in candidates(problem, d)]
     assert d.launch_us < min(us) and max(us) < 12
