@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.explain import sparsity_text
-from gpu_runtime.text import printable, size_text, table, tactic_text, times_are, us_text, versus, wrap
+from gpu_runtime.text import is_predicted, printable, size_text, table, tactic_text, times_are, us_text, versus, wrap
 
 
 def plan_text(plan: Mapping) -> str:
@@ -49,6 +49,10 @@ def _totals(plan: Mapping) -> list[str]:
         f"total    {us_text(p['total_us'], plan)}, {verdict}{f' ({method})' if method else ''}; "
         f"reformats: {len(reformats)}, together {us_text(sum(reformats), plan)}; free NoOps: {noops}"
     )
+    library = [layer["time_us"] for layer in plan["layers"] if layer["type"] == "library"]
+    if library:
+        basis = ", a lower bound: each byte once, in one launch" if is_predicted(plan) else ""
+        lines.append(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), plan)}{basis}")
     measured = p.get("measured_us")
     if measured is not None:
         lines.append(f"whole    {measured:.2f} us measured end to end, {versus(measured, p['total_us'])} than the sum")

@@ -1,5 +1,6 @@
 """Operators computed by library functions: beside onnxruntime, with integers and truth values exact, inside engines."""
 
+import cupy
 import numpy as np
 import onnx
 import pytest
@@ -8,9 +9,10 @@ from reference_run import check_against_ort, model, network, node, ort_run, rela
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
+from gpu_runtime import report
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
-from tactics.library_functions import FUNCTIONS
+from tactics.library_functions import FUNCTIONS, bound
 from tactics.predict import predict
 from tactics.problem import LibraryProblem
 from tactics.timing_worker import problem_from_json, problem_to_json
@@ -98,6 +100,24 @@ def test_as_onnxruntime(name):
         assert np.array_equal(got, expected) and got.shape == expected.shape
 
 
+class AsCupy:
+    """NumPy as far as CuPy has the same: what a function would call on a GPU exists there, by that name."""
+
+    def __getattr__(self, name):
+        assert hasattr(cupy, name), f"CuPy has no {name}"
+        return getattr(np, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cupy_has_what_is_called(name):
+    proto, feeds = case(name)
+    (op,) = network(proto).ops
+    p = op.problem
+    given = {f"t{i}": feeds[t].reshape(p.shapes[i]) for i, t in enumerate(op.inputs)} | dict(op.weights)
+    y = bound(p.function, dict(p.attributes), p.part)(AsCupy(), [given.get(a) for a in p.arguments])
+    assert y.shape == p.shape
+
+
 def test_every_function_has_a_case():
     tested = {CASES[name][0].op_type for name in CASES} | {"Reshape"}  # as Squeeze
     assert set(FUNCTIONS) - tested == {"Sub", "Mul", "Neg", "Max", "Min", "Abs", "Acosh"}  # NumPy's own, as Add and Sinh are
@@ -136,6 +156,8 @@ def test_in_an_engine(tmp_path):
     assert types.count("library") == 6 and "conv" in types
     info = {layer["Name"]: layer for layer in engine.layer_info()["Layers"]}
     assert (info["a"]["LayerType"], info["a"]["ParameterType"], info["a"]["Function"]) == ("Library", "Library", "LRN")
+    text = report.plan_text(engine.plan)
+    assert "library  6 functions without a kernel, together ~" in text and "a lower bound: each byte once" in text
     assert info["a"]["TimeBasis"].startswith("a lower bound") and info["best"]["Outputs"][0]["Datatype"] == "Int64"
     assert [o["DataType"] for o in engine.layer_info()["I/O Tensors"]] == ["Float", "Float", "Int64", "Int64", "Bool", "Float"]
 
