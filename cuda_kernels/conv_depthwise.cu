@@ -30,9 +30,10 @@ struct DepthwiseParams {
   const __half* w;         // [R * S][w_pitch]
   const float* bias;       // [w_pitch], zeros where there is none
   const float* slope;      // [w_pitch], prelu only
-  const __half* residual;  // as y
+  const __half* residual;  // y's format
   __half* y;
-  View in, out;
+  View in, out, added;                 // added: the residual, which or y may lie inside another tensor
+  int first, row_pixels, column_pixels;  // output (row, col) is pixel first + row * row_pixels + col * column_pixels of y
   int h, w_in, k, p, q;
   int y_c, w_pitch;  // channels of y, and of a row of weights, with padding
   int multiplier;
@@ -195,7 +196,7 @@ __device__ __forceinline__ void multiply(const DepthwiseParams& p, const Place& 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __grid_constant__ DepthwiseParams p) {
   release_next_launch();
   __shared__ __align__(16) char shared[PARTS * PART_BYTES];
   const u32 weights = smem_u32(shared);
@@ -229,13 +230,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __gri
   for (int a = 0; a < TH; ++a) {
     const int row = at.row + a * p.step_h;
     if (row >= p.p) break;
-    const long long to = p.out.at(at.image, at.channel, row * p.q + at.col);
-    const int column = p.step_w * p.out.pixel;
+    const int pixel = p.first + row * p.row_pixels + at.col * p.column_pixels, step = p.step_w * p.column_pixels;
+    const long long to = p.out.at(at.image, at.channel, pixel);
     float added[TW][VEC] = {};
     if (RES) {  // the whole row before its first store, which may be to the same bytes
+      const long long from = p.added.at(at.image, at.channel, pixel);
 #pragma unroll
       for (int b = 0; b < TW; ++b)
-        if (at.col + b * p.step_w < p.q) load_vec(p.residual + to + b * column, added[b]);
+        if (at.col + b * p.step_w < p.q) load_vec(p.residual + from + b * step * p.added.pixel, added[b]);
     }
 #pragma unroll
     for (int b = 0; b < TW; ++b) {
@@ -246,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_depthwise(const __gri
         v[c] = finish<ACT, RES>(acc[a][b][c] + bias[c], added[b][c], p.alpha, p.beta, slope[c]);
         if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
       }
-      store_vec(p.y + to + b * column, v);
+      store_vec(p.y + to + b * step * p.out.pixel, v);
     }
   }
 }

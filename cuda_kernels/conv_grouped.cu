@@ -31,7 +31,7 @@ struct GroupedParams {
   const uint4* w;
   const float* bias;       // [k], zeros where there is none
   const float* slope;      // [k], prelu only
-  const __half* residual;  // as y
+  const __half* residual;  // y's format
   __half* y;
   int c, h, w_in, k, p, q, s;
   int unit_c, unit_k, units, per_block, blocks_of_units;  // channels in and out of a unit; units in all, per block
@@ -43,6 +43,8 @@ struct GroupedParams {
   int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
   int x_n, x_block, x_pixel, x_log2v;
   int y_n, y_block, y_pixel, y_log2v, y_c;  // y_c: channels of y with padding
+  int r_n, r_block, r_pixel, r_log2v;       // the residual's strides: it or y may lie inside another tensor
+  int first, row_pixels, column_pixels;     // output (row, col) is pixel first + row * row_pixels + col * column_pixels of y
   float alpha, beta;
 };
 
@@ -113,15 +115,23 @@ __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
                     : staging + swizzled<OUT_CHUNKS>(n, m / 8) + m % 8 * 2;
 }
 
+__device__ __forceinline__ int at_output(const GroupedParams& p, const Part& b, int pixel, int c) {
+  return b.image * p.y_n + pixel * p.y_pixel + channel_offset(c, p.y_block, p.y_log2v);
+}
+__device__ __forceinline__ int at_residual(const GroupedParams& p, const Part& b, int pixel, int c) {
+  return b.image * p.r_n + pixel * p.r_pixel + channel_offset(c, p.r_block, p.r_log2v);
+}
+
 // Before the arithmetic: the residual enters the staging tile as y will leave it; chunks that no unit fills get zeros.
+// `rows`: which pixel of y each pixel of the tile is, -1 for none.
 __device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
   const int real_end = min(p.k, b.channel0 + b.units * p.unit_k);
   if (OUT_LINEAR) {
     if (!RES) return;
     for (int id = threadIdx.x; id < (real_end - b.channel0) * PIXELS; id += THREADS) {
-      const int m = id / PIXELS, n = id % PIXELS, offset = static_cast<int>(lds_32(rows + n * 4));
-      const __half* at = p.residual + offset + channel_offset(b.channel0 + m, p.y_block, p.y_log2v);
-      sts_16(staged(staging, m, n), offset >= 0 ? __half_as_ushort(*at) : u16(0));
+      const int m = id / PIXELS, n = id % PIXELS, pixel = static_cast<int>(lds_32(rows + n * 4));
+      const __half* at = p.residual + at_residual(p, b, pixel, b.channel0 + m);
+      sts_16(staged(staging, m, n), pixel >= 0 ? __half_as_ushort(*at) : u16(0));
     }
     return;
   }
@@ -129,10 +139,9 @@ __device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Pa
   for (int id = threadIdx.x; id < PIXELS * OUT_CHUNKS; id += THREADS) {
     const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m;
     if (RES) {
-      const int offset = static_cast<int>(lds_32(rows + n * 4));
-      const bool ok = offset >= 0 && c < b.channel_end;
-      const int at = offset + channel_offset(c, p.y_block, p.y_log2v);
-      cp_async_16(staged(staging, m, n), p.residual + (ok ? at : 0), ok ? 16 : 0);
+      const int pixel = static_cast<int>(lds_32(rows + n * 4));
+      const bool ok = pixel >= 0 && c < b.channel_end;
+      cp_async_16(staged(staging, m, n), p.residual + (ok ? at_residual(p, b, pixel, c) : 0), ok ? 16 : 0);
     } else if (c + 8 > real_end) {
       sts_128(staged(staging, m, n), make_uint4(0, 0, 0, 0));
     }
@@ -142,17 +151,15 @@ __device__ __forceinline__ void prepare_staging(const GroupedParams& p, const Pa
 __device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32 staging, u32 rows) {
   if (OUT_LINEAR) {
     for (int id = threadIdx.x; id < (b.channel_end - b.channel0) * PIXELS; id += THREADS) {
-      const int m = id / PIXELS, n = id % PIXELS, c = b.channel0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
-      if (offset >= 0)
-        p.y[offset + channel_offset(c, p.y_block, p.y_log2v)] = __ushort_as_half(c < p.k ? lds_16(staged(staging, m, n)) : u16(0));
+      const int m = id / PIXELS, n = id % PIXELS, c = b.channel0 + m, pixel = static_cast<int>(lds_32(rows + n * 4));
+      if (pixel >= 0) p.y[at_output(p, b, pixel, c)] = __ushort_as_half(c < p.k ? lds_16(staged(staging, m, n)) : u16(0));
     }
     return;
   }
 #pragma unroll 4
   for (int id = threadIdx.x; id < PIXELS * OUT_CHUNKS; id += THREADS) {
-    const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m, offset = static_cast<int>(lds_32(rows + n * 4));
-    if (offset >= 0 && c < b.channel_end)
-      stg_128(p.y + offset + channel_offset(c, p.y_block, p.y_log2v), lds_128(staged(staging, m, n)));
+    const int n = id / OUT_CHUNKS, m = id % OUT_CHUNKS * 8, c = b.channel0 + m, pixel = static_cast<int>(lds_32(rows + n * 4));
+    if (pixel >= 0 && c < b.channel_end) stg_128(p.y + at_output(p, b, pixel, c), lds_128(staged(staging, m, n)));
   }
 }
 
@@ -184,7 +191,7 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_grouped(const __grid_constant__ GroupedParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __grid_constant__ GroupedParams p) {
   release_next_launch();
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -200,13 +207,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_grouped(const __grid_
   wait_for_previous_launch();
   load_patch(p, b, patch);
 
-  // Tables: where each pixel of the tile goes, and how far in the patch each chunk of K stands from the pixel's first tap.
-  // Past the last chunk weights are zero and the last one is read again.
+  // Tables: which pixel of y each pixel of the tile is, and how far in the patch each chunk of K stands from the pixel's first
+  // tap. Past the last chunk weights are zero and the last one is read again.
   const int tile_pixels = p.tile_h * p.tile_w;
   for (int n = threadIdx.x; n < PIXELS; n += THREADS) {
     const int row = n / p.tile_w, oh = b.row0 + row, ow = b.column0 + n - row * p.tile_w;
     const bool ok = n < tile_pixels && oh < p.p && ow < p.q;
-    sts_32(rows + n * 4, ok ? b.image * p.y_n + (oh * p.q + ow) * p.y_pixel : -1);
+    sts_32(rows + n * 4, ok ? p.first + oh * p.row_pixels + ow * p.column_pixels : -1);
   }
   for (int j = threadIdx.x; j < 2 * p.steps; j += THREADS) {
     const int chunk = min(j, p.chunks_k - 1), tap = chunk / p.chunks, r = tap / p.s, s = tap - r * p.s;

@@ -10,7 +10,6 @@ from cuda_kernels import sparse24
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused
 from gpu_runtime.onnx_graph import attribute, constant, shape_of
-from tactics.gather_problem import GatherProblem
 from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
 
 FP16_MAX = 65504.0
@@ -34,9 +33,9 @@ def conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     )  # fmt: skip
 
 
-def conv_transpose(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
-    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With several
-    groups: a grouped convolution over the input with zeros between its pixels."""
+def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
+    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
+    convolution whose taps stand in reverse."""
     node, (n, c, h, w) = layer.node, shapes[0]
     rank = len(shape_of(node.inputs[0]))
     if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
@@ -53,32 +52,19 @@ def conv_transpose(layer: Layer, shapes, out, weights) -> Problem | tuple[Proble
             max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
         ]
         pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
-    about = _about(layer, weights, c // groups)
+    about = _about(layer, weights, c // groups) | {"groups": groups}
     b = size[0]
-    if groups > 1:
-        return _spread(shapes[0], out, kernel, groups, stride, dilation, pad, weights, about)
-    if size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b) and b > 1:
-        weights["w"] = np.ascontiguousarray(kernel.transpose(2, 3, 0, 1)).reshape(b * b * k, c, 1, 1)
-        weights.update({name: np.tile(weights[name], b * b) for name in ("b", "slope") if name in weights})
-        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="dcr")
+    whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b)
+    if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
+        weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
+        weights.update({name: np.repeat(weights[name], b * b) for name in ("b", "slope") if name in weights})
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="crd")
+    before = [d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True)]
+    after = [o - i + p for o, i, p in zip(out[2:], (h, w), pad, strict=True)]
+    if stride == (1, 1) and min(before + after) >= 0:  # a convolution leaves out no input
+        weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
+        return ConvProblem(n, c, h, w, k, *size, pad=(*before, *after), dilation=dilation, **about)
     return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
-
-
-def _spread(shape, out, kernel, groups, stride, dilation, pad, weights, about) -> tuple[Problem, ...]:
-    """Input pixels `stride` apart with zeros between and around, then a convolution with the taps in reverse."""
-    tables = []
-    for image, last, size, step, gap, before in zip(shape[2:], out[2:], kernel.shape[2:], stride, dilation, pad, strict=True):
-        at = np.arange(last + gap * (size - 1)) - (gap * (size - 1) - before)
-        inside = (at % step == 0) & (at >= 0) & (at < image * step)
-        tables.append(tuple(np.where(inside, at // step, -1).tolist()))
-    weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
-    spread = GatherProblem(shape, index=((), (), *tables))
-    conv = ConvProblem(*spread.out_shape, kernel.shape[0], *kernel.shape[2:], dilation=dilation, groups=groups, **about)
-    return (conv,) if spread.out_shape == shape and spread.index[2:] == _identity(shape) else (spread, conv)
-
-
-def _identity(shape) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(d)) for d in shape[2:])
 
 
 def matmul(layer: Layer, shapes, out, weights) -> Problem:

@@ -28,8 +28,8 @@ def rejected(problem: Problem, device: Device) -> tuple[tuple[str, str], ...]:
 # Kernels that take a tensor's strides at run time: what reads (writes) hwc8 does so with every FP16 layout of V >= 8, what
 # reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
 ANY_INPUT = frozenset((
-    "conv_dense", "conv_sparse24", "conv_depthwise", "transpose_dense", "transpose_sparse24", "move", "pool", "pool_global",
-    "rows", "gather", "resize",
+    "conv_dense", "conv_sparse24", "conv_depthwise", "transpose_dense", "transpose_sparse24", "transpose_depthwise", "move",
+    "pool", "pool_global", "rows", "gather", "resize",
 ))  # fmt: skip
 ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
 

@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Patch, Tactic
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -48,15 +48,15 @@ LINEAR_PATCHES = tuple(
 )
 
 
-def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or "")."""
+def candidates(p: ConvProblem, device: Device, limit: float | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`."""
     if p.groups != p.c or p.c == 1:
         yield "conv_depthwise", f"not depthwise: {p.groups} groups of {p.c} channels"
         return
     if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
         yield "conv_depthwise", "a tensor of 2**31 elements or more: kernels address with 32 bits"
         return
-    limit = halo_limit(p)
+    limit = halo_limit(p) if limit is None else limit
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in LINEAR_PATCHES if linear(x) else VECTOR_PATCHES:
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.residual else (x,), y)
@@ -143,20 +143,25 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
 
-def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
     t, vec, multiplier = tactic.tile, vector(tactic), p.k // p.c
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     y_c = padded_channels(y_fmt.layout, p.k)
-    x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, p.out_shape))
+    store = store or Store(p.out_shape)
+    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
         "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),
         "MULTIPLIED": int(multiplier > 1),
     }  # fmt: skip
     args = (
-        ("in", 0), ("weights", "w"), ("weights", "b"), ("weights", "slope") if p.act.name == "prelu" else NULL,
+        ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
+        *view_args(added[0] if added else y), *ints(*store.pixels),
         *ints(p.h, p.w, p.k, p.p, p.q, y_c, _pitch(p), multiplier, *p.stride, p.pad[0], p.pad[1], *p.dilation, *steps),
         *ints(*counts, *phases), *alpha_beta(p),
     )  # fmt: skip

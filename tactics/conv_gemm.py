@@ -26,7 +26,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -190,19 +190,6 @@ def padded_k(problem: ConvProblem) -> int:
     return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Where a GEMM's pixels go: (oh, ow) is pixel (first + step * (oh, ow)) of an output of shape `out`, NCHW.
-
-    `name` is appended to the names of the weight sections "w" and "meta".
-    """
-
-    out: tuple[int, int, int, int]
-    first: tuple[int, int] = (0, 0)
-    step: tuple[int, int] = (1, 1)
-    name: str = ""
-
-
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
@@ -211,7 +198,8 @@ def launches(
     store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
     x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), *[strides(y_fmt, out)] * (1 + p.residual))
-    y_c, y_w, y_pixel = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1], out[3], y.pixel
+    y_c = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1]
+    first, row, column = store.pixels if store else (0, 0, 0)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
     blocks = t.stream or tiles // m.count * t.split
     values = {
@@ -221,16 +209,14 @@ def launches(
         **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
     }  # fmt: skip
     args = (
-        ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL, ("weights", "b"),
-        ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
+        ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
+        ("weights", "b" + name), ("weights", "slope" + name) if p.act.name == "prelu" else NULL,
+        ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
         *ints(-(-one.c // 8), padded_k(one) // t.k, -(-len(row_order(one, y_fmt.layout)) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
-        *(ints(
-            store.step[0] * y_w * y_pixel, store.step[1] * y_pixel, (store.first[0] * y_w + store.first[1]) * y_pixel,
-            y_w * y_pixel,
-        ) if store else ()),
+        *(ints(row * y.pixel, column * y.pixel, first * y.pixel, out[3] * y.pixel) if store else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
         *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
         *([("weights", "affine")] if p.pre else ()),

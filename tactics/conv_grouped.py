@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
@@ -164,9 +164,12 @@ def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return patch + g.per_block * u.steps * u.n8 * 256 + t.n * t.m * 2 + t.n * 4 + 2 * u.steps * 4
 
 
-def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
     t, u, g, x_fmt, y_fmt = tactic.tile, unit(p), geometry(p, tactic), tactic.ins[0], tactic.out
-    x, *_, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, p.out_shape))
+    store = store or Store(p.out_shape)
+    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
         "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,
@@ -174,7 +177,8 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     }  # fmt: skip
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = (
-        ("in", 0), ("weights", "w"), ("weights", "b"), ("weights", "slope") if p.act.name == "prelu" else NULL,
+        ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.c, p.h, p.w, p.k, p.p, p.q, p.s),
         *ints(u.c, u.k, u.count, g.per_block, g.blocks),
@@ -182,7 +186,8 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
         *ints(*g.tile, *g.tiles),
         *ints(g.patch[0], g.pitch, g.phase, g.patch[1], *used),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(padded_channels(y_fmt.layout, p.k)), *alpha_beta(p),
+        *view_args(x), *view_args(y), *ints(padded_channels(y_fmt.layout, p.k)),
+        *view_args(added[0] if added else y), *ints(*store.pixels), *alpha_beta(p),
     )  # fmt: skip
     grid = g.blocks * g.tiles[0] * g.tiles[1] * p.n
     return (Launch(tactic.kernel, tuple(sorted(values.items())), (grid, 1, 1), (t.threads, 1, 1), smem_bytes(p, tactic), args),)

@@ -156,7 +156,7 @@ def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeProblem:
-    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c,r,s] (output channel first).
+    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], outputs first.
 
     Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top,
     left (whatever lies outside `out` is cut). `residual`, `sparse24` as in ConvProblem.
@@ -173,21 +173,20 @@ class ConvTransposeProblem:
     stride: tuple[int, int] = (1, 1)
     pad: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
     bias: bool = False
     residual: bool = False
     act: Activation = NONE
     sparse24: bool = False
 
     def __post_init__(self):
+        if self.c % self.groups or self.k % self.groups:
+            raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv_transpose: every size must be positive, got {self}")
 
     def __str__(self) -> str:
         return key(self, "conv_transpose")
-
-    @property
-    def groups(self) -> int:
-        return 1
 
     @property
     def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -200,19 +199,20 @@ class ConvTransposeProblem:
 
     @property
     def macs(self) -> int:
-        return self.n * self.c * self.h * self.w * self.k * self.r * self.s
+        return self.n * (self.c // self.groups) * self.h * self.w * self.k * self.r * self.s
 
     def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
         high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
         wide = max((self.w - 1) * sw + (self.s - 1) * dw + 1, left + self.out[1])
         full = np.zeros((self.n, self.k, high, wide), np.float32)
-        flat = x.transpose(1, 0, 2, 3).reshape(self.c, -1)
+        groups = self.groups, self.k // self.groups, self.c // self.groups
+        flat = x.transpose(1, 0, 2, 3).reshape(groups[0], groups[2], -1)
         for i in range(self.r):
             for j in range(self.s):
-                part = (w[:, :, i, j] @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
+                part = (w[:, :, i, j].reshape(groups) @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
                 full[:, :, i * dh : i * dh + (self.h - 1) * sh + 1 : sh, j * dw : j * dw + (self.w - 1) * sw + 1 : sw] += part
         y = full[:, :, top : top + self.out[0], left : left + self.out[1]]
         if bias is not None:

@@ -1,29 +1,34 @@
-"""Transposed convolution as one implicit GEMM per output phase, on the kernels of conv_gemm, with nothing zero-stuffed.
+"""Transposed convolution as one convolution per output phase, on the kernels of ordinary ones, with nothing zero-stuffed.
 
 With stride s, output row s*a + i is reached by the taps r with (i + pad - r*dilation) % s == 0 alone: every s-th tap (or
 s/gcd(s, dilation)-th). Those taps, in reverse, are an ordinary convolution of stride 1 over x, whose pixel (a, b) is output
 pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem and a Store, a tactic is one launch per phase,
-and each phase has its own packed weights ("w0", "w1", ...; "meta0", ...). A phase that no tap reaches keeps one zero tap.
+and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics import conv_gemm
-from tactics.conv_gemm import Store
+from tactics import conv_depthwise, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problem import ConvProblem, ConvTransposeProblem
-from tactics.step import Launch
+from tactics.step import Launch, Store
 from tactics.tactic import Tactic
 
-GEMM_KERNEL = {"transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24"}
-OWN_KERNEL = {v: k for k, v in GEMM_KERNEL.items()}
+KERNEL = {  # of the phases
+    "transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24", "transpose_grouped": "conv_grouped",
+    "transpose_depthwise": "conv_depthwise",
+}  # fmt: skip
+OWN_KERNEL = {v: k for k, v in KERNEL.items()}
+FAMILY = {"conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_grouped": conv_grouped, "conv_depthwise": conv_depthwise}
 
 
 @lru_cache(maxsize=1024)
@@ -41,7 +46,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
             (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
             conv = ConvProblem(
                 p.n, p.c, p.h, p.w, p.k, len(r), len(s), pad=(top, left, bottom, right), dilation=(dil_r, dil_s),
-                bias=p.bias, residual=p.residual, act=p.act, sparse24=p.sparse24,
+                groups=p.groups, bias=p.bias, residual=p.residual, act=p.act, sparse24=p.sparse24,
             )  # fmt: skip
             result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
     return tuple(result)
@@ -61,15 +66,19 @@ def _axis(phase: int, stride: int, pad: int, dilation: int, size: int, image: in
     return taps, step, -reach[0], count - image + reach[0] + step * (len(taps) - 1)
 
 
-def _gemm(tactic: Tactic) -> Tactic:
-    return replace(tactic, kernel=GEMM_KERNEL[tactic.kernel])
+def _of_phase(tactic: Tactic):
+    """(the family that runs one phase, its tactic)."""
+    kernel = KERNEL[tactic.kernel]
+    return FAMILY[kernel], replace(tactic, kernel=kernel)
 
 
 def candidates(p: ConvTransposeProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
     """(tactic or family, reason against it or ""): the tiles that every phase can run."""
     found: dict[Tactic | str, list[str]] = {}
     for conv, *_ in phases(p):
-        for tactic, reason in conv_gemm.candidates(conv, device):
+        # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
+        depthwise = conv_depthwise.candidates(conv, device, limit=math.inf)
+        for tactic, reason in chain(conv_gemm.candidates(conv, device), conv_grouped.candidates(conv, device), depthwise):
             found.setdefault(tactic, []).append(reason)
     for tactic, reasons in found.items():
         reason = next(filter(None, reasons), "")
@@ -80,22 +89,24 @@ def candidates(p: ConvTransposeProblem, device: Device) -> Iterator[tuple[Tactic
 
 
 def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    return tuple(step for conv, store, *_ in phases(p) for step in conv_gemm.launches(conv, _gemm(tactic), store, lie))
+    family, own = _of_phase(tactic)
+    return tuple(step for conv, store, *_ in phases(p) for step in family.launches(conv, own, store, lie))
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights [K,C,R,S] -> each phase's taps as conv_gemm packs them; bias and slope once."""
-    sections = {}
+    """Weights [K,C/g,R,S] -> each phase's taps as the family packs them, bias and slope too: taps decide how groups merge."""
+    sections, (family, own) = {}, _of_phase(tactic)
     w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
     for conv, store, r, s in phases(p):
-        part = conv_gemm.pack(conv, _gemm(tactic), {**weights, "w": w[:, :, r][:, :, :, s]})
-        sections |= {name + store.name if name in ("w", "meta") else name: array for name, array in part.items()}
+        part = family.pack(conv, own, {**weights, "w": w[:, :, r][:, :, :, s]})
+        sections |= {name + store.name: array for name, array in part.items()}
     return sections
 
 
 def predict(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """The phases one after the other, each bounded by what bounds it."""
-    parts = [conv_gemm.predict(conv, _gemm(tactic), device) for conv, *_ in phases(p)]
+    family, own = _of_phase(tactic)
+    parts = [family.predict(conv, own, device) for conv, *_ in phases(p)]
     slowest = max(parts, key=lambda part: part["total_us"])
     total = {k: sum(part.get(k, 0.0) for part in parts) for k in slowest if k != "bound"}
     return {**total, "bound": slowest["bound"]}

@@ -19,6 +19,24 @@ NULL: Arg = ("i64", 0)
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Where a convolution's pixels go: (oh, ow) is pixel (first + step * (oh, ow)) of an output of shape `out`, NCHW.
+
+    `name` is appended to the names of the weight sections.
+    """
+
+    out: tuple[int, int, int, int]
+    first: tuple[int, int] = (0, 0)
+    step: tuple[int, int] = (1, 1)
+    name: str = ""
+
+    @property
+    def pixels(self) -> tuple[int, int, int]:
+        """The pixel of (0, 0) in a row-major image, and pixels from one oh, and from one ow, to the next."""
+        return self.first[0] * self.out[3] + self.first[1], self.step[0] * self.out[3], self.step[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch; `grid` and `block` count blocks and threads, `smem` is dynamic shared memory in bytes.
 

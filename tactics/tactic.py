@@ -11,10 +11,11 @@ from tactics.format import Format
 MARKS = {
     "conv_stem": "hmma_16816", "conv_grouped": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832",
     "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
+    "transpose_grouped": "hmma_16816",
 }  # fmt: skip
 KERNELS = (
-    *MARKS, "conv_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize", "matmul",
-    "squeeze_excite", "library",
+    *MARKS, "conv_depthwise", "transpose_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize",
+    "matmul", "squeeze_excite", "library",
 )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Patch:
-    """Of conv_depthwise: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
+    """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
 
     channels: int
     h: int
@@ -62,7 +63,8 @@ def _tile(found: re.Match) -> Tile:
     return Tile(*map(int, sizes), split=int(split or 1), stream=int(stream or 0))
 
 
-TILED = dict.fromkeys(MARKS, Tile) | {"conv_depthwise": Patch}  # the other kernels have no tile
+# The other kernels have no tile.
+TILED = dict.fromkeys(MARKS, Tile) | dict.fromkeys(("conv_depthwise", "transpose_depthwise"), Patch)
 
 
 @dataclass(frozen=True, slots=True, order=True)

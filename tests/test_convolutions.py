@@ -8,7 +8,8 @@ from reference_run import check_against_ort, model, network, node
 from test_moves import check_engine, kinds
 
 from gpu_runtime.errors import ModelError
-from tactics.problem import ConvProblem, MatmulProblem
+from tactics.gather_problem import ViewProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,9 @@ def draw_transpose(seed: int):
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_transposed_convolution(seed):
     net = check_against_ort(draw_transpose(seed), 1e-3)
-    assert isinstance(net.ops[-1].problem, ConvProblem) and net.ops[-1].problem.groups > 1
+    problem = net.ops[-1].problem
+    assert isinstance(problem, (ConvProblem, ConvTransposeProblem)) and problem.groups > 1
+    assert all(op.problem is problem or isinstance(op.problem, ViewProblem) for op in net.ops)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

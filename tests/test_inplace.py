@@ -57,10 +57,10 @@ class Net:
         self.weights[name] = (near + spread * rng.uniform(-1, 1, shape)).astype(np.float32)
         return name
 
-    def conv(self, x: str, name: str, c: int, k: int, size: int = 1, relu: bool = True) -> str:
-        w = self.constant(f"{name}.w", k, c, size, size, spread=(c * size * size) ** -0.5)
+    def conv(self, x: str, name: str, c: int, k: int, size: int = 1, relu: bool = True, groups: int = 1) -> str:
+        w = self.constant(f"{name}.w", k, c // groups, size, size, spread=(c // groups * size * size) ** -0.5)
         b = self.constant(f"{name}.b", k, spread=0.3)
-        y = self.op("Conv", f"{x} {w} {b}", f"{name}.conv" if relu else name, pads=[size // 2] * 4)
+        y = self.op("Conv", f"{x} {w} {b}", f"{name}.conv" if relu else name, pads=[size // 2] * 4, group=groups)
         return self.op("Relu", y, name) if relu else y
 
     def norm(self, x: str, name: str, c: int) -> str:
@@ -130,6 +130,17 @@ def residuals() -> onnx.ModelProto:
     return model(net.nodes, {"x": (1, 3, 6, 8)}, "y", net.weights, opset=18)
 
 
+def grouped_residuals() -> onnx.ModelProto:
+    """A part of a tensor is added to what a grouped and a depthwise convolution make of another, and the sums are joined."""
+    net = Net()
+    net.conv("x", "stem", 3, 64, 3)
+    net.nodes.append(node("Split", "stem", "p q", axis=1, num_outputs=2))
+    g = net.op("Relu", net.op("Add", f"q {net.conv('p', 'g', 32, 32, 3, relu=False, groups=4)}", "g.sum"), "g.act")
+    d = net.op("Relu", net.op("Add", f"q {net.conv('p', 'd', 32, 32, 3, relu=False, groups=32)}", "d.sum"), "d.act")
+    net.conv(net.cat("cat", "p", "q", g, d), "y", 128, 16)
+    return model(net.nodes, {"x": (1, 3, 6, 8)}, "y", net.weights, opset=18)
+
+
 def slices() -> onnx.ModelProto:
     """Channel shuffle's halves by Slice: read in place by a convolution and by an Add."""
     net = Net()
@@ -165,8 +176,10 @@ def chained() -> onnx.ModelProto:
     return net.model({"x": (2, 8, 5, 4)}, "y")
 
 
-MODELS = {f.__name__: f for f in (densenet, inception, split_block, residuals, slices, contended, chained)}
-FREE = ("densenet", "inception", "split_block", "residuals", "slices", "chained")  # nothing in them needs a copy
+MODELS = {
+    f.__name__: f for f in (densenet, inception, split_block, residuals, grouped_residuals, slices, contended, chained)
+}
+FREE = ("densenet", "inception", "split_block", "residuals", "grouped_residuals", "slices", "chained")  # need no copy
 
 
 @pytest.fixture(scope="module")
@@ -371,6 +384,30 @@ AROUND = {
     "conv_depthwise": (
         ConvProblem(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
         ((8, 56, H8), (32, 80, CHW32)),
+    ),
+    "conv_groups_residual": (
+        ConvProblem(2, 32, 6, 5, 32, 3, 3, groups=2, residual=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8, H8),
+        (None, (8, 56, H8), (16, 72, H8)),
+    ),
+    "conv_grouped_residual": (
+        ConvProblem(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (CHW32, H8, H8), (None, (16, 48, H8), (8, 40, H8)),
+    ),
+    "conv_grouped_residual_linear": (
+        ConvProblem(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (H8, CHW, CHW), (None, (3, 32, CHW), None),
+    ),
+    "conv_depthwise_residual": (
+        ConvProblem(2, 24, 6, 5, 24, 3, 3, groups=24, pad=(1, 1, 1, 1), residual=True), "conv_depthwise", PATCH, (H8, H8, H8),
+        ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
+    ),
+    "transpose_grouped": (
+        ConvTransposeProblem(2, 32, 4, 5, 24, 3, 3, (9, 11), (2, 2), groups=4, residual=True), "transpose_grouped",
+        Tile(64, 64, 64, 2, 2, 1), (CHW32, H8, H8), ((32, 96, CHW32), (8, 40, H8), (16, 56, H8)),
+    ),
+    "transpose_depthwise": (
+        ConvTransposeProblem(2, 24, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), groups=24, residual=True), "transpose_depthwise",
+        PATCH, (H8, H8, H8), ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
     ),
     "conv_shuffled": (ConvProblem(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
     "transpose": (

@@ -11,36 +11,43 @@ from reference_run import check_against_ort, feeds_for, given_model, model, netw
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
-from cuda_kernels.device import named
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import padded_k
 from tactics.conv_transpose import phases
-from tactics.format import Format, padded_channels
+from tactics.format import Format, num_bytes, padded_channels
+from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import Activation
 from tactics.predict import predict
 from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.step import linear
 from tactics.tactic import Tactic, Tile
+from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, execute
 
 pytestmark = pytest.mark.slow
 
 DEVICE = named("h200")
-TILE = Tile(64, 64, 64, 2, 2, 4)
+TILE, SIGMOID = Tile(64, 64, 64, 2, 2, 4), Activation("sigmoid")
 PROBLEM = ConvTransposeProblem(
-    2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=Activation("sigmoid"), sparse24=True
+    2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True
 )
 
 
-def draw(seed: int):
+GROUPS = ((2, 16, 8), (3, 12, 9), (4, 32, 32), (2, 48, 80), (8, 8, 8), (20, 20, 20), (6, 6, 12), (5, 40, 40))
+
+
+def draw(seed: int, groups: int = 1, c: int = 0, k: int = 0):
     """(model, weights) of one ConvTranspose, all its attributes drawn; 2:4 along axis 0 for every second seed."""
     rng, values = random.Random(seed), np.random.default_rng(seed)
-    c, k = rng.choice((3, 8, 12, 20)), rng.choice((1, 5, 16, 40))
+    c, k = c or rng.choice((3, 8, 12, 20)), k or rng.choice((1, 5, 16, 40))
     size, stride = (rng.randint(1, 5), rng.randint(1, 5)), (rng.randint(1, 3), rng.randint(1, 3))
     dilation = (1, 1) if seed % 3 else (rng.randint(1, 3), rng.randint(1, 3))
     image = (rng.randint(1, 6), rng.randint(2, 6))
-    attributes = {"strides": stride, "dilations": dilation}
+    attributes = {"strides": stride, "dilations": dilation, "group": groups}
     mode = rng.choice(("pads", "pads", "pads", "SAME_UPPER", "SAME_LOWER", "output_shape"))
     if mode == "pads":
         reach = [(size[i] - 1) * dilation[i] for i in range(2)]
@@ -54,8 +61,9 @@ def draw(seed: int):
     else:
         attributes |= {"auto_pad": mode}
         attributes.pop("dilations")
-    w = values.standard_normal((c, k, *size)).astype(np.float16).astype(np.float32) / np.float32(math.sqrt(c))
-    if c % 4 == 0 and seed % 2:
+    w = values.standard_normal((c, k // groups, *size)).astype(np.float16).astype(np.float32)
+    w /= np.float32(math.sqrt(c // groups))
+    if c // groups % 4 == 0 and seed % 2:
         w = sparse24.prune(w, 0)
     named_weights = {"w": w.astype(np.float16).astype(np.float32), "b": values.standard_normal(k).astype(np.float32)}
     nodes = [node("ConvTranspose", "x w b", "a", **attributes), node("Relu", "a", "y")]
@@ -85,6 +93,79 @@ def test_against_onnxruntime(seed):
         assert tactic in candidates(op.problem, DEVICE)
         got, _ = run(op.problem, tactic, [x], op.weights)
         assert_right(op.problem, tactic, got, expected)
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_groups_against_onnxruntime(seed):
+    """Every kernel that may run it; nothing but the convolution is launched, and nothing between them is stored."""
+    groups, c, k = GROUPS[seed % len(GROUPS)]
+    proto = draw(seed, groups, c, k)
+    net = network(proto)
+    (op,) = net.ops
+    p = op.problem
+    feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds_for(net, seed=seed).items()}
+    expected = ort_run(proto, feeds)["y"]
+    assert p.out_shape == expected.shape and p.groups == groups and (p.sparse24 or seed % 2 == 0 or c // groups % 4)
+    found = {}
+    for t in candidates(p, DEVICE):
+        if t.tile.m * t.tile.n <= 64 * 128 if isinstance(t.tile, Tile) else t.tile.channels <= 64:
+            found.setdefault((t.kernel, linear(t.ins[0]), linear(t.out)), []).append(t)
+    kernels = {kernel.partition("_")[2] for kernel, *_ in found}
+    assert kernels >= ({"depthwise"} if c == groups else {"dense"} | ({"sparse24"} if p.sparse24 else set()))
+    pick = random.Random(seed)
+    for kernel, *sides in found:
+        if sides == [False, False] or pick.random() < 0.2:
+            tactic = pick.choice(found[kernel, *sides])
+            got, stats = run(p, tactic, [feeds["x"].astype(np.float16)], op.weights)
+            assert_right(p, tactic, got, expected)
+            assert all(s.excess_wavefronts == 0 for s in stats)
+            assert len(stats) == (len(phases(p)) if isinstance(p, ConvTransposeProblem) else 1)
+
+
+GROUPED = {
+    "depthwise": ConvTransposeProblem(2, 32, 9, 11, 32, 4, 4, (18, 22), (2, 2), (1, 1), groups=32, bias=True, residual=True),
+    "depthwise_dilated": ConvTransposeProblem(1, 32, 9, 8, 64, 3, 3, (22, 20), (2, 2), (0, 0), (2, 2), groups=32, bias=True),
+    "grouped": ConvTransposeProblem(1, 64, 8, 8, 64, 3, 3, (17, 17), (2, 2), groups=8, act=SIGMOID, sparse24=True),
+    "halves": ConvTransposeProblem(1, 64, 8, 8, 64, 4, 4, (16, 16), (2, 2), (1, 1), groups=2, bias=True, sparse24=True),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_bytes_of_groups(name):
+    """No zeros between pixels: a launch touches the input once, its phase of the output, its taps, and nothing else."""
+    p = GROUPED[name]
+    inputs, weights = random_data(p)
+    expected = reference(p, inputs, weights)
+    seen = set()
+    for tactic in candidates(p, DEVICE):
+        if tactic.kernel in seen or linear(tactic.ins[0]) or linear(tactic.out):
+            continue
+        seen.add(tactic.kernel)
+        got, stats = run(p, tactic, inputs, weights)
+        assert_right(p, tactic, got, expected)
+        assert np.array_equal(got, run(p, tactic, inputs, weights, async_mode="late", seed=3)[0])
+        x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
+        constants = sum(a.nbytes for a in pack_weights(p, tactic, weights).values())
+        assert sum(s.launch_unique_store_bytes for s in stats) == y
+        phase = y // len(stats)
+        for s in stats:
+            assert s.launch_unique_bytes <= x + phase * (2 if p.residual else 1) + constants + 2048
+            assert s.sectors == s.ideal_sectors and s.excess_wavefronts == 0
+        if name.startswith("depthwise"):
+            assert sum(s.mma + s.mma_sp for s in stats) == 0
+    assert seen == ({"transpose_depthwise"} if name.startswith("depthwise") else
+                    {"transpose_dense", "transpose_sparse24", "transpose_grouped"})  # fmt: skip
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("name", GROUPED)
+def test_phases_of_groups_compile_without_spills(name, sm):
+    p = GROUPED[name]
+    firsts = {t.kernel: t for t in reversed(candidates(p, named("a10"))) if not linear(t.ins[0]) and not linear(t.out)}
+    for t in firsts.values():
+        for step in launches(p, t)[:2]:
+            c = compile_kernel(step.kernel, dict(step.values), sm)
+            assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
 
 
 @pytest.mark.parametrize("kernel", ["transpose_dense", "transpose_sparse24"])
