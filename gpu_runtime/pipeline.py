@@ -20,6 +20,7 @@ from gpu_runtime import (
     assemble,
     autotuning,
     back_to_back,
+    channel_orders,
     fuse,
     inplace,
     io_formats,
@@ -29,6 +30,7 @@ from gpu_runtime import (
     ranges,
     reasons,
     siblings,
+    space_to_depth,
     squeeze_excite,
     what_if,
 )
@@ -154,7 +156,8 @@ def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[l
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-    return back_to_back.offer(squeeze_excite.offer(siblings.merge(inplace.share(network)))), found
+    network = inplace.share(channel_orders.offer(space_to_depth.offer(network)))
+    return back_to_back.offer(squeeze_excite.offer(siblings.merge(network))), found
 
 
 def _explained(imported, network, ends, target: Device, sparsity: str, timer, progress, **limits):

@@ -93,9 +93,13 @@ def _around(merged: Op, order: list[Op], concat: Op, literal: tuple[str, str]) -
 def _siblings(network: Network) -> Iterator[list[Op]]:
     """Lists of two or more convolutions that may be one."""
     found: dict[tuple, dict[str, list[Op]]] = {}
+    reads: dict[str, set[str]] = {}
+    for op in network.ops:
+        reads.setdefault(op.layer, set()).add(next(iter(op.inputs), ""))
     for op in network.ops:
         p = op.problem
-        if isinstance(p, ConvProblem) and op.layer and not p.residual and not p.pool and p.groups == p.d2s == 1:
+        plain = isinstance(p, ConvProblem) and op.layer and not p.residual and not p.pool and p.groups == p.d2s == 1
+        if plain and len(reads[op.layer]) == 1:  # one whose alternatives read different tensors has choices enough
             act = PRELU if p.act.name in SLOPES else p.act
             alike = replace(p, k=1, bias=False, sparse24=False, act_first=False, act=act)
             found.setdefault((op.inputs[0], alike), {}).setdefault(op.layer, []).append(op)
