@@ -28,14 +28,21 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
     pattern_violation, channels_not_multiple_of_4, grouped_conv; gpu_runtime.engine lists the other keys. `all_dense_us`:
     what the best plan without sparse tactics takes.
     """
+    alternatives: dict[str, list[tuple[Op, Mapping[Tactic, Time]]]] = {}
+    for op, times in zip(table.network.ops, table.times, strict=True):
+        if op.layer:
+            alternatives.setdefault(op.layer, []).append((op, times))
     ops = {i: op for i, op in enumerate(table.network.ops) if op.layer and plan.holds(op.when, chosen.options)}
     wanted = {
         op.layer: not chosen.entries[op.name].sparse
-        for i, op in ops.items()
-        if _best(table.times[i], sparse=True) and _best(table.times[i], sparse=False)
+        for op in ops.values()
+        if all(any(_best(times, sparse) for _, times in alternatives[op.layer]) for sparse in (False, True))
     }
     forced = planning.forced(table, chosen, wanted)
-    rows = [_row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer)) for i, op in ops.items()]
+    rows = [
+        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer])
+        for i, op in ops.items()
+    ]
     return {
         "mode": mode,
         "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
@@ -46,17 +53,22 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
 
 
 def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str, measured: bool,
-         forced: plan.Forced | None) -> dict:  # fmt: skip
-    """`forced`: the plan with this layer forced the other way."""
-    dense, sparse = _best(times, sparse=False), _best(times, sparse=True)
+         forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> dict:  # fmt: skip
+    """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
+    channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
+    own, dense, sparse, ran = alternatives[0][0], _best(times, sparse=False), _best(times, sparse=True), op
+    if sparse is None:
+        found = [(best, other) for other, others in alternatives if (best := _best(others, sparse=True))]
+        sparse, ran = min(found, key=lambda pair: pair[0][1].us, default=(None, op))
     row = {
-        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(op.weights),
-        "c": op.problem.c, "k": op.weights["w"].shape[0], "groups": op.problem.groups, "kernel": [op.problem.r, op.problem.s],
-        "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, op, table.device),
+        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(own.weights),
+        "c": own.problem.c, "k": own.weights["w"].shape[0], "groups": own.problem.groups,
+        "kernel": [own.problem.r, own.problem.s],
+        "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, ran, table.device),
         "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,
         "p_sparse_faster": None,
     }  # fmt: skip
-    family = sparse_family_reason(op.problem)
+    family = sparse_family_reason(own.problem)
     if family:
         code, _, detail = family.partition(": ")
         return row | {"verdict": "not_eligible", "reason": code, "detail": detail}

@@ -1,8 +1,8 @@
 """Space-to-depth written as strided Slices and a Concat, in front of convolutions (the Focus of some detectors).
 
-Each Slice takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size. Either one
-kernel does that, and the convolutions' columns follow the order that it stores; or there is no such tensor, and the
-convolutions read the image with kernels and strides b times as large. Which, is an option of a fusion group.
+Each Slice takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size. Either that
+is made (by one kernel, where the order is SpaceToDepth's); or there is no such tensor, and the convolutions read the image with
+kernels and strides b times as large. Which, is an option of a fusion group.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ def offer(network: Network) -> Network:
     found = {blocks.concat.output: blocks for blocks in _blocks(network)}
     if not found:
         return network
+    slices = {t: blocks for blocks in found.values() for t in blocks.concat.inputs}
     ops = []
     for op in network.ops:
         if op.output in found:
             ops.append(_apart(network, found[op.output]))
+        elif op.output in slices:
+            readers = sum(op.output in other.inputs for other in network.ops)
+            ops.append(replace(op, when=((_group(slices[op.output]), APART),)) if readers == 1 else op)
         elif op.inputs[:1] and op.inputs[0] in found:
             ops += _convolutions(network, op, found[op.inputs[0]])
         else:
             ops.append(op)
     read = {t.name for t in network.outputs} | {t for op in ops for t in op.inputs}
-    slices = {t for blocks in found.values() for t in blocks.concat.inputs}
     ops = [op for op in ops if op.output in read or op.output not in slices]
     used = {t.name for t in network.inputs} | {t for op in ops for t in (*op.inputs, op.output)}
     groups = tuple((_group(blocks), (APART, IN_WEIGHTS)) for blocks in found.values())
@@ -85,6 +88,8 @@ def _takes(op: Op, tensor: str) -> bool:
 def _apart(network: Network, blocks: Blocks) -> Op:
     n, c, h, w = network.tensors[blocks.image]
     b = blocks.size
+    if list(blocks.corners) != sorted(blocks.corners):
+        return replace(blocks.concat, when=((_group(blocks), APART),))
     problem = MoveProblem(n, c, h, w, "s2d_dcr", (c * b * b, h // b, w // b), step=(1, b, b))
     return replace(
         blocks.concat, problem=problem, inputs=(blocks.image,), nodes=blocks.nodes, when=((_group(blocks), APART),)
@@ -92,23 +97,18 @@ def _apart(network: Network, blocks: Blocks) -> Op:
 
 
 def _convolutions(network: Network, op: Op, blocks: Blocks) -> tuple[Op, Op]:
-    """The convolution over the blocks in the order that s2d_dcr stores, rows of corners first; and over the image."""
-    p, w, b = op.problem, op.weights["w"], blocks.size
+    """The convolution over the blocks, and over the image."""
+    p, b = op.problem, blocks.size
     _, c, high, wide = network.tensors[blocks.image]
     corners = [blocks.corners.index((i, j)) for i in range(b) for j in range(b)]
-    w = w.reshape(p.k, b * b, c, p.r, p.s)[:, corners]
-    taps = w.reshape(p.k, b, b, c, p.r, p.s).transpose(0, 3, 4, 1, 5, 2).reshape(p.k, c, p.r * b, p.s * b)
+    w = op.weights["w"].reshape(p.k, b * b, c, p.r, p.s)[:, corners].reshape(p.k, b, b, c, p.r, p.s)
+    taps = np.ascontiguousarray(w.transpose(0, 3, 4, 1, 5, 2)).reshape(p.k, c, p.r * b, p.s * b)
     image = replace(
         p, c=c, h=high, w=wide, r=p.r * b, s=p.s * b, stride=tuple(d * b for d in p.stride), pad=tuple(d * b for d in p.pad)
     )  # fmt: skip
-    def over(problem: ConvProblem, weights: np.ndarray, option: str) -> Op:
-        pattern = p.sparse24 and weights.shape[1] % 4 == 0 and bool(sparse24.fits(weights).all())
-        weights = {**op.weights, "w": np.ascontiguousarray(weights)}
-        when = (*op.when, (_group(blocks), option))
-        return replace(op, problem=replace(problem, sparse24=pattern), weights=weights, when=when)
-
+    image = replace(image, sparse24=p.sparse24 and c % 4 == 0 and bool(sparse24.fits(taps).all()))
     direct = replace(
-        over(image, taps, IN_WEIGHTS), name=f"{blocks.concat.name} + {op.name}", inputs=(blocks.image, *op.inputs[1:]),
-        nodes=(*blocks.nodes, *op.nodes),
+        op, name=f"{blocks.concat.name} + {op.name}", problem=image, inputs=(blocks.image, *op.inputs[1:]),
+        weights={**op.weights, "w": taps}, nodes=(*blocks.nodes, *op.nodes), when=(*op.when, (_group(blocks), IN_WEIGHTS)),
     )  # fmt: skip
-    return over(p, w.reshape(p.k, -1, p.r, p.s), APART), direct
+    return replace(op, when=(*op.when, (_group(blocks), APART))), direct
