@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 
@@ -20,7 +22,7 @@ NAN_HALF = np.uint16(0x7E00)
 
 
 class Context:
-    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and a CUDA graph. For one thread.
+    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and CUDA graphs. For one thread.
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
     launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
@@ -61,11 +63,9 @@ class Context:
             if "kernel" in step else [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
             for step in steps
         ]  # fmt: skip
-        library = any("function" in step for step in steps)  # which allocates, as no graph can
         self._frees = {step: rows for step, rows in self.plan["memory"].get("frees", [])} if poison else {}
-        # Run the whole plan on what the inputs hold: a CUDA graph where there is a GPU.
-        one_by_one = not graph or emulate or poison or library or check_finite
-        self.replay = self._launch_all if one_by_one else self.gpu.record(self._launch_all)
+        # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
+        self.replay = self._launch_all if not graph or poison or check_finite else self._recorded()
 
     @property
     def emulated(self) -> bool:
@@ -173,6 +173,18 @@ class Context:
             *ins, out = self._params[i]
             return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out)
         self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
+
+    def _recorded(self) -> Callable[[], None]:
+        """A graph of all steps; around library functions, which allocate as no graph can, one for each run of kernels."""
+        parts = []
+        for library, run in groupby(range(len(self._kernels)), key=lambda i: self._kernels[i] is None):
+            launch = partial(self._launch_some, tuple(run))
+            parts.append(launch if library else self.gpu.record(launch))
+        return lambda: [part() for part in parts]
+
+    def _launch_some(self, steps: tuple[int, ...]) -> None:
+        for i in steps:
+            self._launch(i)
 
     def _launch_all(self, check_finite: bool = False) -> None:
         self._nonfinite = []

@@ -1,5 +1,7 @@
 """Operators computed by library functions: beside onnxruntime, with integers and truth values exact, inside engines."""
 
+import itertools
+
 import cupy
 import numpy as np
 import onnx
@@ -9,6 +11,7 @@ from reference_run import check_against_ort, model, network, node, ort_run, rela
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
 from gpu_runtime import report
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
@@ -160,6 +163,20 @@ def test_in_an_engine(tmp_path):
     assert "library  6 functions without a kernel, together ~" in text and "a lower bound: each byte once" in text
     assert info["a"]["TimeBasis"].startswith("a lower bound") and info["best"]["Outputs"][0]["Datatype"] == "Int64"
     assert [o["DataType"] for o in engine.layer_info()["I/O Tensors"]] == ["Float", "Float", "Int64", "Int64", "Bool", "Float"]
+
+
+def test_graphs_hold_the_kernels_between_library_functions(tmp_path, monkeypatch):
+    proto, feeds = after_lrn()
+    onnx.save(proto, tmp_path / "m.onnx")
+    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    recorded = []
+    monkeypatch.setattr(Emulated, "record", lambda self, run: recorded.append(run) or run)
+    with engine.context(device="emulator") as ctx:
+        got = ctx.run(feeds)
+        runs = [kernels for kernels, _ in itertools.groupby("kernel" in step for step in engine.plan["steps"])]
+        assert len(recorded) == runs.count(True) and runs.count(False) > 0 and len(ctx.gpu.stats) == len(engine.plan["steps"])
+    with engine.context(device="emulator", graph=False) as ctx:
+        assert all(np.array_equal(got[name], y) for name, y in ctx.run(feeds).items())
 
 
 def test_tactics_are_linear_and_their_time_is_that_of_their_bytes():
