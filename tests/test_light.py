@@ -14,6 +14,7 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 pytestmark = pytest.mark.slow
 
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time
+JOINING = ("light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet", "light_squeezenet")
 # Without BatchNormalization each of its 13 max pools makes activations larger: of a usual input the softmax would be 0 or 1.
 INPUT_SCALE = {"light_inception_v1": 1 / 16}
 
@@ -49,4 +50,7 @@ def test_light(name, tmp_path):
         budget.check(got[output], f"{name}, output {output}")
     library = [layer["params"]["function"] for layer in engine.plan["layers"] if layer["type"] == "library"]
     assert library == ["LRN"] * 2 * (name in (*LARGE, "light_inception_v1") and name != "light_vgg19")
-    assert name == "light_shufflenet" or not copies(engine.plan)
+    assert not copies(engine.plan)
+    written = [out for layer in engine.plan["layers"] if layer["type"] == "conv" for out in layer["outputs"]]
+    pieces = {out["inside"]["format"] for out in written if "inside" in out}  # of Concats, written where they are joined
+    assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
