@@ -50,12 +50,18 @@ class Context:
         self._poison, self._check_finite, self._nonfinite = poison, check_finite, []
         steps = self.plan["steps"]
         self._kernels = self._load(steps)
-        self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
-        self.gpu.write(self._weights, engine.weights)
         self._arena_bytes = self.plan["memory"]["activation_bytes"]
-        self._arena = self.gpu.allocate(self._arena_bytes)
-        self._fill(0, self._arena_bytes)
-        for offset, nbytes in self.plan["memory"].get("zeros", []):
+        try:
+            self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
+            self.gpu.write(self._weights, engine.weights)
+            self._arena = self.gpu.allocate(self._arena_bytes)
+            self._fill(0, self._arena_bytes)
+        except (MemoryError, OverflowError, ValueError):
+            raise EngineError(
+                f"the engine takes {engine.weights.nbytes} bytes for weights and {self._arena_bytes} for activations, more "
+                "than there are: free memory, or build it for smaller inputs"
+            ) from None
+        for offset, nbytes in self.plan["memory"].get("zeros") or ():
             self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
         bases = {"arena": self._arena, "weights": self._weights}
         self._params = [
@@ -63,7 +69,7 @@ class Context:
             if "kernel" in step else [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
             for step in steps
         ]  # fmt: skip
-        self._frees = {step: rows for step, rows in self.plan["memory"].get("frees", [])} if poison else {}
+        self._frees = {step: rows for step, rows in self.plan["memory"].get("frees") or ()} if poison else {}
         # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
         self.replay = self._launch_all if not graph or poison or check_finite else self._recorded()
 
@@ -251,11 +257,14 @@ def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
 
 def planned_device(plan: Mapping) -> Device:
     """The device a plan was made for, with the facts that it recorded."""
-    facts = {k: v for k, v in plan["device"].items() if k in Device.__dataclass_fields__}
+    fields = Device.__dataclass_fields__
+    facts = {k: v for k, v in plan["device"].items() if k in fields}
+    if odd := [k for k, v in facts.items() if type(v).__name__ not in (fields[k].type, fields[k].type.replace("float", "int"))]:
+        raise EngineError(f"the engine's device record is wrong: {odd[0]} is {facts[odd[0]]!r}; build the engine again")
     try:
         return Device(**(facts | {"measured": False}))
-    except TypeError as e:
-        raise EngineError(f"the engine's device record is incomplete ({e}): build the engine again") from None
+    except (TypeError, ValueError) as e:
+        raise EngineError(f"the engine's device record is incomplete or wrong ({e}): build the engine again") from None
 
 
 def _dims(shape) -> str:

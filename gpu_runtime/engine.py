@@ -68,16 +68,13 @@ from typing import BinaryIO
 import numpy as np
 
 from cuda_kernels.compile import write_atomic
+from gpu_runtime import plan_schema
 from gpu_runtime.errors import EngineError
 
 FORMAT_VERSION = 1
 MIN_READER = 1
 ALIGN = 256
 MAX_HEADER_BYTES = 100_000_000
-REQUIRED = {
-    "device": dict, "timing": dict, "source_hash": str, "inputs": list, "outputs": list, "layers": list, "steps": list,
-    "sparsity": dict, "plan": dict, "memory": dict, "sections": list,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -270,12 +267,14 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
         raise _bad(name, "damaged: its header is not the one that belongs to its plan")
     if plan.get("plan_sha256") != _plan_sha256(plan):
         raise _bad(name, "damaged: its plan does not have the sha256 that it states")
-    for key, kind in REQUIRED.items():
-        if not isinstance(plan.get(key), kind):
-            raise _bad(name, f"not an engine of this kind: its plan has no '{key}'")
-    problem = _layout_problem(plan["sections"], got)
+    sections = plan.get("sections")
+    problem = _layout_problem(sections, got) if isinstance(sections, list) else "there is none"
     if problem:
         raise _bad(name, f"its list of sections is wrong: {problem}")
+    weight_bytes = next((s["offset"] for s in sections if s["kind"] == "cubin"), got)
+    problem = plan_schema.fault(plan, weight_bytes)
+    if problem:
+        raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
     return plan, got
 
 

@@ -88,6 +88,8 @@ def check_graph(graph: onnx.GraphProto) -> None:
     for v in graph.output:
         if v.name not in given and v.name not in producer:
             raise ModelError(f"output {v.name!r} is not computed by any node")
+        if any(v.name == i.name for i in inputs):
+            raise ModelError(f"output {v.name!r} is an input too: take it off the outputs, it is what was given")
     depends = {i: {producer[n] for n in node.input if n in producer} for i, node in enumerate(graph.node)}
     if any(d >= i for i, ds in depends.items() for d in ds):
         try:

@@ -58,7 +58,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
         f"{out.name!r} of {node.op_type} {node.name}"
         for node in model.graph
         for out in node.outputs
-        if out.uses() and (out.shape is None or not out.shape.is_static())
+        if (out.uses() or out.is_graph_output()) and (out.shape is None or not out.shape.is_static())
     ]
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")

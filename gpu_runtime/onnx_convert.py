@@ -35,11 +35,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as e:
         raise ModelError(f"cannot be converted from opset {opset} to {CONVERTIBLE}: {first_line(e)}") from e
     del proto.graph.value_info[:]
-    inputs = {v.name: v for v in proto.graph.input}
     for v in proto.graph.output:
-        if v.name in inputs:
-            v.CopyFrom(inputs[v.name])
-            continue
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
     _read_as(proto, max(opset_version(proto), OPSET))
     try:

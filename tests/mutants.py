@@ -1,6 +1,6 @@
-"""Damaged models: seeded mutations, and a worker process that offers them to the code under test.
+"""Damaged models and engine files: seeded mutations, and a worker process that offers them to the code under test.
 
-    python tests/mutants.py models FIRST COUNT FOLDER
+    python tests/mutants.py models|engines FIRST COUNT FOLDER
 
 tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
 mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import struct
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -298,6 +300,8 @@ def bad_values(rng, m, folder):
     """NaN, infinity, and magnitudes at the ends of a type; whole numbers far out, where a shape or an index is stored."""
     if m.graph.initializer:
         t = pick(rng, m.graph.initializer)
+        if t.data_location == TensorProto.EXTERNAL:
+            return
         try:
             a = onnx.numpy_helper.to_array(t).copy()
             values = (np.nan, np.inf, -np.inf, 1e30, 1e-40) if a.dtype.kind == "f" else HUGE
@@ -599,16 +603,112 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     return "fine\t"
 
 
+# ---- engine files: bytes, and plans with hashes that fit again
+
+
+ODD = (None, True, -1, 0, 1, 7, 2**31, 2**62, 10**30, 0.5, "", "x", "../x", "sm_80", [], [1], {}, {"x": 1})
+
+
+def engine_files() -> list[tuple[str, bytes]]:
+    """(name, bytes) of engines of small models."""
+    from gpu_runtime import engine, pipeline
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        made = []
+        for i, m in enumerate(small_models()):
+            path.write_bytes(m.SerializeToString())
+            made.append((f"small{i}", engine.encode(pipeline.build(path, sparsity="force", device="h200"))))
+        return made
+
+
+def places(value, at: tuple = ()):
+    """The path of everything in a plan."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(inner, (*at, key))
+
+
+def alter(rng, plan: dict) -> str:
+    """One to three places of a plan changed, removed or exchanged; -> where."""
+    told = []
+    for _ in range(int(pick(rng, (1, 1, 2, 3)))):
+        heads = [k for k in plan if k != "choices"]  # read by what-if questions only, and by far the longest
+        head = pick(rng, heads)
+        path = pick(rng, [(head,), *places(plan[head], (head,))])
+        holder = plan
+        for key in path[:-1]:
+            holder = holder[key]
+        kind, key = int(rng.integers(4)), path[-1]
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and type(holder[key]) in (int, float):
+            holder[key] = pick(rng, (-holder[key] - 1, holder[key] + 1, holder[key] * 1000, *HUGE))
+        elif kind == 2:
+            other = pick(rng, list(places(plan[head], (head,))) or [(head,)])
+            found = plan
+            for k in other:
+                found = found[k]
+            holder[key] = json.loads(json.dumps(found))
+        else:
+            holder[key] = pick(rng, ODD)
+        told.append(".".join(map(str, path)))
+    return ", ".join(told)
+
+
+def reseal(plan: dict, arena: bytes) -> bytes:
+    """A file with this plan in which all hashes fit."""
+    from gpu_runtime import engine
+
+    plan["plan_sha256"] = engine._plan_sha256(plan)
+    header = engine._header(plan, len(arena))
+    return struct.pack("<Q", len(header)) + header + arena
+
+
+def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, bytes]:
+    """(what was done, bytes) of mutant `number`: its bytes damaged, or its plan altered."""
+    rng = np.random.default_rng(number)
+    name, data = given[int(rng.integers(len(given)))]
+    if rng.integers(3) == 0:
+        return f"{name}: flipped bytes", damage(rng, data, np.arange(len(data)))
+    (length,) = struct.unpack("<Q", data[:8])
+    plan = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["plan"])
+    where = alter(rng, plan)
+    return f"{name}: {where}", reseal(plan, data[8 + length :])
+
+
+def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
+    """ "fine" if the mutant is read, described and made ready to run but for its kernels' code; else its EngineError."""
+    from gpu_runtime import engine, explain, layer_info, report
+    from gpu_runtime.context import Context
+    from gpu_runtime.errors import EngineError
+
+    told, data = mutate_engine(number, given)
+    print(f"{number}\t{told}", flush=True)
+    path = folder / "mutant.engine"
+    path.write_bytes(data)
+    try:
+        made = engine.read(path)
+        json.dumps(layer_info.layer_info(made.plan))
+        report.plan_text(made.plan)
+        explain.sparsity_text(made.plan)
+        Context._load = lambda self, steps: [None] * len(steps)  # kernels are compiled from the launches, which are elsewhere
+        Context(made, device="emulator").close()
+    except EngineError as e:
+        return f"refused\t{e}"
+    return "fine\t"
+
+
 def main(kind: str, first: int, count: int, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     from conftest import MODELS
 
-    given = sources(MODELS)
+    given = engine_files() if kind == "engines" else sources(MODELS)
     for number in range(first, first + count):
         signal.alarm(SECONDS)
         try:
-            outcome = {"models": try_model}[kind](number, given, folder)
+            outcome = {"models": try_model, "engines": try_engine}[kind](number, given, folder)
         except Exception as e:
             outcome = f"{type(e).__name__}\t{e}\n{traceback.format_exc(limit=-6)}"
         signal.alarm(0)

@@ -22,9 +22,10 @@ ROOT = Path(__file__).parents[1]
 
 def small_plan():
     """The least that a plan must have, so that every byte of its file can be tried."""
-    plan = dict.fromkeys(("device", "timing", "sparsity", "plan", "memory"), {})
-    plan |= {key: [] for key in ("inputs", "outputs", "layers", "steps", "sections")} | {"source_hash": "00"}
-    return plan | {"device": {"title": "H200", "sm": "sm_90a"}, "plan": {"total_us": 1.5}}
+    plan = {key: [] for key in ("inputs", "outputs", "layers", "steps", "sections")} | {"source_hash": "00"}
+    plan |= {"device": {"title": "H200", "sm": "sm_90a"}, "plan": {"total_us": 1.5}, "model": {"name": "m"}}
+    plan |= {"timing": {"kind": "predicted", "label": "p"}, "memory": {"activation_bytes": 0, "weight_bytes": 0}}
+    return plan | {"sparsity": {"mode": "enable", "eligible": [], "picked": [], "rows": []}}
 
 
 def make(plan=None, cubins=None, sizes=(300, 256, 1)):
@@ -102,7 +103,7 @@ def test_file_is_safetensors(tmp_path):
 @pytest.mark.parametrize("sizes", [(), (0,), (0, 5, 0)])
 def test_engines_with_few_weights(tmp_path, sizes):
     path = tmp_path / "model.engine"
-    make(sizes=sizes).save(path)
+    make(small_plan(), sizes=sizes).save(path)
     assert eng.read(path).weights.size == 256 * (5 in sizes)
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(path, "numpy") as file:
@@ -210,7 +211,7 @@ def test_each_failure_has_its_sentence():
         "not describe an arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":1,\\"min_reader\\":1}"}}'),
         "not the one that belongs to its plan": data[: 8 + length - 1] + b"\n" + data[8 + length :],
         "plan does not have the sha256": data.replace(b"1.5", b"2.5"),
-        "its plan has no 'steps'": reheaded(data, lambda p: p.pop("steps")),
+        "in its plan, has no 'steps'": reheaded(data, lambda p: p.pop("steps")),
         "sections is wrong: they end at byte 768, the arena at 1024": reheaded(data, lambda p: p["sections"].pop()),
         "section 'w0' does not have the sha256": bytes(bad_weights),
         "padding after section 'w0' is not zero": bytes(bad_padding),

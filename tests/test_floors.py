@@ -32,7 +32,8 @@ gpu_runtime.lower  gpu_runtime.ranges  gpu_runtime.space_to_depth  gpu_runtime.c
 gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
-gpu_runtime.side_by_side  gpu_runtime.autotuning  gpu_runtime.engine
+gpu_runtime.side_by_side  gpu_runtime.autotuning
+gpu_runtime.plan_schema  gpu_runtime.engine
 gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.onnx_backend
 gpu_runtime.cli  gpu_runtime.__main__
 """.split()

@@ -1,4 +1,4 @@
-"""Damaged models are refused with a sentence or read; nothing else happens (see mutants.py)."""
+"""Damaged models and engine files are refused with a sentence or read; nothing else happens (see mutants.py)."""
 
 import json
 import re
@@ -48,8 +48,7 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
     kinds = Counter(came.partition("\t")[0] for _, came in found.values())
     print(f"{kind} {first} to {first + count - 1}: {kinds['refused']} refused, {kinds['fine']} built")
     assert kinds["refused"] > count / 3, kinds
-    if kind == "models":
-        assert kinds["fine"] > count / 40, kinds  # mutations are to reach every stage
+    assert kinds["fine"] > count / 40, kinds  # mutations are to reach every stage
 
 
 def test_small_models_build_as_they_are(tmp_path):
@@ -94,3 +93,15 @@ def test_mutated_models(tmp_path, first):
 @pytest.mark.parametrize("first", range(ONCE, MANY, LARGE))
 def test_many_mutated_models(tmp_path, first):
     check("models", first, LARGE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, ONCE, 2 * CHUNK))
+def test_mutated_engines(tmp_path, first):
+    check("engines", first, 2 * CHUNK, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(ONCE, MANY, LARGE))
+def test_many_mutated_engines(tmp_path, first):
+    check("engines", first, LARGE, tmp_path)

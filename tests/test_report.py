@@ -141,8 +141,8 @@ def example_plan():
         "timing": {"kind": "predicted", "label": "predicted(h200)"},
         "source_hash": "a" * 64,
         "flags": {"sparsity": "enable", "shapes": {"image": [8, 3, 112, 112]}},
-        "inputs": [bound("image", (8, 3, 112, 112), "float32", "fp32:chw", (8, 3, 112, 112), 0)],
-        "outputs": [bound("prob", (8, 10), "float32", "fp32:chw", (8, 10, 1, 1), 1 << 21)],
+        "inputs": [bound("image", (8, 3, 112, 112), "fp32", "fp32:chw", (8, 3, 112, 112), 0)],
+        "outputs": [bound("prob", (8, 10), "fp32", "fp32:chw", (8, 10, 1, 1), 1 << 21)],
         "layers": layers,
         "steps": [
             {"kernel": "reformat", "values": {"V": 8}, "grid": [64, 1, 1], "block": [256, 1, 1], "smem": 0,
