@@ -2,6 +2,7 @@
 # make test       install, run all tests (GPU tests skip with the reason where there is no GPU)
 # make check      the quick half of the tests
 # make test-long  the exhaustive runs as well
+# make registers  write anew what every kernel takes of an SM (tests/golden/registers.json)
 # make bench      CPU-side benchmarks: emulator speed, planner against its rivals
 # make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 
-.PHONY: demo test check test-long bench gpu clean
+.PHONY: demo test check test-long registers bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -22,6 +23,11 @@ check: $(STAMP)
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) --durations=30
+
+registers: $(STAMP)
+	rm -f out/registers.txt && mkdir -p out
+	GPU_RUNTIME_RECORD=$(CURDIR)/out/registers.txt $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
+	$(BIN)/python -m tests.registers out/registers.txt
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_emulator

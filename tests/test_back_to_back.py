@@ -22,6 +22,7 @@ from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
 from tactics.timing_worker import problem_from_json, problem_to_json, random_data
 from tests.problems import assert_written_once, check
+from tests.registers import hold
 
 DEVICE = named("h200")
 HWC8 = Format("fp16", "hwc8")
@@ -97,9 +98,8 @@ def test_tiles_compile_without_spills(sm):
         wanted |= {launches(full, t)[0].values: t for t in candidates(full, device) if t.out == HWC8}
     assert {t.tile for t in wanted.values()} == set(TILES)
     compile_many([("conv_back_to_back", dict(values), sm) for values in wanted])
-    for values, tactic in wanted.items():
-        c = compile_kernel("conv_back_to_back", dict(values), sm)
-        assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+    for values in wanted:
+        hold(compile_kernel("conv_back_to_back", dict(values), sm))
 
 
 # ---- in networks

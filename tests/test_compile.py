@@ -19,6 +19,7 @@ from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem
 from tactics.tactic import Tactic
+from tests.registers import BASELINE, baseline, compiler, fits, hold
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
 HWC8 = Format("fp16", "hwc8")
@@ -57,14 +58,14 @@ def conv_launch(kernel, tile, x, y, residual, act):
     return tactic, launches(problem, tactic)[0]
 
 
-def check(kernel, tile, x, y, residual, act, sm, tmp_path):
+def check(kernel, tile, x, y, residual, act, sm, tmp_path, judge=hold):
     tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
     if reason := tile_reason(tactic, replace(NAMED["h200"], sm=sm, smem_per_block=limit)):
         assert "shared memory" in reason if conv_smem(tactic) > limit else "linear input" in reason
         return
     c = compile_kernel(kernel, dict(launch.values), sm)
-    assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+    judge(c)
     assert c.regs * tile.threads <= 65536
     ops = disassemble(c.cubin, tmp_path)
     per_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
@@ -102,15 +103,22 @@ def test_shared_tiles_compile_without_spills(kernel, tile, way, sm, tmp_path):
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm, tmp_path):
     for residual, act in ((False, "none"), (False, "silu"), (True, "relu")):
-        check(kernel, tile, *pair, residual, act, sm, tmp_path)
+        check(kernel, tile, *pair, residual, act, sm, tmp_path, judge=fits)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel,values", OTHERS, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
 def test_other_kernels_compile_without_spills(kernel, values, sm):
-    c = compile_kernel(kernel, values, sm)
-    assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+    hold(compile_kernel(kernel, values, sm))
+
+
+def test_the_baseline_knows_this_compiler():
+    if compiler() not in baseline():
+        pytest.skip(f"{BASELINE.name} has no registers for NVRTC {compiler()}: `make registers` adds them")
+    tiles = {"conv_dense": len(DENSE_TILES), "conv_sparse24": len(SPARSE_TILES)}
+    for kernel, number in tiles.items():
+        assert len(baseline()[compiler()][kernel]) >= 4 * number
 
 
 def test_error_shows_log_and_numbered_source(tmp_path):

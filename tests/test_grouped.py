@@ -24,6 +24,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, assert_written_once, execute
+from tests.registers import hold
 
 pytestmark = pytest.mark.slow
 
@@ -229,7 +230,7 @@ def test_small_groups_compile_without_spills(sm):
     compile_many([("conv_grouped", dict(values), sm) for values in wanted])
     for values, tactic in wanted.items():
         c = compile_kernel("conv_grouped", dict(values), sm)
-        assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+        hold(c)
         assert c.regs * tactic.tile.threads <= 65536
 
 
@@ -247,6 +248,5 @@ def test_per_group_products_compile_without_spills(kernel, sm):
     }
     assert wanted and all(dict(values)["GROUPED"] for values in wanted)
     compile_many([(kernel, dict(values), sm) for values in wanted])
-    for values, tactic in wanted.items():
-        c = compile_kernel(kernel, dict(values), sm)
-        assert c.spill_bytes == 0 and c.local_bytes == 0, f"{tactic.name} for {sm}: {c.log}"
+    for values in wanted:
+        hold(compile_kernel(kernel, dict(values), sm))

@@ -24,6 +24,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, execute
+from tests.registers import hold
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def test_compiles_without_spills(b, kernel, y, sm):
     for tile in (TILE, Tile(128, 128, 64, 2, 4, 3)):
         step = launches(p, Tactic(kernel, tile, (Format("fp16", "hwc8"), Format("fp16", y)), Format("fp16", y)))[0]
         c = compile_kernel(step.kernel, dict(step.values), sm)
-        assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+        hold(c)
 
 
 # ---- fusion, against onnxruntime

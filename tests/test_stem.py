@@ -21,6 +21,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data
 from tests.problems import check, execute
+from tests.registers import hold
 from tests.test_compile import disassemble
 
 pytestmark = pytest.mark.slow
@@ -163,7 +164,7 @@ def test_compiles_without_spills(tile, sm, tmp_path):
     for x, y in (("fp32:chw", "hwc8"), ("uint8:hwc", "chw")):
         (launch,) = launches(problem, stem(problem, Format.parse(x), Format("fp16", y), tile))
         c = compile_kernel(launch.kernel, dict(launch.values), sm)
-        assert c.spill_bytes == 0 and c.local_bytes == 0, c.log
+        hold(c)
         assert c.regs * tile.threads <= 65536
         # The loop over K is not unrolled by the source; the compiler may do it by whole steps.
         per_step = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
