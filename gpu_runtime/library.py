@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gpu_runtime.fuse import Layer
@@ -21,10 +19,10 @@ STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant,
 
 def takes(layer: Layer) -> bool:
     """Whether a library function computes the layer: nothing else does, or it is not about floating-point tensors alone."""
-    function, tensors = AS.get(layer.op, layer.op), (*layer.inputs, layer.output)
+    function, exact = AS.get(layer.op, layer.op), any(type_of(v) != FLOAT for v in (*layer.inputs, layer.output))
     if function == "Gather":
-        return constant(layer.node.inputs[1]) is None
-    return function in FUNCTIONS and (function not in KERNELS or any(type_of(v) != FLOAT for v in tensors))
+        return constant(layer.node.inputs[1]) is None or exact
+    return function in FUNCTIONS and (function not in KERNELS or exact)
 
 
 def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
@@ -52,7 +50,7 @@ def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
             arguments.append(f"c{len(weights)}")
             if array.dtype.name not in NUMPY:
                 raise Refused(f"its constant {v.name!r} is of type {array.dtype.name}, expected one of {', '.join(NUMPY)}")
-            weights[arguments[-1]] = np.ascontiguousarray(array)
+            weights[arguments[-1]] = np.asarray(array)
         else:
             arguments.append(f"t{len(inputs)}")
             inputs.append(v)
@@ -76,6 +74,6 @@ def _windows(layer: Layer, attributes: dict) -> dict:
     if mode.startswith("SAME"):
         reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
         total = [max(r - i, 0) for r, i in zip(reach, size, strict=True)]
-        pads = tuple(math.ceil(t / 2) if mode == "SAME_LOWER" else t // 2 for t in total) * 2
+        pads = tuple((t + 1) // 2 if mode == "SAME_LOWER" else t // 2 for t in total) * 2
     return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out,
             "p": attributes.get("p", 2)}  # fmt: skip

@@ -59,19 +59,20 @@ def merge(network: Network) -> Network:
 
 
 def _order(ops: list[Op], concat: Op) -> list[Op]:
-    """The siblings with those that `concat` joins next to what else it joins; empty unless some of them, not all, are its first
-    pieces or its last, not all of them, and it exists in every plan."""
+    """The siblings, those that `concat` joins next to what else it joins. Empty unless these, some and not all, are its first
+    pieces or its last, each once, beside others, and all of it exists in every plan."""
     if not isinstance(concat.problem, ConcatProblem) or concat.problem.axis != 1 or concat.when:
         return []
-    made = {op.output: op for op in ops}
+    made, last = {op.output: op for op in ops}, len(concat.inputs)
     at = [i for i, t in enumerate(concat.inputs) if t in made]
-    pieces = [made[concat.inputs[i]] for i in at]
-    others = [op for op in ops if op not in pieces]
-    if not 0 < len(pieces) < len(concat.inputs) or not others or any(op.problem.k % VECTOR for op in ops):
+    inside = [concat.inputs[i] for i in at]
+    others = [op for op in ops if op.output not in inside]
+    if not 0 < len(set(inside)) == len(inside) < last or not others or any(op.when or op.problem.k % VECTOR for op in ops):
         return []
-    if at == list(range(len(at))):
+    pieces = [made[t] for t in inside]
+    if at == [*range(len(at))]:
         return [*others, *pieces]
-    return [*pieces, *others] if at == list(range(len(concat.inputs)))[-len(at) :] else []
+    return [*pieces, *others] if at == [*range(last - len(at), last)] else []
 
 
 def _around(merged: Op, order: list[Op], concat: Op, literal: tuple[str, str]) -> tuple[Op, Op]:

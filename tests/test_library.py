@@ -61,6 +61,8 @@ CASES = {
     "identity_of_integers": (node("Identity", "x", "y"), {"x": (X, INT)}, {}, 17, INT),
     "squeeze_integers": (node("Squeeze", "x a", "y"), {"x": ((2, 1, 3, 4), INT)}, {"a": np.int64([1])}, 17, INT),
     "transpose_integers": (node("Transpose", "x", "y", perm=[0, 2, 3, 1]), {"x": (X, INT)}, {}, 17, INT),
+    "scalar": (node("Where", "c x z", "y"), {"c": ((), BOOL), "x": ()}, {"z": np.float32(2)}),
+    "gather_integers": (node("Gather", "x i", "y", axis=1), {"x": (X, INT)}, {"i": np.int64([3, -1])}, 17, INT),
     "gather": (node("Gather", "x i", "y", axis=1), {"x": X, "i": ((2, 2), INT)}, {}),
     "gather_elements": (node("GatherElements", "x i", "y", axis=2), {"x": X, "i": ((2, 6, 3, 7), INT)}, {}),
     "gather_nd": (node("GatherND", "x i", "y"), {"x": X, "i": ((3, 2), INT)}, {}),
@@ -79,14 +81,14 @@ def case(name: str):
     """(model, inputs that FP16 holds exactly, some of them far outside an image's -1 to 1)."""
     operator, inputs, constants, *rest = CASES[name]
     opset, kind = (*rest, *(17, TensorProto.FLOAT)[len(rest):])
-    kinds = {n: s if isinstance(s[0], tuple) else (s, TensorProto.FLOAT) for n, s in inputs.items()}
+    kinds = {n: s if s and isinstance(s[0], tuple) else (s, TensorProto.FLOAT) for n, s in inputs.items()}
     proto = model([operator], {n: s for n, (s, _) in kinds.items()}, "y", constants, opset)
     for v in (*proto.graph.input, *proto.graph.output):
         v.type.tensor_type.elem_type = kinds[v.name][1] if v.name in kinds else kind
     rng = np.random.default_rng(4)
     feeds = {n: np.round(rng.uniform(-1, 1, s) * 512) / 512 * (1.5 if n == "g" else 1) for n, (s, _) in kinds.items()}
-    feeds = {n: a if kinds[n][1] == TensorProto.FLOAT else rng.integers(0, 2, a.shape) for n, a in feeds.items()}
-    return proto, {n: a.astype(DTYPES[kinds[n][1]]) for n, a in feeds.items()}
+    feeds = {n: a if kinds[n][1] == TensorProto.FLOAT else rng.integers(0, 2, np.shape(a)) for n, a in feeds.items()}
+    return proto, {n: np.asarray(a, DTYPES[kinds[n][1]]) for n, a in feeds.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,6 +103,23 @@ def test_as_onnxruntime(name):
         assert np.array_equal(np.isinf(got), np.isinf(expected))
     else:
         assert np.array_equal(got, expected) and got.shape == expected.shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_engine_as_onnxruntime(name, tmp_path):
+    proto, feeds = case(name)
+    onnx.save(proto, tmp_path / "m.onnx")
+    with gr.build(tmp_path / "m.onnx", device="h200").context(device="emulator", poison=True) as ctx:
+        (got,) = ctx.run(feeds).values()
+    (expected,) = ort_run(proto, feeds).values()
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    if expected.dtype == np.float32:
+        finite = np.isfinite(expected)
+        assert np.array_equal(got[~finite], expected[~finite])
+        assert relative_error(got[finite], expected[finite]) < 2e-3
+    else:
+        assert np.array_equal(got, expected)
 
 
 class AsCupy:

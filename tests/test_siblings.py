@@ -176,5 +176,9 @@ def test_siblings_of_a_piece_lie_in_its_concats_memory(direct, tmp_path):
     assert "direct || b3_less || b5_less" in rows
 
 
-def test_a_piece_between_others_offers_nothing_more():
+def test_a_piece_between_others_or_joined_twice_offers_nothing_more():
     assert siblings.merge(lowered(inception("middle"))).groups[-1][1] == ("apart", "merged")
+    n = Net("twice", (1, 32, 9, 9))
+    a, b = n.relu(n.conv("x", "a", 16, 1), "ra"), n.relu(n.conv("x", "b", 16, 1), "rb")
+    net = siblings.merge(lowered(n.finish(n.add("Concat", [a, a, n.relu(n.conv(b, "c", 16, 3), "rc")], "joined", 48, axis=1))))
+    assert net.groups[-1][1] == ("apart", "merged")
