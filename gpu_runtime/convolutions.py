@@ -10,17 +10,20 @@ from cuda_kernels import sparse24
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused
 from gpu_runtime.onnx_graph import attribute, constant, shape_of
+from tactics.gather_problem import GatherProblem
 from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
 
 FP16_MAX = 65504.0
 
 
-def conv(layer: Layer, shapes, out, weights) -> ConvProblem:
+def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     node, (n, c, h, w) = layer.node, shapes[0]
+    if len(shape_of(node.inputs[0])) == 5:
+        return _volume(layer, weights)
     kernel = _kernel(layer, weights)
     b, groups = layer.s2d, attribute(node, "group", 1)
     size = tuple(d // b for d in kernel.shape[2:])
-    if kernel.shape[1] * groups != c or two(attribute(node, "kernel_shape", size), 1) != size:
+    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
     stride, dilation, pad = window(node, size, (h, w))
     weights["w"] = _rounded(kernel)
@@ -33,6 +36,35 @@ def conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     )  # fmt: skip
 
 
+def _volume(layer: Layer, weights) -> tuple[Problem, ...]:
+    """A convolution of rank 5: for each image of the output's depth those that its taps along the depth read, as channels.
+
+    Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
+    """
+    node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(layer.node.inputs[0]), shape_of(layer.node.outputs[0])
+    if "w" not in weights or layer.weights["w"].ndim != 5:
+        raise Refused("expected constant weights and bias")
+    kernel, groups = layer.weights["w"], attribute(node, "group", 1)
+    k, share, *size = kernel.shape
+    if share * groups != c or last(attribute(node, "kernel_shape", tuple(size)), 1, 3) != tuple(size):
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {[n, c, *image]}")
+    stride, dilation, pad = window(node, size, image)
+    whole = np.zeros((k, size[0], c, *size[1:]), kernel.dtype)
+    for g in range(groups):
+        rows = slice(g * k // groups, (g + 1) * k // groups)
+        whole[rows, :, g * share : (g + 1) * share] = kernel[rows].swapaxes(1, 2)
+    weights["w"] = _rounded(np.ascontiguousarray(whole.reshape(k, size[0] * c, *size[1:])))
+    at = np.arange(depth)[:, None] * stride[0] + np.arange(size[0]) * dilation[0] - pad[0]
+    table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
+    spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
+    product = ConvProblem(
+        n * depth, size[0] * c, *image[1:], k, *size[1:], stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
+        **_about(layer, weights, size[0] * c),
+    )  # fmt: skip
+    back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
+    return spread, product, back
+
+
 def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
     """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
     convolution whose taps stand in reverse."""
@@ -42,11 +74,11 @@ def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
         raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
     kernel = weights["w"] = _rounded(_kernel(layer, weights))
     k, groups, size = kernel.shape[0], attribute(node, "group", 1), kernel.shape[2:]
-    if kernel.shape[1] * groups != c or two(attribute(node, "kernel_shape", size), 1) != size:
+    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
-    stride, dilation = two(attribute(node, "strides"), 1), two(attribute(node, "dilations"), 1)
-    extra, mode = two(attribute(node, "output_padding"), 0), attribute(node, "auto_pad", "NOTSET")
-    pad = two(attribute(node, "pads", (0,) * 4)[: rank - 2], 0)
+    stride, dilation = last(attribute(node, "strides"), 1), last(attribute(node, "dilations"), 1)
+    extra, mode = last(attribute(node, "output_padding"), 0), attribute(node, "auto_pad", "NOTSET")
+    pad = last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0)
     if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
         total = [
             max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
@@ -70,7 +102,7 @@ def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
 def matmul(layer: Layer, shapes, out, weights) -> Problem:
     """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
     if "w" not in weights:
-        return _product(layer)
+        return _product(layer) if len(layer.inputs) == 2 else _by_matrices(layer, weights)
     shape, (n, c, h, w) = shape_of(layer.inputs[0]), shapes[0]
     r, s = h, w
     if layer.axis == len(shape) - 2:  # constant @ x: the rows of x are channels
@@ -81,10 +113,37 @@ def matmul(layer: Layer, shapes, out, weights) -> Problem:
     return ConvProblem(n, c, h, w, kernel.shape[0], r, s, **_about(layer, weights, c))
 
 
+def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
+    """A product with one constant matrix, or vector, for each batch of some last axes: a group of channels each."""
+    node, shape = layer.node, shape_of(layer.inputs[0])
+    first = constant(node.inputs[0]) is not None
+    matrices = np.asarray(constant(node.inputs[0 if first else 1]))
+    if matrices.ndim == 1:
+        matrices = matrices[None] if first else matrices[:, None]
+    if len(shape) == 1:
+        shape = (*shape, 1) if first else (1, *shape)
+    (*batch, rows, columns), (*own, m, k) = shape, matrices.shape if first else matrices.swapaxes(-1, -2).shape
+    own = [1] * (len(batch) - len(own)) + own
+    pixels = columns if first else rows
+    split = next((i for i, d in enumerate(own) if d != 1), len(own))
+    outer, groups = math.prod(batch[:split]), math.prod(own)
+    if math.prod(batch) == 1:
+        channels, outer, share = k, 1, 1  # one tensor by all matrices
+    elif own[split:] == batch[split:]:
+        channels, share = groups * k, groups
+    else:
+        raise Refused(f"expected constants whose batches are the last ones of {list(shape)}, got {list(matrices.shape)}")
+    w = matrices if first else matrices.swapaxes(-1, -2)
+    weights["w"] = _rounded(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
+    product = ConvProblem(outer, channels, 1, pixels, groups * m, 1, 1, groups=share, **_about(layer, weights, k))
+    if first:
+        return (product,)
+    before = GatherProblem((1, outer * share, pixels, k), (0, 1, 3, 2))
+    return before, product, GatherProblem((1, outer * groups, m, pixels), (0, 1, 3, 2))
+
+
 def _product(layer: Layer) -> MatmulProblem:
     node = layer.node
-    if len(layer.inputs) != 2 or any(constant(v) is not None for v in node.inputs if v is not None):
-        raise Refused("expected one constant matrix, with a constant bias per column, or two computed tensors and no bias")
     a, b = (shape_of(v) for v in layer.inputs)
     if attribute(node, "alpha", 1.0) != 1:
         raise Refused("expected alpha 1 where both operands are computed")
@@ -128,21 +187,22 @@ def _about(layer: Layer, weights, group_channels: int) -> dict:
     return {"bias": "b" in weights, "residual": layer.residual, "act": layer.act, "sparse24": fits}
 
 
-def two(values: tuple[int, ...] | None, default: int) -> tuple[int, int]:
-    """An attribute of rows and columns; with one value it is that of columns."""
-    return (*(default,) * 2, *(values or ()))[-2:]
+def last(values: tuple[int, ...] | None, default: int, count: int = 2) -> tuple[int, ...]:
+    """An attribute of the last `count` axes: rows and columns, of which one value is that of the columns."""
+    return (*(default,) * count, *(values or ()))[-count:]
 
 
 def window(node, size, image):
-    """(stride, dilation, pad top-left-bottom-right) of a Conv or pool, auto_pad resolved."""
-    stride, dilation = two(attribute(node, "strides"), 1), two(attribute(node, "dilations"), 1)
+    """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved."""
+    count = len(image)
+    stride, dilation = last(attribute(node, "strides"), 1, count), last(attribute(node, "dilations"), 1, count)
     mode = attribute(node, "auto_pad", "NOTSET")
     if mode == "NOTSET":
-        pads = attribute(node, "pads", (0, 0, 0, 0))
+        pads = attribute(node, "pads", (0,) * (2 * count))
         half = len(pads) // 2
-        return stride, dilation, (*two(pads[:half], 0), *two(pads[half:], 0))
+        return stride, dilation, (*last(pads[:half], 0, count), *last(pads[half:], 0, count))
     begin, end = [], []
-    for i in range(2):
+    for i in range(count):
         reach = (size[i] - 1) * dilation[i] + 1
         total = max((-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i], 0) if mode != "VALID" else 0
         small = total // 2

@@ -264,11 +264,11 @@ def _pool_after(layer: Layer) -> ir.Node | None:
 
 
 def _is_residual_add(node: ir.Node) -> bool:
-    """An Add of two different tensors of one shape."""
+    """An Add of two different tensors of one shape, of at most two axes of pixels."""
     if node.op_type != "Add" or any(constant(v) is not None for v in node.inputs):
         return False
     a, b = node.inputs
-    return a is not b and shape_of(a) == shape_of(b)
+    return a is not b and shape_of(a) == shape_of(b) and len(shape_of(a)) < 5
 
 
 def _convolution_adds(node: ir.Node) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import numpy as np
 
 from gpu_runtime import library, moves, reductions
-from gpu_runtime.convolutions import conv, conv_transpose, matmul, two, window
+from gpu_runtime.convolutions import conv, conv_transpose, last, matmul, window
 from gpu_runtime.errors import ModelError
 from gpu_runtime.fuse import SEVERAL, VIEWS, Fused, Layer
 from gpu_runtime.moves import Refused, compose, nchw
@@ -289,17 +289,28 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     return replace(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
 
 
-def _pool(layer: Layer, shapes, out, weights) -> PoolProblem:
+def _pool(layer: Layer, shapes, out, weights) -> PoolProblem | tuple[PoolProblem, PoolProblem]:
+    """One window; a volume's is one over rows and columns and then one along the depth, which maxima and averages allow."""
     node, (n, c, h, w) = layer.node, shapes[0]
     kind = "max" if "Max" in layer.op else "avg"
     if layer.op.startswith("Global"):
         return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
-    if len(shape_of(node.inputs[0])) not in (3, 4):
-        raise Refused(f"expected an input of rank 3 or 4, got {list(shape_of(node.inputs[0]))}")
-    size = two(attribute(node, "kernel_shape"), 1)
-    stride, dilation, pad = window(node, size, (h, w))
+    shape, image = shape_of(node.inputs[0]), (h, w)
+    if len(shape) not in (3, 4, 5):
+        raise Refused(f"expected an input of rank 3 to 5, got {list(shape)}")
     count_pad = bool(attribute(node, "count_include_pad", 0))
-    return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
+    if len(shape) == 5:
+        image = shape[2:]
+    size = last(attribute(node, "kernel_shape"), 1, len(image))
+    stride, dilation, pad = window(node, size, image)
+    if len(shape) < 5:
+        return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
+    (depth, *area), (reach, *_) = image, size
+    first, *rest = shape_of(layer.output)[2:]
+    flat = PoolProblem(n, c * depth, *area, kind, *size[1:], tuple(rest), stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
+                       count_pad)  # fmt: skip
+    return flat, PoolProblem(n, c, depth, math.prod(rest), kind, reach, 1, (first, math.prod(rest)), (stride[0], 1),
+                             (pad[0], 0, pad[3], 0), (dilation[0], 1), count_pad)  # fmt: skip
 
 
 def _chain(layer: Layer, shapes, out, weights) -> PointwiseProblem:

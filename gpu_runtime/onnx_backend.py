@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, helper, numpy_helper, shape_inference
 from onnx.backend.base import BackendRep, namedtupledict
 
 from cuda_kernels import device as devices
@@ -26,14 +26,17 @@ from gpu_runtime import pipeline
 from gpu_runtime.context import Context
 from gpu_runtime.errors import ModelError
 from gpu_runtime.onnx_convert import OPSET
+from gpu_runtime.reductions import REDUCE
 
-# The floating-point inputs of an operator that an engine holds as constants; all others it does anyway.
+# The inputs of an operator that an engine holds as constants: weights, and whatever decides sizes.
 CONSTANT_INPUTS = {
-    "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Dropout": (1,),
-    "Gemm": (1, 2), "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
-    "Pad": (2,), "PRelu": (1,), "Resize": (1, 2), "Upsample": (1,),
+    "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "ConstantOfShape": (0,), "Conv": (1, 2), "ConvTranspose": (1, 2),
+    "CumSum": (1,), "Dropout": (1, 2), "Expand": (1,), "Gather": (1,), "Gemm": (1, 2), "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "PRelu": (1,), "Pad": (1, 2, 3), "Range": (0, 1, 2),
+    "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
+    "Unsqueeze": (1,), "Upsample": (1,),
+    **dict.fromkeys(REDUCE, (1,)),
 }  # fmt: skip
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 class Prepared(BackendRep):
@@ -140,11 +143,17 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _constant_inputs(model: ModelProto) -> set[str]:
-    """The graph's inputs that an engine holds as constants."""
-    found = {v.name for v in model.graph.input if v.type.tensor_type.elem_type not in FLOATS}
-    for node in model.graph.node:
-        found |= {node.input[i] for i in CONSTANT_INPUTS.get(node.op_type, ()) if i < len(node.input) and node.input[i]}
-    return found & {v.name for v in model.graph.input}
+    """The graph's inputs that such a constant depends on by their values; none, where no other would be left."""
+    decisive: set[str] = set()
+    for node in reversed(model.graph.node):
+        if node.op_type in ("Shape", "Size"):
+            continue
+        for i, name in enumerate(node.input):
+            if i in CONSTANT_INPUTS.get(node.op_type, ()) or decisive.intersection(node.output):
+                decisive.add(name)
+    stored = {t.name for t in model.graph.initializer}
+    inputs = {v.name for v in model.graph.input} - stored
+    return decisive & inputs if inputs - decisive else set()
 
 
 def _with_constants(model: ModelProto, constants: Mapping[str, np.ndarray]) -> ModelProto:

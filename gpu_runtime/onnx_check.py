@@ -191,7 +191,8 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
             if len(dims) < len(kind.tensor_type.shape.dim):
                 continue
-            least = int(kind.tensor_type.elem_type in FLOATS and node.op_type != "Constant")  # shapes may be empty lists
+            # Lists of sizes may be empty, and parts that Concat drops.
+            least = int(kind.tensor_type.elem_type in FLOATS and node.op_type not in ("Constant", "Split"))
             if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
                 raise unusable_size(title(node), name, dims, sizes)

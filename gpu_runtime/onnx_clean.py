@@ -42,6 +42,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
             _drop_identities(model)
             _plain_gemms(model)
+            _float_exponents(model)
             common.RemoveUnusedNodesPass()(model)
             common.TopologicalSortPass()(model)
             told.clear()
@@ -63,9 +64,10 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
     name_nodes(model.graph)
+    _drop_empty(model)
     for node in model.graph:
         inputs = [v.shape.numpy() for v in node.inputs if v is not None and v.shape is not None]
-        for out in node.outputs:
+        for out in (v for v in node.outputs if v.uses() or v.is_graph_output()):
             dims = () if out.shape is None else out.shape.numpy()
             if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 raise unusable_size(f"{node.op_type} {node.name}", out.name, dims, inputs)
@@ -149,6 +151,16 @@ def _drop_identities(model: ir.Model) -> None:
             model.graph.remove(node, safe=True)
 
 
+def _drop_empty(model: ir.Model) -> None:
+    """Concat without the tensors that have no elements."""
+    for node in [n for n in model.graph if n.op_type == "Concat"]:
+        kept = [v for v in node.inputs if v.shape is None or 0 not in v.shape.numpy()]
+        if 0 < len(kept) < len(node.inputs):
+            fewer = ir.Node("", "Concat", kept, node.attributes.values(), name=node.name)
+            fewer.outputs[0].shape, fewer.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
+            _replace(model, node, [fewer])
+
+
 def _group_norms(model: ir.Model) -> None:
     """GroupNormalization -> InstanceNormalization that keeps num_groups: onnx infers the shape of that one only."""
     for node in model.graph:
@@ -215,6 +227,16 @@ def _plain_gemms(model: ir.Model) -> None:
                     f"{node.name}_addend", beta * addend)  # fmt: skip
             y = add(f"{node.name}_sum", "Add", y, c)
         _replace(model, node, steps)
+
+
+def _float_exponents(model: ir.Model) -> None:
+    """Integer exponents of floating-point tensors become floating-point."""
+    for node in [n for n in model.graph if n.op_type == "Pow" and n.inputs[0].dtype == ir.DataType.FLOAT]:
+        exponent = node.inputs[1]
+        if exponent.dtype in (ir.DataType.INT32, ir.DataType.INT64):
+            cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
+            model.graph.insert_before(node, cast)
+            node.replace_input_with(1, cast.outputs[0])
 
 
 def _replace(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:

@@ -120,9 +120,23 @@ def test_gemm_of_two_computed_tensors(tmp_path):
     check_engine(tmp_path, proto)
 
 
+@pytest.mark.parametrize("shape, matrices", [
+    ((3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (1, 3, 8, 4)), ((2, 3, 5, 8), (2, 3, 8, 4)),
+    ((5, 8), (3, 8, 4)), ((8,), (3, 8, 4)), ((2, 5, 8), (8,)), ((1, 5, 8), (3, 8, 4)), ((2, 1, 5, 8), (1, 1, 8, 4)),
+])  # fmt: skip
+@pytest.mark.parametrize("first", [False, True])
+def test_product_by_a_constant_matrix_for_each_batch(tmp_path, shape, matrices, first):
+    shapes = [(*s[:-2], s[-1], s[-2]) if first and len(s) > 1 else s for s in (shape, matrices)]
+    nodes = [node("Relu", "x", "r"), node("MatMul", "w r" if first else "r w", "y")]
+    proto = model(nodes, {"x": shapes[0]}, "y", {"w": weights(*shapes[1])})
+    net = check_against_ort(proto)
+    assert any(isinstance(op.problem, ConvProblem) for op in net.ops)
+    check_engine(tmp_path, proto)
+
+
 def test_a_product_that_cannot_be_says_so():
-    proto = model([node("Gemm", "x z c", "y")], {"x": (5, 8), "z": (8, 6), "c": (5, 6)}, "y")
-    with pytest.raises(ModelError, match="Gemm y: expected one constant matrix, with a constant bias per column, or two"):
+    proto = model([node("MatMul", "x w", "y")], {"x": (3, 2, 5, 8)}, "y", {"w": weights(3, 1, 8, 4)})
+    with pytest.raises(ModelError, match=r"MatMul y: expected constants whose batches are the last ones of \[3, 2, 5"):
         network(proto)
 
 
@@ -131,3 +145,32 @@ def test_softmax_of_any_axis(tmp_path, axis, shape):
     proto = model([node("Softmax", "x", "y", axis=axis)], {"x": shape}, "y")
     check_against_ort(proto, 1e-5)
     check_engine(tmp_path, proto)
+
+
+# ---- volumes: tensors of rank 5
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("attributes", [
+    {}, {"pads": (1, 0, 2, 0, 1, 1)}, {"strides": (2, 1, 2), "pads": (1, 1, 1, 1, 1, 1)}, {"dilations": (2, 1, 2)},
+    {"auto_pad": "SAME_LOWER", "strides": (2, 2, 1)},
+])  # fmt: skip
+def test_convolution_of_volumes(attributes, groups):
+    nodes = [
+        node("Conv", "x w b", "c", group=groups, **attributes), node("BatchNormalization", "c s b m v", "n"),
+        node("Relu", "n", "r"), node("Add", "r n", "y"),
+    ]  # fmt: skip
+    w = {"w": weights(8, 4 // groups, 3, 2, 3), "b": weights(8), "s": weights(8), "m": weights(8), "v": abs(weights(8)) + 1}
+    net = check_against_ort(model(nodes, {"x": (2, 4, 6, 5, 7)}, "y", w))
+    assert [type(op.problem).__name__ for op in net.ops].count("ConvProblem") == 1
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("attributes", [
+    {}, {"pads": (1, 0, 1, 0, 1, 1), "strides": (2, 1, 3)}, {"pads": (1, 1, 1, 1, 1, 1), "strides": (2, 2, 2), "ceil_mode": 1},
+    {"pads": (1, 1, 1, 1, 1, 1), "strides": (3, 2, 2), "ceil_mode": 1, "count_include_pad": 1}, {"dilations": (2, 1, 2)},
+])  # fmt: skip
+def test_pool_of_volumes(op, attributes):
+    attributes = {k: v for k, v in attributes.items() if (op, k) != ("MaxPool", "count_include_pad")}
+    nodes = [node(op, "x", "y", kernel_shape=(3, 2, 3), **attributes)]
+    check_against_ort(model(nodes, {"x": (2, 3, 7, 6, 8)}, "y", opset=19), 1e-5)

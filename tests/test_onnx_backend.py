@@ -1,14 +1,143 @@
-"""The adapter's promises."""
+"""onnx's own backend tests through the adapter, executed by the emulator, and the adapter's promises.
 
+Selected are the node, pytorch-converted and pytorch-operator cases with an input of FP32 or FP16, no type that an engine does
+not know at its edges, and operators of the lists below only (so the function bodies among the node cases count as well).
+"""
+
+import functools
 import unittest
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 from reference_run import model, node, ort_run
 
 from gpu_runtime import onnx_backend
 
+ROOT = Path(__file__).parents[1]
+ONNX = "1.23.2"  # whose cases EXCLUDED and the README's numbers are about
 TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
+SHARE = 0.95  # of the selected cases pass, at least
+
+KERNELS = """
+    Abs Add AveragePool BatchNormalization Cast Clip Concat Conv ConvTranspose DepthToSpace Div Dropout Elu Erf Exp Expand
+    Flatten Gather Gelu Gemm GlobalAveragePool GlobalMaxPool GroupNormalization HardSigmoid HardSwish Identity
+    InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mish Mul Neg PRelu Pad Pow
+    ReduceMax ReduceMean ReduceSum Relu Reshape Resize Sigmoid Slice Softmax Softplus SpaceToDepth Split Sqrt Squeeze Sub
+    Sum Swish Tanh Transpose Unsqueeze Upsample
+""".split()
+# Equal has integer cases only.
+LIBRARY = """
+    ArgMax ArgMin Ceil Celu Floor Greater GreaterOrEqual GridSample LRN Less LessOrEqual LpPool Mean Reciprocal Round Selu
+    Softsign Tile TopK Where
+""".split()
+OPERATORS = sorted(KERNELS + LIBRARY)
+FOLDED = ("Constant", "ConstantOfShape", "Shape", "Size")  # what constants alone decide
+DATA = (TensorProto.FLOAT, TensorProto.FLOAT16)
+EDGES = (*DATA, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
+
+# Reason -> the selected cases that do not pass for it.
+EXCLUDED = {
+    "training": """
+        test_batchnorm_epsilon_training_mode test_batchnorm_example_training_mode test_training_dropout
+        test_training_dropout_mask test_training_dropout_default test_training_dropout_default_mask""",
+    "tensors without elements": """
+        test_castlike_FLOAT16_to_FLOAT_expanded test_castlike_FLOAT_to_FLOAT16_expanded
+        test_reduce_l1_empty_set_expanded test_reduce_log_sum_empty_set_expanded test_reduce_max_empty_set
+        test_reduce_sum_empty_set test_reduce_sum_empty_set_non_reduced_axis_zero
+        test_reduce_sum_square_empty_set_expanded test_reshape_allowzero_reordered test_slice_start_out_of_bounds
+        test_split_zero_size_splits_opset13 test_split_zero_size_splits_opset18""",
+    "differences of 1 at 10,000, where neighbours in FP16 are 8 apart": """
+        test_logsoftmax_large_number test_logsoftmax_large_number_expanded test_logsoftmax_large_number_expanded_ver18
+        test_softmax_large_number test_softmax_large_number_expanded test_softmax_large_number_expanded_ver18""",
+    "an output that no input decides": """
+        test_dropout_default_mask test_dropout_default_mask_ratio test_training_dropout_zero_ratio_mask""",
+    "corners aligned with a fraction of a pixel; here, as in PyTorch and onnxruntime, with the last whole one": """
+        test_resize_downsample_scales_cubic_align_corners test_resize_downsample_scales_linear_align_corners""",
+    "where a maximum stood": "test_maxpool_with_argmax_2d_precomputed_pads test_maxpool_with_argmax_2d_precomputed_strides",
+    "integers to a fractional power": "test_pow_types_int32_float32 test_pow_types_int64_float32",
+    "a transposed convolution of volumes": "test_convtranspose_3d",
+}  # fmt: skip
+REASON = {name: reason for reason, names in EXCLUDED.items() for name in names.split()}
+
+
+@functools.cache
+def selected() -> dict[str, list[str]]:
+    """Case -> the operators of its graph."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnx divides by zero while it makes its data
+        from onnx.backend.test.loader import load_model_tests
+
+        cases = [c for kind in ("node", "pytorch-converted", "pytorch-operator") for c in load_model_tests(kind=kind)]
+    found = {}
+    for case in cases:
+        graph = (case.model or onnx.load(Path(case.model_dir) / "model.onnx")).graph
+        ops = [n.op_type for n in graph.node if n.op_type not in FOLDED]
+        inputs, outputs = ([v.type.tensor_type.elem_type for v in values] for values in (graph.input, graph.output))
+        if ops and set(ops) <= set(OPERATORS) and set(inputs) & set(DATA) and set(inputs + outputs) <= set(EDGES):
+            found[case.name] = ops
+    return found
+
+
+@functools.cache
+def runner():
+    """onnx's test functions, by name with _cpu behind, on this adapter."""
+    from onnx.backend.test import BackendTest
+
+    def prepare(model, device, **tolerance):  # the runner hands its own options on
+        return onnx_backend.prepare(model, device)
+
+    return BackendTest(SimpleNamespace(supports_device=lambda device: device == "CPU", prepare=prepare), __name__).tests
+
+
+def why_not(case: str) -> str:
+    """Empty if the case passes, else in one line why it does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, as some cases want them
+        try:
+            getattr(runner(), f"{case}_cpu")(None, **TOLERANCE)
+        except unittest.SkipTest as e:
+            return f"skipped: {' '.join(str(e).split())}"
+        except AssertionError as e:
+            return f"differs: {' '.join(str(e).split())[:300]}"
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cases(operator):
+    """Those whose graph begins with the operator: all but the excluded ones pass, and those do not."""
+    cases = [case for case, ops in selected().items() if ops[0] == operator]
+    found = {case: why_not(case) for case in cases}
+    failed = [f"{case}: {why}" for case, why in found.items() if why and case not in REASON]
+    passed = [case for case, why in found.items() if not why and case in REASON]
+    assert not failed, "\n".join(failed)
+    assert not passed, f"excluded, and yet they pass: {' '.join(passed)}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(onnx.__version__ != ONNX, reason=f"the numbers are those of onnx {ONNX}, this is {onnx.__version__}")
+def test_share_that_passes():
+    cases = selected()
+    unknown = [case for case in REASON if case not in cases]
+    assert not unknown, f"excluded, but not among the selected: {' '.join(unknown)}"
+    assert sum(len(names.split()) for names in EXCLUDED.values()) == len(REASON), "a case is excluded twice"
+    passed = len(cases) - len(REASON)
+    assert passed >= SHARE * len(cases), f"{passed} of {len(cases)}"
+    text = f"{passed} of {len(cases)} selected cases of `onnx.backend.test`"
+    assert text in " ".join((ROOT / "README.md").read_text().split()), f"README.md: expected {text!r}"
+
+
+@pytest.mark.slow
+def test_every_operator_is_tried():
+    assert set().union(*selected().values()) == set(OPERATORS)
+
+
+# ---- the adapter
 
 
 def test_run_model_takes_a_list_or_names():

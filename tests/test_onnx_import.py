@@ -87,6 +87,17 @@ def test_a_shape_subgraph_may_have_empty_lists(tmp_path):
     assert [int(d) for d in onnx_import.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
 
 
+def test_integer_exponents_become_floating_point():
+    proto = model([node("ArgMax", "x", "i", axis=1), node("Pow", "x i", "y")], {"x": (2, 3)}, "y")
+    check_against_ort(proto, low=0)
+
+
+def test_concat_drops_what_has_no_elements():
+    nodes = [node("Split", "x p", "a b", axis=1), node("Relu", "a", "r"), node("Concat", "r b", "y", axis=1)]
+    proto = model(nodes, {"x": (2, 3)}, "y", {"p": np.int64([3, 0])}, opset=18)
+    assert [type(op.problem).__name__ for op in check_against_ort(proto).ops][1:] == ["PointwiseProblem"]
+
+
 GEMMS = {  # inputs (computed: their names; constants: the arrays'), attributes
     "transposed": ("a w", {"transA": 1}), "constant_first": ("v b c", {"alpha": 0.5, "transB": 1, "beta": 2.0}),
     "constant_first_transposed": ("u b", {"transA": 1, "transB": 1}), "matrix_addend": ("d w m", {"alpha": 0.5, "beta": 0.25}),
