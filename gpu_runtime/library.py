@@ -13,7 +13,10 @@ from tactics.library_problem import FLOAT, LibraryProblem
 NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
 AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")
 # Functions for what has kernels where it is floating-point.
-KERNELS = ("Add", "Sub", "Mul", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose")
+KERNELS = (
+    "Add", "Sub", "Mul", "Div", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose", "Concat", "Slice", "Expand",
+    "Tile",
+)  # fmt: skip
 STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant, decides the output's size or the axis
 
 
@@ -33,7 +36,11 @@ def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
     if layer.op in STATIC:
         attributes[STATIC[layer.op]] = int(constants(layer, 1)[0][0])
         values = values[:1]
-    if function == "Reshape":
+    if layer.op == "Tile":
+        attributes, values = {"repeats": tuple(map(int, constants(layer, 1)[0]))}, values[:1]
+    if layer.op == "Slice":
+        attributes, values = _slices(layer), values[:1]
+    if function in ("Reshape", "Expand"):
         attributes, values = {"out": shape_of(layer.output)}, values[:1]
     if layer.op == "Transpose":
         attributes.setdefault("perm", tuple(reversed(range(len(shape_of(values[0]))))))
@@ -63,6 +70,17 @@ def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
         function, tuple(arguments), shapes, tuple(map(type_of, inputs)), shape, type_of(layer.output),
         tuple(map(nchw, (*shapes, shape))), tuple(sorted(attributes.items())), stored, node.outputs.index(layer.output),
     ), weights  # fmt: skip
+
+
+def _slices(layer: Layer) -> dict:
+    """Slice's constant inputs as first elements, numbers of them and steps along each axis."""
+    starts, ends, axes, steps = constants(layer, 1, 2, 3, 4)
+    shape = shape_of(layer.inputs[0])
+    axes = [int(a) % len(shape) for a in axes or range(len(starts))]
+    rows = [range(*slice(a, b, step).indices(shape[axis]))
+            for a, b, step, axis in zip(starts, ends, steps or [1] * len(axes), axes, strict=True)]  # fmt: skip
+    return {"axes": tuple(axes), "starts": tuple(r.start for r in rows), "counts": tuple(map(len, rows)),
+            "steps": tuple(r.step for r in rows)}  # fmt: skip
 
 
 def _windows(layer: Layer, attributes: dict) -> dict:

@@ -193,6 +193,25 @@ def mod(xp, a, b, *, fmod=0):
     return xp.fmod(a, b) if fmod else xp.mod(a, b)
 
 
+def div(xp, a, b):
+    """Of integers, cut off towards zero."""
+    return xp.sign(a) * xp.sign(b) * (abs(a) // abs(b))
+
+
+# ---- elements elsewhere, of any type
+
+
+def concat(xp, *arrays, axis):
+    return xp.concatenate(arrays, axis=axis)
+
+
+def slice_(xp, x, *, axes, starts, counts, steps):
+    """Along each of `axes`, `counts` elements from `starts` on, every `steps`."""
+    for axis, start, count, step in zip(axes, starts, counts, steps, strict=True):
+        x = xp.take(x, start + step * xp.arange(count), axis=axis)
+    return x
+
+
 # ---- rows
 
 
@@ -233,6 +252,8 @@ FUNCTIONS = {
     **{op: _unary(f"arc{op.lower()[1:]}") for op in ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")},
     # What has kernels for floating-point numbers, of integers and truth values.
     "Add": _binary("add"), "Sub": _binary("subtract"), "Mul": _binary("multiply"), "Neg": _unary("negative"),
-    "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
+    "Div": div, "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
     "Reshape": lambda xp, x, *, out: x.reshape(out), "Transpose": lambda xp, x, *, perm: x.transpose(perm),
+    "Concat": concat, "Slice": slice_, "Expand": lambda xp, x, *, out: xp.broadcast_to(x, out),
+    "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats),
 }  # fmt: skip

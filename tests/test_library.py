@@ -60,6 +60,14 @@ CASES = {
     "add_integers": (node("Add", "x z", "y"), {"x": (X, INT)}, {"z": np.int64([[5]])}, 17, INT),
     "identity_of_integers": (node("Identity", "x", "y"), {"x": (X, INT)}, {}, 17, INT),
     "squeeze_integers": (node("Squeeze", "x a", "y"), {"x": ((2, 1, 3, 4), INT)}, {"a": np.int64([1])}, 17, INT),
+    "div_integers": (node("Div", "x z", "y"), {"x": (X, INT)}, {"z": np.int64(-3)}, 17, INT),
+    "concat_integers": (node("Concat", "x z k", "y", axis=1), {"x": (X, INT), "z": ((2, 3, 5, 7), INT)},
+                        {"k": np.full((2, 1, 5, 7), 4)}, 17, INT),
+    "slice_integers": (node("Slice", "x s e a t", "y"), {"x": (X, INT)},
+                       {"s": np.int64([4, 0]), "e": np.int64([-99, 5]), "a": np.int64([-3, 3]), "t": np.int64([-2, 2])},
+                       17, INT),
+    "expand_integers": (node("Expand", "x s", "y"), {"x": ((6, 1, 7), INT)}, {"s": np.int64([2, 6, 5, 1])}, 17, INT),
+    "tile_integers": (node("Tile", "x r", "y"), {"x": ((2, 3), INT)}, {"r": np.int64([2, 3])}, 17, INT),
     "transpose_integers": (node("Transpose", "x", "y", perm=[0, 2, 3, 1]), {"x": (X, INT)}, {}, 17, INT),
     "scalar": (node("Where", "c x z", "y"), {"c": ((), BOOL), "x": ()}, {"z": np.float32(2)}),
     "gather_integers": (node("Gather", "x i", "y", axis=1), {"x": (X, INT)}, {"i": np.int64([3, -1])}, 17, INT),
@@ -196,6 +204,31 @@ def test_graphs_hold_the_kernels_between_library_functions(tmp_path, monkeypatch
         assert len(recorded) == runs.count(True) and runs.count(False) > 0 and len(ctx.gpu.stats) == len(engine.plan["steps"])
     with engine.context(device="emulator", graph=False) as ctx:
         assert all(np.array_equal(got[name], y) for name, y in ctx.run(feeds).items())
+
+
+def test_the_best_detections_of_a_transformer(tmp_path):
+    """What such detectors end with: the best (query, class) pairs, their classes, and the boxes of their queries."""
+    queries, classes, k = 40, 6, 9
+    nodes = [
+        node("Sigmoid", "logits", "s"), node("Reshape", "s flat", "f"), node("TopK", "f k", "scores which", axis=1),
+        node("Mod", "which classes", "labels"), node("Div", "which classes", "query"), node("Unsqueeze", "query last", "u"),
+        node("Tile", "u four", "at"), node("GatherElements", "boxes at", "found", axis=1),
+    ]  # fmt: skip
+    weights = {"flat": np.int64([1, -1]), "k": np.int64([k]), "classes": np.int64(classes), "last": np.int64([-1]),
+               "four": np.int64([1, 1, 4])}  # fmt: skip
+    proto = model(nodes, {"logits": (1, queries, classes), "boxes": (1, queries, 4)}, "scores labels found", weights)
+    proto.graph.output[1].type.tensor_type.elem_type = INT
+    onnx.save(proto, tmp_path / "m.onnx")
+    rng = np.random.default_rng(3)
+    logits = rng.permutation(np.linspace(-4, 4, queries * classes)).astype(np.float16).reshape(1, queries, classes)
+    feeds = {"logits": logits.astype(np.float32), "boxes": rng.uniform(0, 1, (1, queries, 4)).astype(np.float32)}
+    with gr.build(tmp_path / "m.onnx", device="h200").context(device="emulator", poison=True) as ctx:
+        got = ctx.run(feeds)
+    for name, y in ort_run(proto, feeds).items():
+        if name == "labels":
+            assert np.array_equal(got[name], y)
+        else:
+            assert got[name].shape == y.shape and np.abs(got[name] - y).max() < 1e-3, name
 
 
 def test_tactics_are_linear_and_their_time_is_that_of_their_bytes():
