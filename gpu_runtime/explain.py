@@ -50,7 +50,7 @@ def _forced(sparsity: Mapping) -> list[str]:
             f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity['pruned'])} "
             "initializers: the outputs are not those of the model as it was given"
         )
-    for name, why in sparsity.get("not_pruned", []):
+    for name, why in sparsity.get("not_pruned") or ():
         lines += wrap(printable(f"not pruned: {name}: {why}"))
     return lines
 

@@ -216,7 +216,7 @@ def _sparsity_keys(layer: Mapping, row: Mapping, plan: Mapping) -> dict:
         if best:
             keys |= {f"{kind}BestMs": _ms(best["us"]), f"{kind}BestTactic": best["tactic"]}
             keys |= {f"{kind}BestFormats": f"{best['in']} -> {best['out']}", f"{kind}BestBound": best.get("bound")}
-            if best.get("low_us") is not None:
+            if None not in (best.get("low_us"), best.get("high_us")):
                 keys |= {f"{kind}BestLowMs": _ms(best["low_us"]), f"{kind}BestHighMs": _ms(best["high_us"])}
     other, floor = row.get("other"), row.get("floor")
     if row.get("other_cost_us") is not None:

@@ -41,6 +41,7 @@ def one_of(*names: str | None) -> Check:
 
 
 TEXT = Check("a text", lambda v: isinstance(v, str))
+TEXT_OR_NULL = Check("a text or null", lambda v: isinstance(v, (str, type(None))))
 FLAG = Check("true or false", lambda v: isinstance(v, bool))
 NUMBER = Check("a number", lambda v: type(v) in (int, float) and abs(v) < LARGEST)
 SIZE, COUNT, INDEX = _whole(0, LARGEST), _whole(1, 2**31 - 1), _whole(-(2**31), 2**31 - 1)
@@ -69,7 +70,7 @@ ARGUMENT = Check(
     "a kernel's argument, [kind, value]",
     lambda v: isinstance(v, list) and len(v) == 2 and (
         (v[0] in ("arena", "weights") and type(v[1]) is int and 0 <= v[1] <= LARGEST)
-        or (v[0] == "i32" and type(v[1]) is int and -(2**31) <= v[1] < 2**32)
+        or (v[0] == "i32" and type(v[1]) is int and -(2**31) <= v[1] < 2**31)
         or (v[0] == "i64" and type(v[1]) is int and abs(v[1]) < 2**63)
         or (v[0] == "f32" and type(v[1]) in (int, float) and abs(v[1]) < 3.5e38)
     ),
@@ -84,7 +85,7 @@ CALL = {
 }  # fmt: skip
 LAYER = {
     "name": TEXT, "type": TEXT, "layer": Maybe(TEXT), "nodes": [TEXT], "inputs": [TENSOR], "outputs": [TENSOR],
-    "params": Maybe(RECORD), "tactic": Maybe(TEXT), "time_us": NUMBER, "sparse": FLAG, "has_sparse_weights": FLAG,
+    "params": Maybe(RECORD), "tactic": TEXT_OR_NULL, "time_us": NUMBER, "sparse": FLAG, "has_sparse_weights": FLAG,
     "weights_count": SIZE, "bias_count": SIZE,
 }  # fmt: skip
 TWO, FOUR = (SIZE, SIZE), (INDEX,) * 4
@@ -94,14 +95,15 @@ CONV = {
 }  # fmt: skip
 AXES = Check("axes of nchw", lambda v: isinstance(v, str) and set(v) <= set("nchw"))
 PARAMS = {  # a layer's type -> what its params must hold
-    "conv": CONV, "deconv": CONV,
+    "conv": CONV, "conv_transpose": CONV,
     "pool": {"kind": one_of("max", "avg"), "kernel": TWO, "stride": TWO, "pad": FOUR},
     "pointwise": {"stages": Maybe([TEXT])},
     "reduce": {"kind": TEXT, "axes": AXES}, "normalize": {"kind": TEXT, "axes": Maybe(AXES)},
     "library": {"function": TEXT, "attributes": RECORD},
 }  # fmt: skip
-BEST = {"tactic": TEXT, "in": LAYER_FORMAT, "out": LAYER_FORMAT, "us": NUMBER}
-OTHER = BEST | dict.fromkeys(("total_us", "cost_us", "kernel_us", "reformat_us", "around_us"), NUMBER)
+CHOICE = {"tactic": TEXT, "in": LAYER_FORMAT, "out": LAYER_FORMAT, "us": NUMBER}
+BEST = CHOICE | {"low_us": Maybe(NUMBER), "high_us": Maybe(NUMBER)}
+OTHER = CHOICE | dict.fromkeys(("total_us", "cost_us", "kernel_us", "reformat_us", "around_us"), NUMBER)
 FLOOR = {"bound": TEXT} | dict.fromkeys(("mma_us", "dram_us", "l2_us", "launch_us", "dense_us", "sparse_us"), NUMBER)
 ROW = {
     "layer": TEXT, "op": TEXT, "verdict": one_of("sparse", "dense", "not_eligible"), "reason": TEXT, "detail": Maybe(TEXT),
@@ -112,6 +114,7 @@ ROW = {
     "floor": Maybe(FLOOR),
 }  # fmt: skip
 ARCHITECTURE = Check("an architecture such as sm_90a", lambda v: re.fullmatch(r"sm_\d+[af]?", str(v)) is not None)
+SUMMARY = dict.fromkeys(("layers", "eligible", "picked", "total_us", "all_dense_us", "saved_us", "ceiling_us"), Maybe(NUMBER))
 RANGES = [(SIZE, SIZE)]
 PLAN = {
     "device": {"title": TEXT, "sm": ARCHITECTURE},
@@ -119,7 +122,10 @@ PLAN = {
     "model": {"name": TEXT},
     "source_hash": TEXT,
     "inputs": [BOUND], "outputs": [BOUND], "layers": [LAYER], "steps": [RECORD],
-    "sparsity": {"mode": one_of("disable", "enable", "force"), "eligible": [TEXT], "picked": [TEXT], "rows": [ROW]},
+    "sparsity": {
+        "mode": one_of("disable", "enable", "force"), "eligible": [TEXT], "picked": [TEXT], "rows": [ROW],
+        "pruned": Maybe([TEXT]), "not_pruned": Maybe([(TEXT, TEXT)]), "summary": Maybe(SUMMARY),
+    },
     "plan": {
         "total_us": NUMBER, "status": Maybe(TEXT), "method": Maybe(TEXT), "width": Maybe(SIZE), "gap": Maybe(NUMBER),
         "measured_us": Maybe(NUMBER),
