@@ -25,6 +25,7 @@ FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
 MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to
+MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason: 1 GB in FP32
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
 
@@ -49,6 +50,9 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     macs = sum(getattr(op.problem, "macs", 0) for op in network.ops)
     if calibration is None and macs > MOST_MACS:
         return network, Ranges(f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input")
+    elements = sum(map(math.prod, network.tensors.values()))
+    if calibration is None and elements > MOST_ELEMENTS:
+        return network, Ranges(f"not checked: {elements / 1e6:.0f} M elements in all tensors; give a calibration input")
     if calibration is None:
         rng = np.random.default_rng(0)
         feeds, source = {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"

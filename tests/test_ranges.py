@@ -79,6 +79,13 @@ def test_what_fits_is_left_alone(tmp_path):
     assert fitted is network and not found.high and not found.exponents
 
 
+def test_what_would_fill_the_memory_is_not_run(tmp_path):
+    """8 GB of input: planned like any other, but not run on random values without being asked to."""
+    network = lowered(tmp_path, model([node("Relu", "x", "y")], {"x": (1, 1, 32768, 65535)}, "y"))
+    fitted, found = ranges.fit(network)
+    assert fitted is network and found.source == "not checked: 4295 M elements in all tensors; give a calibration input"
+
+
 def test_what_cannot_be_scaled_is_named(tmp_path):
     """The network's output itself is too large for FP16 inside."""
     proto = model([node("Conv", "x w", "y")], {"x": (1, 4, 5, 5)}, "y", {"w": weights(4, 4, 3, 3, scale=20000) + 30000})
