@@ -32,6 +32,7 @@ from gpu_runtime import (
     siblings,
     space_to_depth,
     squeeze_excite,
+    upsampling,
     what_if,
 )
 from gpu_runtime.context import kernel_key
@@ -156,7 +157,7 @@ def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[l
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-    network = inplace.share(channel_orders.offer(space_to_depth.offer(network)))
+    network = inplace.share(upsampling.offer(channel_orders.offer(space_to_depth.offer(network))))
     return back_to_back.offer(squeeze_excite.offer(siblings.merge(network))), found
 
 

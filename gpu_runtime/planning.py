@@ -259,7 +259,7 @@ def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[st
             ways = [[k, *(p for p in placed[t] if base(p) == k)] for k, t in zip(own, tensors, strict=True)]
         if isinstance(op.problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
-        free = tactic.kernel in STRIDED_RESIDUAL and getattr(op.problem, "d2s", 1) == 1
+        free = tactic.kernel in STRIDED_RESIDUAL
         if getattr(op.problem, "residual", False) and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):

@@ -36,6 +36,8 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     for p, which in ((first, "first"), (second, "second")):
         if p.groups > 1 or p.d2s > 1 or p.pool or p.pre:
             return f"the {which} has groups, a depth-to-space, a pool or a prologue"
+    if second.up > 1:
+        return "the second adds a residual with fewer pixels"
     if first.residual or max(first.r, first.s) > conv_gemm.MAX_TAPS:
         return f"the first has a residual, or more than {conv_gemm.MAX_TAPS} taps along an axis"
     if second.in_shapes[0] != first.out_shape or (second.r, second.s) != (1, 1) or any(second.pad) or second.stride != (1, 1):

@@ -56,6 +56,9 @@ def _split(problem: Problem, device: Device):
         if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
             bad.append((family.__name__.rpartition(".")[2], "no depth-to-space in its stores"))
             continue
+        if getattr(problem, "up", 1) > 1 and family not in families.UPSAMPLING:
+            bad.append((family.__name__.rpartition(".")[2], "no residual with fewer pixels"))
+            continue
         if getattr(problem, "pre", False) and family not in families.SCALING:
             bad.append((family.__name__.rpartition(".")[2], "no scale and shift of its input"))
             continue

@@ -26,7 +26,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -195,9 +195,11 @@ def launches(
 ) -> tuple[Launch, ...]:
     t, x_fmt, y_fmt, m = tactic.tile, tactic.ins[0], tactic.out, merged(p)
     one = m.one
-    store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 else None)
+    store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 or p.up > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
-    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), *[strides(y_fmt, out)] * (1 + p.residual))
+    x, *added, y = lie or (
+        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if p.up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out)
+    )  # fmt: skip
     y_c = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1]
     first, row, column = store.pixels if store else (0, 0, 0)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
@@ -217,6 +219,7 @@ def launches(
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         *(ints(row * y.pixel, column * y.pixel, first * y.pixel, out[3] * y.pixel) if store else ()),
+        *(_residual_pixels(p, store, added[0].pixel) if store and added else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
         *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
         *([("weights", "affine")] if p.pre else ()),
@@ -225,6 +228,14 @@ def launches(
         tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic, p.pre), args,
         **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
     ),)  # fmt: skip
+
+
+def _residual_pixels(p: ConvProblem, store: Store, step: int) -> tuple[Arg, ...]:
+    """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
+    first, row, column = store.pixels
+    if p.up > 1:  # one pixel of it for p.up x p.up of y: those of one GEMM pixel, or of as many GEMM pixels
+        return ints(0, p.out_shape[3] // p.up * step, step, p.up // p.d2s, 0, 0)
+    return ints(first * step, row * step, column * step, 1, store.out[3] * step, step)
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:

@@ -40,6 +40,8 @@ class ConvProblem:
     `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
     crd); a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
     `pre`: x is max(x * scale + shift, 0) first, with scale and shift [c] FP16 values; of 1 x 1 kernels without padding only.
+    `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
+    output's (u = d2s, or any u without depth-to-space).
     """
 
     n: int
@@ -62,8 +64,11 @@ class ConvProblem:
     act_first: bool = False
     pool: tuple[int, ...] = ()
     pre: bool = False
+    up: int = 1
 
     def __post_init__(self):
+        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up) or any(d % self.up for d in self.out_shape[2:])):
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
             raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
         if self.pre and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
@@ -76,7 +81,7 @@ class ConvProblem:
             raise ValueError(f"conv: every size must be positive, got {self}")
 
     def __str__(self) -> str:
-        return key(self, "conv").replace(" d2s1 dcr", "").replace(" d2s1 crd", "")
+        return key(self, "conv").replace(" d2s1 dcr", "").replace(" d2s1 crd", "").replace(" up1", "")
 
     @property
     def p(self) -> int:
@@ -90,8 +95,8 @@ class ConvProblem:
 
     @property
     def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        x = (self.n, self.c, self.h, self.w)
-        return (x, self.out_shape) if self.residual else (x,)
+        x, (n, k, high, wide) = (self.n, self.c, self.h, self.w), self.out_shape
+        return (x, (n, k, high // self.up, wide // self.up)) if self.residual else (x,)
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -124,7 +129,8 @@ class ConvProblem:
         if bias is not None:
             y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         if residual is not None:
-            residual = space_to_depth(np.asarray(residual, np.float32), self.d2s, self.d2s_mode)
+            residual = np.asarray(residual, np.float32).repeat(self.up, axis=2).repeat(self.up, axis=3)
+            residual = space_to_depth(residual, self.d2s, self.d2s_mode)
             y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
         else:
             y = self.act.apply(y, slope)

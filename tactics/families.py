@@ -52,11 +52,12 @@ OF_PROBLEM = {
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,), LibraryProblem: (library,),
 }  # fmt: skip
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
+UPSAMPLING = (conv_gemm,)  # what can add a residual with fewer pixels
 SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
 POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
     "transpose_grouped", "transpose_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize",
 )  # fmt: skip
-# Of these, the convolutions: they read a residual with strides of its own, where there is no depth-to-space.
+# Of these, the convolutions: they read a residual with strides of its own.
 STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

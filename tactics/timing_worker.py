@@ -426,7 +426,8 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.n
         if p.pre:
             scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
             x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
-        residual = cupy.ascontiguousarray(space_to_depth(inputs[1], p.d2s, p.d2s_mode)) if p.residual else None
+        residual = inputs[1].repeat(p.up, axis=2).repeat(p.up, axis=3) if p.residual else None
+        residual = cupy.ascontiguousarray(space_to_depth(residual, p.d2s, p.d2s_mode)) if p.residual else None
         params = reference_params(
             p, x.data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
             rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if p.residual else 0, y.data.ptr,

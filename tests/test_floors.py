@@ -29,6 +29,7 @@ gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
 gpu_runtime.library
 gpu_runtime.lower  gpu_runtime.ranges  gpu_runtime.space_to_depth  gpu_runtime.channel_orders
+gpu_runtime.upsampling
 gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if

@@ -409,6 +409,18 @@ AROUND = {
         ConvTransposeProblem(2, 24, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), groups=24, residual=True), "transpose_depthwise",
         PATCH, (H8, H8, H8), ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
     ),
+    "conv_shuffled_residual": (
+        ConvProblem(2, 16, 4, 5, 32, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, H8, H8),
+        (None, (8, 32, H8), (8, 24, H8)),
+    ),
+    "conv_shuffled_residual_linear": (
+        ConvProblem(2, 16, 4, 5, 12, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, CHW, CHW),
+        (None, (3, 8, CHW), (1, 5, CHW)),
+    ),
+    "conv_upsampled_residual": (
+        ConvProblem(2, 16, 6, 9, 24, 1, 1, residual=True, up=3), "conv_dense", DENSE, (H8, H8, H8),
+        (None, (8, 48, H8), (16, 56, H8)),
+    ),
     "conv_shuffled": (ConvProblem(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
     "transpose": (
         ConvTransposeProblem(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_dense", DENSE, (H8, H8),

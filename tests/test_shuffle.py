@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import model_path
-from reference_run import check_against_ort, model, network, node, ort_run
+from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from gpu_runtime import upsampling
+from gpu_runtime.lower import exists
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates
 from tactics.conv_gemm import padded_k, row_order
@@ -53,6 +55,10 @@ CASES = {
     "three_dcr": problem(3, "dcr", 9, act=PRELU),
     "four": problem(4, "dcr", 48, residual=True, act=SIGMOID),
     "wide": problem(2, "crd", 160, act=RELU),
+    # A residual with fewer pixels: one for each block, or one for 3 x 3 pixels of a convolution that shuffles nothing.
+    "upsampled": problem(2, "dcr", 12, residual=True, act=PRELU, up=2),
+    "upsampled_four": problem(4, "crd", 48, residual=True, act=SIGMOID, act_first=True, up=4),
+    "upsampled_plain": ConvProblem(2, 16, 9, 6, 20, 3, 3, pad=(1, 1, 1, 1), residual=True, act=SIGMOID, sparse24=True, up=3),
 }
 
 
@@ -95,9 +101,10 @@ def test_unpadded_linear_rows_are_fewer_mmas_and_a_candidate():
         assert sorted(order[order >= 0]) == list(range(48))
 
 
-def test_split_k_and_depth_to_space():
+@pytest.mark.parametrize("up", [1, 2])
+def test_split_k_and_depth_to_space(up):
     """Parameters of both stand in one struct."""
-    p = ConvProblem(1, 64, 5, 7, 12, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=PRELU, sparse24=True, d2s=2)
+    p = ConvProblem(1, 64, 5, 7, 12, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=PRELU, sparse24=True, d2s=2, up=up)
     inputs, w = random_data(p)
     for kernel in ("conv_dense", "conv_sparse24"):
         t = tactic(kernel, p, "hwc8", "hwc8")
@@ -124,9 +131,10 @@ def test_the_shuffled_tensor_is_stored_once_in_whole_sectors(p):
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("b, kernel, y", [*itertools.product((2, 4), ("conv_dense", "conv_sparse24"), ("hwc8", "chw")),
-                                          (3, "conv_dense", "chw")])  # fmt: skip
+                                          (3, "conv_dense", "chw"), (1, "conv_dense", "hwc8"), (1, "conv_sparse24", "hwc8"),
+                                          (1, "conv_dense", "chw")])  # fmt: skip
 def test_compiles_without_spills(b, kernel, y, sm):
-    p = problem(b, "dcr", 48 if b != 3 else 27, residual=True, act=PRELU)
+    p = problem(b, "dcr", 48 if b != 3 else 27, residual=True, act=PRELU) if b > 1 else CASES["upsampled_plain"]
     for tile in (TILE, Tile(128, 128, 64, 2, 4, 3)):
         step = launches(p, Tactic(kernel, tile, (Format("fp16", "hwc8"), Format("fp16", y)), Format("fp16", y)))[0]
         c = compile_kernel(step.kernel, dict(step.values), sm)
@@ -193,6 +201,37 @@ def test_residual_after_depth_to_space_is_still_an_alternative():
     assert {op.problem.d2s for op in net.ops if op.layer == "a"} == {2}
 
 
+@pytest.mark.parametrize("act", ["", "Relu"])
+@pytest.mark.parametrize("b", [1, 2])
+def test_an_enlarged_residual_is_read_where_it_is_small(b, act):
+    """After depth-to-space, as super-resolution adds its input, and in a pyramid of features."""
+    w = {"w": weights(3 * b * b, 8, 1, 1), "s": np.float32([1, 1, 2, 2])}
+    nodes = [node("Conv", "x w", "a"), *([node("DepthToSpace", "a", "d", blocksize=b)] if b > 1 else [])]
+    how = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    nodes += [node("Resize", "z _ s", "u", **how), node("Add", f"{'d' if b > 1 else 'a'} u", "t" if act else "y")]
+    nodes += [node(act, "t", "y")] if act else []
+    proto = model(nodes, X | {"z": (2, 3, 3 * b, 2 * b)}, "y", w)
+    net = upsampling.offer(check_against_ort(proto, 1e-5))
+    (group,) = net.groups
+    assert group[1] == ("apart", "into a", "into a, upsampled")
+    feeds = feeds_for(net)
+    for option in group[1]:
+        got = run(net, feeds, {group[0]: option})["y"]
+        assert relative_error(got, ort_run(proto, feeds)["y"]) < 1e-5
+    choice = {group[0]: "into a, upsampled"}
+    (op,) = (op for op in net.ops if exists(op, choice))
+    assert op.problem.up == 2 and op.inputs == ("x", "z")
+
+
+def test_an_enlarged_tensor_with_other_readers_stays():
+    w = {"w": weights(3, 8, 1, 1), "s": np.float32([1, 1, 2, 2])}
+    nodes = [node("Conv", "x w", "a"), node("Resize", "z _ s", "u", mode="nearest", nearest_mode="floor",
+                                            coordinate_transformation_mode="asymmetric")]  # fmt: skip
+    nodes += [node("Add", "a u", "y"), node("Tanh", "u", "t")]
+    net = upsampling.offer(network(model(nodes, X | {"z": (2, 3, 3, 2)}, "y t", w)))
+    assert [op.when for op in net.ops if isinstance(op.problem, MoveProblem)] == [()]
+
+
 @pytest.mark.parametrize("tail", ["a d", "other"])
 def test_depth_to_space_of_a_tensor_with_other_readers_stays(tail):
     nodes = [node("Conv", "x w", "a"), node("DepthToSpace", "a", "d", blocksize=2)]
@@ -256,9 +295,8 @@ def test_channel_shuffle_is_an_order_of_rows_or_columns(where):
 
 
 def moved(engine):
-    """Layers that only move data, reformats and nearest upsampling aside."""
-    layers = engine.plan["layers"]
-    return [x["name"] for x in layers if x["type"] == "move" and x["params"].get("kind") != "upsample"]
+    """Layers that only move data, reformats aside."""
+    return [x["name"] for x in engine.plan["layers"] if x["type"] in ("move", "gather", "concat")]
 
 
 @pytest.mark.slow

@@ -55,6 +55,11 @@ struct ConvParams {
 #if D2S
   int y_row, y_col, y_first;  // GEMM pixel (oh, ow) is at element y_first + oh*y_row + ow*y_col of its image of y
   int y_corner;               // elements from one pixel row of y to the next
+#if RES
+  // The residual's pixel for GEMM pixel (oh, ow) is at r_first + oh / r_up * r_row + ow / r_up * r_col, and the next ones of its
+  // block r_corner and r_step further: none, where the residual has one pixel for all of them.
+  int r_first, r_row, r_col, r_up, r_corner, r_step;
+#endif
 #endif
 #if SPLIT
   void* partial;   // [block][SPLIT][accumulator], FP32
@@ -97,7 +102,10 @@ __device__ __forceinline__ int output_offset(const ConvParams& p, int pixel) {
 
 // Where the residual has the pixel that lies at `offset` in y.
 __device__ __forceinline__ int residual_offset(const ConvParams& p, int offset) {
-#if RES
+#if RES && D2S
+  const int rest = offset % p.y_n - p.y_first, oh = rest / p.y_row, ow = rest % p.y_row / p.y_col;
+  return offset < 0 ? -1 : offset / p.y_n * p.r_n + p.r_first + oh / p.r_up * p.r_row + ow / p.r_up * p.r_col;
+#elif RES
   return offset < 0 ? -1 : offset / p.y_n * p.r_n + offset % p.y_n / p.y_pixel * p.r_pixel;
 #else
   return offset;
@@ -112,6 +120,9 @@ __device__ __forceinline__ int row_offset(const ConvParams& p, int row) {
   const int which = OUT_LINEAR ? row % CORNERS : row / p.y_c;
   c = OUT_LINEAR ? row / CORNERS : row - which * p.y_c;
   corner = which / BLOCK * p.y_corner + which % BLOCK * p.y_pixel;
+#if RES
+  if (OF_RESIDUAL) corner = which / BLOCK * p.r_corner + which % BLOCK * p.r_step;
+#endif
 #endif
 #if RES
   if (OF_RESIDUAL) return corner + (c >> p.r_log2v) * p.r_block + (c & ((1 << p.r_log2v) - 1));
