@@ -24,7 +24,7 @@ from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
-from gpu_runtime import fuse, inplace, io_formats, lower, onnx_import, planning, siblings
+from gpu_runtime import fuse, io_formats, lower, onnx_import, pipeline, planning
 from gpu_runtime.errors import ModelError
 from tactics import plan, timing
 from tactics.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of
@@ -99,7 +99,7 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
     """One network's row."""
     target = named(device)
-    network = siblings.merge(inplace.share(lower.lower(fuse.fuse(onnx_import.read(path, shapes=shapes, prune=True)))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(path, shapes=shapes, prune=True))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     table = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     graph = table.graph

@@ -157,8 +157,17 @@ def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[l
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-    network = inplace.share(upsampling.offer(channel_orders.offer(space_to_depth.offer(network))))
-    return back_to_back.offer(squeeze_excite.offer(siblings.merge(network))), found
+    return alternatives(network), found
+
+
+def alternatives(network: lower.Network) -> lower.Network:
+    """The network with every other way to run it that a plan may choose."""
+    for offer in (
+        space_to_depth.offer, channel_orders.offer, upsampling.offer, inplace.share, siblings.merge, squeeze_excite.offer,
+        back_to_back.offer,
+    ):  # fmt: skip
+        network = offer(network)
+    return network
 
 
 def _explained(imported, network, ends, target: Device, sparsity: str, timer, progress, **limits):
@@ -218,4 +227,4 @@ def _version() -> str:
         return "uninstalled"
 
 
-__all__ = ["ModelError", "build", "compare", "pick_device"]
+__all__ = ["ModelError", "alternatives", "build", "compare", "pick_device"]
