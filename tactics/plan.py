@@ -36,7 +36,8 @@ from tactics.graph import (
 )
 from tactics.reformats import Copies, copies_of, cost
 
-WIDE_CELLS = 10_000  # an op whose formats combine in more ways is described cell by cell
+SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells where these are fewer by this factor,
+WIDE_CELLS = 10_000  # and from this size on in any case
 
 
 
@@ -354,22 +355,44 @@ def _where_taken(graph: Graph, choice: Choice, table: np.ndarray, elsewhere: int
 
 
 def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], optional: bool) -> tuple[list[int], np.ndarray]:
-    """(variables, table): what an op costs in each of its cells. An op with so many tensors that the table over all of
-    their formats is large gets a variable for its cell (`optional` ops: or for none), and a small table per tensor."""
+    """(variables, table): what an op costs in each of its cells. Where the table over all of its tensors' formats would be
+    large and say little - a join takes any of some formats for each of its inputs - or very large, the op gets a variable that
+    picks a block of cells of one cost (`optional` ops: or none), and a small table per tensor."""
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors]
     states = [tuple(map(dict.__getitem__, where, cell)) for cell in costs]
-    if math.prod(model.sizes[v] for v in tensors) <= WIDE_CELLS:
+    size = math.prod(model.sizes[v] for v in tensors)
+    picks = _blocks(dict(zip(states, costs.values(), strict=True))) if size > SMALL_TABLE else []
+    if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(picks) > size):
         table = np.full([model.sizes[v] for v in tensors], eliminate.NEVER, np.int64)
         for state, value in zip(states, costs.values(), strict=True):
             table[state] = value
         return tensors, table
-    picked = _variable(model, (*costs, None) if optional else costs)
+    picked = _variable(model, (*picks, None) if optional else picks)
     for k, v in enumerate(tensors):
         agrees = np.full((model.sizes[picked], model.sizes[v]), eliminate.NEVER, np.int64)
-        agrees[np.arange(len(states)), np.array([state[k] for state in states], int)] = 0
-        agrees[len(states) :] = 0
+        for i, (_, block) in enumerate(picks):
+            agrees[i, list(block[k])] = 0
+        agrees[len(picks) :] = 0
         model.factors.append(((picked, v), agrees))
-    return [picked], np.array([*costs.values()] + [eliminate.NEVER] * optional, np.int64)
+    return [picked], np.array([value for value, _ in picks] + [eliminate.NEVER] * optional, np.int64)
+
+
+def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
+    """Cells of equal cost as products of sets, few of them: (their cost, (states of the first tensor, of the second, ...))."""
+
+    def split(cells: Iterable[tuple[int, ...]]) -> list[tuple]:
+        tails: dict[int, list] = {}
+        for head, *tail in cells:
+            tails.setdefault(head, []).append(tuple(tail))
+        heads_of: dict[tuple, list[int]] = {}
+        for head, tail in tails.items():
+            heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+        return [(tuple(heads), *rest) for tail, heads in heads_of.items() for rest in (split(tail) if tail[0] else [()])]
+
+    alike: dict[int, list[tuple[int, ...]]] = {}
+    for cell, value in costs.items():
+        alike.setdefault(value, []).append(cell)
+    return [(value, block) for value, cells in alike.items() for block in split(cells)]
 
 
 def _forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
