@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NEVER = 1 << 61  # the cost of an impossible cell; the sum of two still fits int64
+MANY_CELLS = 500_000  # tables of more cells than this in all: a better order is worth looking for
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
@@ -174,35 +175,62 @@ def _without(sizes, sequence, buckets, scopes, rest, b: int, left_out, onto) -> 
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
-    """Elimination order by least table next (ties: lowest variable), and the width: it ends early, with the width of
-    the table refused, before the first table of more than `max_cells` cells."""
+    """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
+    `max_cells` cells. Least table next; where that takes MANY_CELLS in all, the cheapest of three orders."""
+    scopes = list(scopes)
+    found = _order(sizes, scopes, max_cells, _table)
+    if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
+        others = [_order(sizes, scopes, max_cells, score) for score in (_fill, _message)]
+        found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
+    return found[:2]
+
+
+def _table(sizes, near, v: int) -> int:
+    """Cells of the table that eliminating v makes."""
+    return sizes[v] * math.prod(sizes[u] for u in near[v])
+
+
+def _message(sizes, near, v: int) -> int:
+    """Cells of the table that is left when v is gone."""
+    return math.prod(sizes[u] for u in near[v])
+
+
+def _fill(sizes, near, v: int) -> int:
+    """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
+    return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
+
+
+def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
+    """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
+    variable)."""
     near: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
         for v in scope:
             near[v].update(scope)
-    cells = []
     for v, around in enumerate(near):
         around.discard(v)
-        cells.append(sizes[v] * math.prod(sizes[u] for u in around))
-    heap = [(c, v) for v, c in enumerate(cells)]
+    scores = [score(sizes, near, v) for v in range(len(sizes))]
+    heap = [(c, v) for v, c in enumerate(scores)]
     heapq.heapify(heap)
     gone = [False] * len(sizes)
-    sequence, width = [], 0
+    sequence, width, total = [], 0, 0
     while heap:
         c, v = heapq.heappop(heap)
-        if gone[v] or c != cells[v]:
+        if gone[v] or c != scores[v]:
             continue  # an older entry of this variable
-        width = max(width, len(near[v]))
-        if c > max_cells:
+        width, cells = max(width, len(near[v])), _table(sizes, near, v)
+        if cells > max_cells:
             break
         gone[v] = True
         sequence.append(v)
+        total += cells
         for u in near[v]:
             near[u] |= near[v]
             near[u] -= {u, v}
-            cells[u] = sizes[u] * math.prod(sizes[w] for w in near[u])
-            heapq.heappush(heap, (cells[u], u))
-    return sequence, width
+        for u in near[v]:
+            scores[u] = score(sizes, near, u)
+            heapq.heappush(heap, (scores[u], u))
+    return sequence, width, total
 
 
 def _substitute(sizes, factors: list[Factor], swaps=()) -> tuple[list[Factor], list, list[np.ndarray]]:

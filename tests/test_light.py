@@ -13,7 +13,8 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 pytestmark = pytest.mark.slow
 
-LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time
+LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time, and a minute each
+MARKS = {n: [pytest.mark.xdist_group("large"), *[pytest.mark.long] * (n != "light_bvlc_alexnet")] for n in LARGE}
 JOINING = ("light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet", "light_squeezenet")
 # Without BatchNormalization each of its 13 max pools makes activations larger: of a usual input the softmax would be 0 or 1.
 INPUT_SCALE = {"light_inception_v1": 1 / 16}
@@ -36,7 +37,7 @@ def copies(plan: dict) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group("large")) if n in LARGE else n for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in NAMES])
 def test_light(name, tmp_path):
     path = tmp_path / f"{name}.onnx"
     onnx.save(with_scores(light(name)), path)

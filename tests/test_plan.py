@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tactics import eliminate
+from tactics import plan as planner
 from tactics.graph import NEVER, Choice, Entry, Graph
 from tactics.plan import best_single_format, forced, greedy, prune, solve
 from tactics.reformats import cost, evaluate
@@ -318,6 +319,18 @@ def test_random_graphs_cover_what_they_claim():
     assert sum(len({t for t, _, _ in p.reformats}) < len(p.reformats) for p in plans) > 20  # one tensor, two reformats
     assert sum(len(set(e.ins)) > 1 for p in plans for e in p.entries.values()) > 20
     assert any(len(set(c.inputs)) < len(c.inputs) for g in graphs for c in g.choices)
+
+
+def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
+    """What large graphs alone would use: ops described by blocks of cells, and the cheapest of three orders."""
+    monkeypatch.setattr(planner, "SMALL_TABLE", 1)
+    monkeypatch.setattr(planner, "FEW", 0)
+    monkeypatch.setattr(eliminate, "MANY_CELLS", 0)
+    for make, seeds in ((small_graph, range(80)), (merging_graph, range(40))):
+        for seed in seeds:
+            graph = make(seed)
+            best, plan = brute(graph), solved(graph)
+            assert (plan.total_ps if plan else float("inf")) == best, (make.__name__, seed)
 
 
 def test_forced_plans_equal_brute_force_and_never_beat_the_optimum():
