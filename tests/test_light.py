@@ -13,7 +13,7 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 pytestmark = pytest.mark.slow
 
-LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time, and a minute each
+LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time
 MARKS = {n: [pytest.mark.xdist_group("large"), *[pytest.mark.long] * (n != "light_bvlc_alexnet")] for n in LARGE}
 JOINING = ("light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet", "light_squeezenet")
 # Without BatchNormalization each of its 13 max pools makes activations larger: of a usual input the softmax would be 0 or 1.
