@@ -151,7 +151,7 @@ void nobody_here_can_run(Run& run, u32 thread, const std::vector<Block*>& mine, 
             std::this_thread::sleep_for(std::chrono::microseconds(50));
             return;
         }
-    if (run.progress != progress) return;
+    if (run.progress != progress || run.stop) return;  // a thread whose block met a fault has ended too: that is what to report
     const Launch& l = run.launch;
     u64 blocks = (u64)l.grid[0] * l.grid[1] * l.grid[2];
     std::string text = format("every resident block waits for memory that none of them will change (places for blocks: %zu, started: %llu "
