@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -291,47 +292,14 @@ class _Pair:
     """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
 
     __slots__ = ()
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self.second.out_shape
-
-    @property
-    def c(self) -> int:
-        return self.first.c
-
-    @property
-    def k(self) -> int:
-        return self.second.k
-
-    @property
-    def r(self) -> int:
-        return self.first.r
-
-    @property
-    def s(self) -> int:
-        return self.first.s
-
-    @property
-    def groups(self) -> int:
-        return self.first.groups
+    c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
+    k, out_shape, bias, act = (property(attrgetter(f"second.{name}")) for name in ("k", "out_shape", "bias", "act"))
+    residual = property(attrgetter("second.residual"))
 
     @property
     def sparse24(self) -> bool:
         """Whether both fit 2:4; their one kernel is dense all the same."""
         return self.first.sparse24 and self.second.sparse24
-
-    @property
-    def bias(self) -> bool:
-        return self.second.bias
-
-    @property
-    def act(self) -> Activation:
-        return self.second.act
-
-    @property
-    def residual(self) -> bool:
-        return self.second.residual
 
     @property
     def macs(self) -> int:

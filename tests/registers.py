@@ -73,9 +73,9 @@ def main() -> None:
     for kernel, variants in sorted(rows.items()):
         lines = (f"   {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(variants.items()))
         kernels.append(f"  {json.dumps(kernel)}: {{\n" + ",\n".join(lines) + "\n  }")
-    known = {version: json.dumps(table) for version, table in baseline().items()}
+    known = {name: json.dumps(table) for name, table in baseline().items()}
     known[compiler()] = "{\n" + ",\n".join(kernels) + "\n }"
-    BASELINE.write_text("{\n" + ",\n".join(f" {json.dumps(v)}: {table}" for v, table in sorted(known.items())) + "\n}\n")
+    BASELINE.write_text("{\n" + ",\n".join(f" {json.dumps(name)}: {table}" for name, table in sorted(known.items())) + "\n}\n")
     print(f"{BASELINE.name}: {sum(map(len, rows.values()))} variants of {len(rows)} kernels for NVRTC {compiler()}")
 
 

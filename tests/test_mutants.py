@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mutants
 import pytest
+from small_models import small_models
 
 from gpu_runtime import fuse, lower, onnx_import
 
@@ -52,14 +53,14 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
 
 
 def test_small_models_build_as_they_are(tmp_path):
-    for i, proto in enumerate(mutants.small_models()):
+    for i, proto in enumerate(small_models()):
         path = tmp_path / f"{i}.onnx"
         path.write_bytes(proto.SerializeToString())
         assert lower.lower(fuse.fuse(onnx_import.read(path))).ops
 
 
 def test_mutants_are_the_same_every_time(tmp_path):
-    given = [(f"small{i}", m.SerializeToString()) for i, m in enumerate(mutants.small_models())]
+    given = [(f"small{i}", m.SerializeToString()) for i, m in enumerate(small_models())]
     one, two = ([mutants.mutate_model(n, given, tmp_path) for n in range(40)] for _ in range(2))
     assert one == two and len({data for _, data in one}) > 35
 
