@@ -21,7 +21,7 @@ from tactics.candidates import candidates
 from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.problem import ConvProblem
-from tactics.timing_worker import bind, random_data
+from tactics.timing_worker import bind, random_data, scratch_for
 
 PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True)
 FLOP = 2 * 256 * 256 * 9 * 28 * 28
@@ -38,12 +38,13 @@ def rate(tactic, repeats: int, **options) -> float:
     x, out = gpu.allocate(image.nbytes), gpu.allocate(num_bytes(tactic.out, PROBLEM.out_shape))
     for address, array in zip([x, *places.values()], [image, *sections.values()], strict=True):
         gpu.write(address, array)
-    (step,) = launches(PROBLEM, tactic)
+    (step,) = steps = launches(PROBLEM, tactic)
+    scratch = scratch_for(gpu, steps)
     kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, [x], out, places))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, [x], out, places, scratch))
         best = min(best, time.process_time() - start)
     return FLOP / best / 1e9
 

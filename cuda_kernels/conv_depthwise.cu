@@ -26,6 +26,7 @@ static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared
 static_assert(COLS <= 32, "a word holds which columns lie inside the image");
 
 struct DepthwiseParams {
+  u32* nonfinite;
   const __half* x;
   const __half* w;         // [R * S][w_pitch]
   const float* bias;       // [w_pitch], zeros where there is none
@@ -248,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
         v[c] = finish<ACT, RES>(acc[a][b][c] + bias[c], added[b][c], p.alpha, p.beta, slope[c]);
         if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
       }
-      store_vec(p.y + to + b * step * p.out.pixel, v);
+      store_vec(p.y + to + b * step * p.out.pixel, v, p.nonfinite);
     }
   }
 }

@@ -9,6 +9,7 @@
 // The trick: weights are the 8-wide operand and the taps of one unit stand densely along K, so 8 output channels of 8 input
 // channels waste 10 % (9 taps in 5 steps), not half; a tap is a shift of the patch, so no pixel is loaded once per tap.
 #include "activation.cuh"
+#include "nonfinite.cuh"
 #include "swizzle.cuh"
 
 // Compile-time values, set with -D:
@@ -27,6 +28,7 @@ static_assert(IN_CHUNKS <= 16, "the tap table holds a chunk in 4 bits");
 static_assert(PIXELS % 64 == 0, "rows of the linear staging tile are whole swizzle patterns");
 
 struct GroupedParams {
+  u32* nonfinite;
   const __half* x;
   const uint4* w;
   const float* bias;       // [k], zeros where there is none
@@ -165,7 +167,7 @@ __device__ __forceinline__ void store(const GroupedParams& p, const Part& b, u32
 
 // Bias is in the accumulator already. Residual and activation in FP32, one rounding, into the staging tile.
 __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, int m, int n, int channel, int in_unit,
-                                           float v0, float v1) {
+                                           float v0, float v1, Watch& watch) {
   const bool ok0 = in_unit < p.unit_k && channel < p.k, ok1 = in_unit + 1 < p.unit_k && channel + 1 < p.k;
   if (!OUT_LINEAR && !ODD) {  // both or none, in one word
     if (!ok0) return;
@@ -178,6 +180,7 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
     v0 = finish<ACT, RES>(v0, added.x, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
     v1 = finish<ACT, RES>(v1, added.y, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f);
     const __half2 h = __floats2half2_rn(v0, v1);
+    watch.see(h);
     sts_32(at, *reinterpret_cast<const u32*>(&h));
     return;
   }
@@ -187,7 +190,9 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
     const u32 at = staged(staging, m + e, n);
     const float added = RES ? __half2float(__ushort_as_half(lds_16(at))) : 0.f;
     const float v = finish<ACT, RES>(e ? v1 : v0, added, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + e] : 0.f);
-    sts_16(at, __half_as_ushort(__float2half_rn(v)));
+    const __half h = __float2half_rn(v);
+    watch.see(h);
+    sts_16(at, __half_as_ushort(h));
   }
 }
 
@@ -239,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
   cp_async_wait<0>();
   __syncthreads();
 
+  Watch watch;
   for (int unit = warp_unit; unit < b.units; unit += WARPS_UNIT) {
     const int first = unit * p.unit_k;  // of its output channels in the block
     const int chunk0 = (b.first_unit + unit) * p.unit_c / 8 - b.first_chunk;
@@ -275,11 +281,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_grouped(const __gr
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         const int c = j * 8 + 2 * t, n = pixel0 + i * 16 + g;
-        stage_pair(p, staging, first + c, n, b.channel0 + first + c, c, acc[i][j][0], acc[i][j][1]);
-        stage_pair(p, staging, first + c, n + 8, b.channel0 + first + c, c, acc[i][j][2], acc[i][j][3]);
+        stage_pair(p, staging, first + c, n, b.channel0 + first + c, c, acc[i][j][0], acc[i][j][1], watch);
+        stage_pair(p, staging, first + c, n + 8, b.channel0 + first + c, c, acc[i][j][2], acc[i][j][3], watch);
       }
     }
   }
+  watch.report(p.nonfinite);
   __syncthreads();
   store(p, b, staging, rows);
 }

@@ -10,6 +10,7 @@
 #include "tensor.cuh"
 
 struct GatherParams {
+  u32* nonfinite;
   const __half* x;
   __half* y;
   const int* table;  // all tables, one after the other
@@ -69,10 +70,10 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 
   const int at = (p.first_h + h) * p.out_w + p.first_w + w;
   if (OUT_VEC) {
-    store_vec(p.y + p.out.at(p.first_n + n, p.first_c + c0, at), v);
+    store_vec(p.y + p.out.at(p.first_n + n, p.first_c + c0, at), v, p.nonfinite);
     return;
   }
 #pragma unroll
   for (int j = 0; j < 8; ++j)
-    if (c0 + j < p.covered) p.y[p.out.at(p.first_n + n, p.first_c + c0 + j, at)] = __float2half_rn(v[j]);
+    if (c0 + j < p.covered) store_half(p.y + p.out.at(p.first_n + n, p.first_c + c0 + j, at), v[j], p.nonfinite);
 }

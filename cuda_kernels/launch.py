@@ -2,10 +2,11 @@
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
 read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
-launch(kernel, grid, block, smem, params); call(function, ins, out), a function of arrays instead of a kernel; synchronize();
-record(run) -> replay, a CUDA graph where there is a GPU.
+launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
+synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is what lies row-major at an
-address; `call` stores function(module, arrays) as `out`'s type, the arrays being those of `module`, NumPy or CuPy.
+address; `call` stores function(module, arrays) as `out`'s type, the arrays being those of `module`, NumPy or CuPy. If infinity
+or NaN was stored, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
 """
 
 from __future__ import annotations
@@ -74,13 +75,16 @@ class Emulated:
         stats = self._emulator.launch(kernel, grid, block, smem, params, self._memory, options=self._options)
         self.stats.append(stats)
 
-    def call(self, function: Callable, ins: Sequence[Array | None], out: Array) -> None:
+    def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         def array(a: Array) -> np.ndarray:
             return self.read(a.address, math.prod(a.shape) * a.dtype.itemsize).view(a.dtype).reshape(a.shape)
 
         y = function(np, [a and array(a) for a in ins])
         with np.errstate(over="ignore"):  # rounded as kernels do: to infinity
-            self.write(out.address, np.broadcast_to(y, out.shape).astype(out.dtype))
+            stored = np.broadcast_to(y, out.shape).astype(out.dtype)
+        self.write(out.address, stored)
+        if not np.isfinite(stored).all():
+            self.write(nonfinite, np.ones(1, np.uint32))
         self.stats.append(self._emulator.Stats())
 
     def synchronize(self) -> None:
@@ -143,7 +147,7 @@ class Cuda:
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
         kernel(grid, block, (blob,), shared_mem=smem, stream=self.stream)
 
-    def call(self, function: Callable, ins: Sequence[Array | None], out: Array) -> None:
+    def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         cupy = self.cupy
 
         def array(a: Array):
@@ -151,7 +155,9 @@ class Cuda:
             return cupy.ndarray(a.shape, a.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
         with self.stream:
-            array(out)[...] = function(cupy, [a and array(a) for a in ins])
+            stored, word = array(out), array(Array(nonfinite, np.dtype(np.uint32), (1,)))
+            stored[...] = function(cupy, [a and array(a) for a in ins])
+            word |= ~cupy.isfinite(stored).all()
 
     def synchronize(self) -> None:
         self.stream.synchronize()

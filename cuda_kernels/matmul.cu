@@ -7,9 +7,10 @@
 // with constants run as convolutions instead, and far faster: this kernel is for the few where both sides are computed.
 //
 // Compile-time: A_PAIRS, B_PAIRS: that operand's elements k and k + 1 lie in one aligned 4-byte word.
-#include "ptx.cuh"
+#include "nonfinite.cuh"
 
 struct MatmulParams {
+  u32* nonfinite;
   const __half *a, *b;
   __half* c;
   int batch, inner, m, n, k;  // batch: of the output; inner: its second batch dimension
@@ -60,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(128) matmul(const __grid_constant__
     }
   }
 
+  Watch watch;
   __half* c = p.c + static_cast<long long>(blockIdx.z) * p.c_batch;
 #pragma unroll
   for (int i = 0; i < 2; ++i)
@@ -68,6 +70,10 @@ extern "C" __global__ void __launch_bounds__(128) matmul(const __grid_constant__
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int m = m0 + 16 * i + g + 8 * (e / 2), n = n0 + 8 * j + 2 * t + e % 2;
-        if (m < p.m && n < p.n) c[static_cast<long long>(m) * p.c_m + n] = __float2half_rn(d[i][j][e]);
+        if (m >= p.m || n >= p.n) continue;
+        const __half h = __float2half_rn(d[i][j][e]);
+        c[static_cast<long long>(m) * p.c_m + n] = h;
+        watch.see(h);
       }
+  watch.report(p.nonfinite);
 }

@@ -12,6 +12,7 @@ enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD, KIND_S2D_DCR, KIN
 static_assert(!(IN_VEC && IN_TYPE) && !(OUT_VEC && OUT_F32), "16-byte accesses move halfs");
 
 struct MoveParams {
+  u32* nonfinite;
   const void* x;
   void* y;
   View in, out;
@@ -76,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
     if (c0 + j >= p.filled) v[j] = 0.f;
 
   if (OUT_VEC) {
-    store_vec(static_cast<__half*>(p.y) + p.out.at(image, p.first_c + c0, pixel), v);
+    store_vec(static_cast<__half*>(p.y) + p.out.at(image, p.first_c + c0, pixel), v, p.nonfinite);
     return;
   }
 #pragma unroll
@@ -86,6 +87,6 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
     if (OUT_F32)
       static_cast<float*>(p.y)[at] = v[j];
     else
-      static_cast<__half*>(p.y)[at] = __float2half_rn(v[j]);
+      store_half(static_cast<__half*>(p.y) + at, v[j], p.nonfinite);
   }
 }

@@ -32,6 +32,7 @@ static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
 static_assert(NUM_SOURCES > 0, "a chain begins with source 0");
 
 struct PointwiseParams {
+  u32* nonfinite;
   __half* y;
   Source source[NUM_SOURCES];
   View out;
@@ -131,5 +132,5 @@ extern "C" __global__ void __launch_bounds__(256) pointwise(const __grid_constan
     for (int j = 0; j < VEC; ++j)
       if (at.channel + j >= p.c) v[j] = 0.f;  // padded channels stay zero, whatever op(0) is
   }
-  store_vec(p.y + p.out.at(at.image, at.channel, pixel), v);
+  store_vec(p.y + p.out.at(at.image, at.channel, pixel), v, p.nonfinite);
 }

@@ -8,6 +8,7 @@
 #include "tensor.cuh"
 
 struct PoolParams {
+  u32* nonfinite;
   const __half* x;
   __half* y;
   View in, out;
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) pool(const __grid_constant_
 
   float v[VEC] = {};
   if (c >= p.in_groups * VEC) {  // the output's format pads further than the input's
-    store_vec(p.y + p.out.at(image, c, pixel), v);
+    store_vec(p.y + p.out.at(image, c, pixel), v, p.nonfinite);
     return;
   }
 #pragma unroll
@@ -49,5 +50,5 @@ extern "C" __global__ void __launch_bounds__(256, 4) pool(const __grid_constant_
   const float scale = AVG ? 1.f / max(count, 1) : 1.f;
 #pragma unroll
   for (int j = 0; j < VEC; ++j) v[j] *= scale;
-  store_vec(p.y + p.out.at(image, c, pixel), v);
+  store_vec(p.y + p.out.at(image, c, pixel), v, p.nonfinite);
 }

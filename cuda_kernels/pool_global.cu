@@ -8,6 +8,7 @@
 #include "tensor.cuh"
 
 struct PoolGlobalParams {
+  u32* nonfinite;
   const __half* x;
   __half* y;
   View in, out;
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
         for (int j = 0; j < 8; ++j) v[j] = merge(v[j], part[i][vec][j]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = group >= p.in_groups ? 0.f : AVG ? v[j] * p.scale : v[j];  // format padding
-      store_vec(p.y + p.out.at(image, group * 8, 0), v);
+      store_vec(p.y + p.out.at(image, group * 8, 0), v, p.nonfinite);
     }
   } else {
     const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
@@ -72,6 +73,6 @@ extern "C" __global__ void __launch_bounds__(256) pool_global(const __grid_const
     }
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) v = merge(v, __shfl_xor_sync(0xffffffffu, v, d));
-    if (lane == 0) p.y[p.out.at(image, c, 0)] = __float2half_rn(AVG ? v * p.scale : v);
+    if (lane == 0) store_half(p.y + p.out.at(image, c, 0), AVG ? v * p.scale : v, p.nonfinite);
   }
 }

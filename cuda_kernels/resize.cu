@@ -11,6 +11,7 @@
 #include "tensor.cuh"
 
 struct ResizeParams {
+  u32* nonfinite;
   const __half* x;
   __half* y;
   const int *row, *column;  // [out_h, row_taps], [out_w, column_taps]; -1: outside the image
@@ -49,5 +50,5 @@ extern "C" __global__ void __launch_bounds__(256, 4) resize(const __grid_constan
       }
     }
   }
-  store_vec(p.y + p.out.at(image, c, pixel), v);
+  store_vec(p.y + p.out.at(image, c, pixel), v, p.nonfinite);
 }

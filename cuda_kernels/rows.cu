@@ -23,6 +23,7 @@ constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || K
                                                                                                    : SUM;
 
 struct RowsParams {
+  u32* nonfinite;
   Source x;
   __half* y;
   const float* scale;  // STANDARD: both or none: FP32, as `affine` says where
@@ -138,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
       if (KIND == INV_STD) v = rsqrtf(second[j] / p.count + p.epsilon);
       first[j] = (MIX ? j == 0 : at.channel + j < p.c) ? v : 0.f;  // padding
     }
-    store_vec(p.y + p.out.at(at), first);
+    store_vec(p.y + p.out.at(at), first, p.nonfinite);
   } else {
 #pragma unroll
     for (int j = 0; j < VEC; ++j) {
@@ -162,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
         if (KIND == STANDARD) x[j] = (x[j] - first[j]) * second[j];
         if (KIND == STANDARD && p.scale) x[j] = x[j] * p.scale[i + j * p.per_vector] + p.bias[i + j * p.per_vector];
       }
-      store_vec(p.y + p.out.at(at), x);
+      store_vec(p.y + p.out.at(at), x, p.nonfinite);
     }
   }
 }

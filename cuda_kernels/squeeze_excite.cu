@@ -14,6 +14,7 @@ constexpr int THREADS = 512, LANES = THREADS / 8, WARPS = THREADS / 32;
 constexpr int ROOM = 12;  // floats that a vector of 8 channels has in shared memory: 8 vectors then meet in no bank, 4 by 4
 
 struct SqueezeExciteParams {
+  u32* nonfinite;
   const __half* x;
   const __half* w1;
   const __half* w2;
@@ -85,6 +86,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) squeeze_excite(const __gri
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       v[j] = k * 8 + j < p.k ? activate<ACT2>(v[j] + p.b2[k * 8 + j], p.alpha2, p.beta2, 0.f) : 0.f;  // padding stays zero
-    store_vec(p.y + p.out.at(image, k * 8, 0), v);
+    store_vec(p.y + p.out.at(image, k * 8, 0), v, p.nonfinite);
   }
 }

@@ -26,14 +26,11 @@ class Context:
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
     launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
-    read of a dead tensor shows. `check_finite=True` looks at every layer's output right after its launch, one by one as well,
-    and warns of layers that wrote infinite values or NaN, also where a later Clip or Sigmoid hides it. Further options go to
-    the emulator. Raises EngineError if the engine is for another device.
+    read of a dead tensor shows. Further options go to the emulator. Raises EngineError if the engine is for another device.
     """
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False,
-        check_finite: bool = False, **options,
+        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options,
     ):  # fmt: skip
         self.engine, self.plan = engine, engine.plan
         emulate = device == "emulator" or (device is None and not devices.has_gpu())
@@ -47,7 +44,7 @@ class Context:
         check_source(self.plan, source_hash())
         self.gpu = open_gpu(self.device, **options)
         self._closed = False
-        self._poison, self._check_finite, self._nonfinite = poison, check_finite, []
+        self._poison, self._nonfinite = poison, []
         steps = self.plan["steps"]
         self._kernels = self._load(steps)
         self._arena_bytes = self.plan["memory"]["activation_bytes"]
@@ -56,6 +53,8 @@ class Context:
             self.gpu.write(self._weights, engine.weights)
             self._arena = self.gpu.allocate(self._arena_bytes)
             self._fill(0, self._arena_bytes)
+            self._flags = self.gpu.allocate(4 * len(steps))  # one word per step: whether it stored infinity or NaN
+            self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))
         except (MemoryError, OverflowError, ValueError):
             raise EngineError(
                 f"the engine takes {engine.weights.nbytes} bytes for weights and {self._arena_bytes} for activations, more "
@@ -63,15 +62,10 @@ class Context:
             ) from None
         for offset, nbytes in self.plan["memory"].get("zeros") or ():
             self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
-        bases = {"arena": self._arena, "weights": self._weights}
-        self._params = [
-            pack_params(("ptr", bases[kind] + value) if kind in bases else (kind, value) for kind, value in step["args"])
-            if "kernel" in step else [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
-            for step in steps
-        ]  # fmt: skip
+        self._params = [self._bound(i, step) for i, step in enumerate(steps)]
         self._frees = {step: rows for step, rows in self.plan["memory"].get("frees") or ()} if poison else {}
         # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
-        self.replay = self._launch_all if not graph or poison or check_finite else self._recorded()
+        self.replay = self._launch_all if not graph or poison else self._recorded()
 
     @property
     def emulated(self) -> bool:
@@ -82,7 +76,9 @@ class Context:
 
         Arrays have ONNX's shape and the dtype of the engine's input (`engine.inputs`); the memory format is the engine's
         business. NumPy in gives NumPy out; if every input is a CuPy array the outputs are CuPy arrays, ready on
-        `self.gpu.stream`. Raises ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
+        `self.gpu.stream`. Warns of layers that stored infinity or NaN, also where a later Clip or Sigmoid hides it; with CuPy
+        arrays, for which nothing waits, ask `nonfinite`. Raises ValueError for a missing or unknown name, a wrong shape or a
+        wrong dtype.
         """
         if self._closed:
             raise ValueError("this context is closed: make a new one with engine.context()")
@@ -93,21 +89,22 @@ class Context:
         self._nonfinite = []
         self.replay()
         outputs = {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
-        finite = on_gpu or all(np.isfinite(y).all() for y in outputs.values())
-        if self._nonfinite or not finite:
-            layers = self.nonfinite()
-            told = f"first written by {', '.join(layers[:3])}" if layers else "as its inputs have"
+        if not on_gpu and (layers := self.nonfinite()):
+            whole = all(np.isfinite(y).all() for y in outputs.values())
             warnings.warn(
-                f"{'layers' if finite else 'outputs'} hold infinite values or NaN, {told}: FP16 ends at 65504; build with a "
-                "calibration input", RuntimeWarning, stacklevel=2,
+                f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}: "
+                "FP16 ends at 65504; build with a calibration input", RuntimeWarning, stacklevel=2,
             )  # fmt: skip
         return outputs
 
     def nonfinite(self) -> list[str]:
-        """The layers that write infinite values or NaN on the inputs of the last run, in order. Without `check_finite` it runs
-        again, step by step."""
-        if not self._check_finite:
-            self._launch_all(check_finite=True)
+        """The layers that stored infinite values or NaN in the last run, in order; of runs with CuPy arrays, in all since this
+        was last asked. Every kernel tells it by itself, so nothing runs again."""
+        told = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
+        if told.any():
+            self.gpu.write(self._flags, np.zeros_like(told))
+            covered = (self.plan["layers"][k]["name"] for i in np.flatnonzero(told) for k in self.plan["steps"][i]["covers"])
+            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *covered)))
         return list(self._nonfinite)
 
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
@@ -153,8 +150,8 @@ class Context:
         if not self._closed:
             self._closed = True
             self.gpu.synchronize()
-            self.gpu.free(self._arena)
-            self.gpu.free(self._weights)
+            for address in (self._arena, self._weights, self._flags):
+                self.gpu.free(address)
 
     def __enter__(self) -> Context:
         return self
@@ -173,11 +170,18 @@ class Context:
         loaded = {k: self.gpu.load(c) for k, c in compiled.items()}
         return [k and loaded[k] for k in keys]
 
+    def _bound(self, i: int, step: Mapping) -> bytes | list[Array | None]:
+        """A step's arguments with addresses in their places: a kernel's parameter struct, a function's arrays."""
+        bases = {"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i}
+        if "function" in step:
+            return [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
+        return pack_params(("ptr", bases[kind] + v) if kind in bases else (kind, v) for kind, v in step["args"])
+
     def _launch(self, i: int) -> None:
         step = self.plan["steps"][i]
         if "function" in step:
             *ins, out = self._params[i]
-            return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out)
+            return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out, self._flags + 4 * i)
         self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
 
     def _recorded(self) -> Callable[[], None]:
@@ -192,21 +196,11 @@ class Context:
         for i in steps:
             self._launch(i)
 
-    def _launch_all(self, check_finite: bool = False) -> None:
-        self._nonfinite = []
+    def _launch_all(self) -> None:
         for i in range(len(self._kernels)):
             self._launch(i)
-            if check_finite or self._check_finite:
-                self._look_at(i)
             for offset, nbytes in self._frees.get(i, ()):
                 self._fill(offset, nbytes)
-
-    def _look_at(self, i: int) -> None:
-        """Note the layers of step `i` that have just written infinite values or NaN."""
-        for layer in (self.plan["layers"][k] for k in self.plan["steps"][i]["covers"]):
-            finite = all(np.isfinite(self._values(out)).all() for out in layer["outputs"])
-            if not finite and layer["name"] not in self._nonfinite:
-                self._nonfinite.append(layer["name"])
 
     def _fill(self, offset: int, nbytes: int) -> None:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])

@@ -70,6 +70,7 @@ ARGUMENT = Check(
     "a kernel's argument, [kind, value]",
     lambda v: isinstance(v, list) and len(v) == 2 and (
         (v[0] in ("arena", "weights") and type(v[1]) is int and 0 <= v[1] <= LARGEST)
+        or (v[0] == "nonfinite" and v[1] == 0 and type(v[1]) is int)
         or (v[0] == "i32" and type(v[1]) is int and -(2**31) <= v[1] < 2**31)
         or (v[0] == "i64" and type(v[1]) is int and abs(v[1]) < 2**63)
         or (v[0] == "f32" and type(v[1]) in (int, float) and abs(v[1]) < 3.5e38)

@@ -27,7 +27,7 @@ TILES = tuple(
         (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3),
     )
 )  # fmt: skip
-M16_ARG = 18  # where conv.cuh's parameters have the 16-row tiles of packed weights
+M16_ARG = 19  # where conv.cuh's parameters have the 16-row tiles of packed weights
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 
 

@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Patch, Tactic
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -158,7 +158,7 @@ def launches(
         "MULTIPLIED": int(multiplier > 1),
     }  # fmt: skip
     args = (
-        ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
         ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
         *view_args(added[0] if added else y), *ints(*store.pixels),

@@ -26,7 +26,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NONFINITE, NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -211,7 +211,7 @@ def launches(
         **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
     }  # fmt: skip
     args = (
-        ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
+        NONFINITE, ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
         ("weights", "b" + name), ("weights", "slope" + name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),

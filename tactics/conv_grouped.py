@@ -22,7 +22,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, moved_us, result
-from tactics.step import NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
@@ -177,7 +177,7 @@ def launches(
     }  # fmt: skip
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = (
-        ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
         ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.c, p.h, p.w, p.k, p.p, p.q, p.s),

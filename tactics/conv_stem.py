@@ -21,7 +21,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problem import ConvProblem
 from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, residual_order, view_args
+from tactics.step import NONFINITE, NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, residual_order, view_args
 from tactics.tactic import Tactic, Tile
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
@@ -215,7 +215,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
     args = (
-        ("in", 0), ("weights", "w"), NULL, ("weights", "b"),
+        NONFINITE, ("in", 0), ("weights", "w"), NULL, ("weights", "b"),
         ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s), *ints(1, g.steps, -(-p.k // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),

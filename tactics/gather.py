@@ -12,7 +12,7 @@ from tactics import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.problem import ConcatProblem, Problem
-from tactics.step import NULL, Launch, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, NULL, Launch, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
@@ -53,7 +53,8 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) ->
         starts.append(at if table else -1)
         at += len(table)
     args = (
-        ("in", source), ("out", 0), ("weights", "table") if at else NULL, *view_args(lie[source]), *view_args(lie[-1]),
+        NONFINITE, ("in", source), ("out", 0), ("weights", "table") if at else NULL,
+        *view_args(lie[source]), *view_args(lie[-1]),
         *ints(p.shape[1], p.shape[3], n, c, h, w, covered, *first, whole[3], *p.perm, *starts), ("f32", p.fill),
     )  # fmt: skip
     return Launch("gather", tuple(sorted(values.items())), grid(n * -(-covered // 8) * h * w), (256, 1, 1), 0, args)
@@ -66,7 +67,7 @@ def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
     taps = (p.taps(axis)[0].shape[1] for axis in (0, 1))
     sections = (("weights", name) for name in ("row", "column", "row_weight", "column_weight"))
     args = (
-        ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
+        NONFINITE, ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
         *ints(p.n, p.c, groups, in_groups, p.w, *p.out, *taps), ("f32", p.extrapolation),
     )  # fmt: skip
     return Launch("resize", (("VEC", vec),), grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args)

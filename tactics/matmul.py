@@ -10,7 +10,7 @@ from cuda_kernels.device import Device
 from tactics.format import Format, Strides, canonical, representative
 from tactics.problem import MatmulProblem
 from tactics.roofline import moved_us, result
-from tactics.step import Launch, ints
+from tactics.step import NONFINITE, Launch, ints
 from tactics.tactic import Tactic
 
 LINEAR = Format("fp16", "chw")
@@ -39,7 +39,7 @@ def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     b = [*_batch(p.b_batch, b_rows * b_columns), *((1, b_columns) if p.trans_b else (b_columns, 1))]  # outer, inner, k, n
     pairs = {"A_PAIRS": int(not p.trans_a and p.k % 2 == 0), "B_PAIRS": int(p.trans_b and p.k % 2 == 0)}
     args = (
-        ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
+        NONFINITE, ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
     )  # fmt: skip
     blocks = (-(-p.n // TILE), -(-p.m // TILE), outer * inner)
     return (Launch("matmul", tuple(sorted(pairs.items())), blocks, (128, 1, 1), 0, args),)

@@ -18,7 +18,7 @@ from tactics.problem import (
     ReformatProblem,
 )
 from tactics.roofline import streamed
-from tactics.step import Launch, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, Launch, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
@@ -71,12 +71,13 @@ def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     values = (("AVG", int(p.kind == "avg")), ("VEC", vec))
     views = (*view_args(lie[0]), *view_args(lie[1]))
     if tactic.kernel == "pool_global":
-        args = (("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
+        args = (NONFINITE, ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
         blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
         return (Launch("pool_global", values, (blocks, 1, 1), (256, 1, 1), 0, args),)
     ends = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
     args = (
-        ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
+        NONFINITE, ("in", 0), ("out", 0), *views,
+        *ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
         *ints(*p.dilation, *ends, p.count_pad),
     )  # fmt: skip
     return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
@@ -99,7 +100,7 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whol
     values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
               "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
     args = (
-        ("in", source), ("out", 0), *view_args(lie[source]), *view_args(lie[-1]), *ints(n, c, h, w),
+        NONFINITE, ("in", source), ("out", 0), *view_args(lie[source]), *view_args(lie[-1]), *ints(n, c, h, w),
         *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),
     )  # fmt: skip
     threads = n * -(-covered // 8) * out_h * out_w

@@ -14,7 +14,18 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, nu
 from tactics.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
 from tactics.problem import PointwiseProblem
 from tactics.roofline import streamed
-from tactics.step import Launch, constant_section, constant_strides, grid, ints, linear, own_strides, spread_args, view_args
+from tactics.step import (
+    NONFINITE,
+    Launch,
+    constant_section,
+    constant_strides,
+    grid,
+    ints,
+    linear,
+    own_strides,
+    spread_args,
+    view_args,
+)
 from tactics.tactic import Tactic
 
 TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in pointwise.cu
@@ -86,7 +97,8 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
     total = p.n * cp * p.h * p.w // vec
     params = [(*s.params, 0.0, 0.0)[:2] for s in p.stages] or [(0.0, 0.0)]
     args = (
-        ("out", 0), *sources, *view_args(lie[-1]), *ints(total, inner, p.h * p.w, blocks, v, p.c, p.w if rows else p.h * p.w),
+        NONFINITE, ("out", 0), *sources, *view_args(lie[-1]),
+        *ints(total, inner, p.h * p.w, blocks, v, p.c, p.w if rows else p.h * p.w),
         *(("f32", float(x)) for pair in params for x in pair),
     )  # fmt: skip
     return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)

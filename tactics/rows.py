@@ -12,7 +12,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.roofline import streamed
 from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.step import NULL, Launch, constant_section, constant_strides, ints, linear, own_strides, spread_args
+from tactics.step import NONFINITE, NULL, Launch, constant_section, constant_strides, ints, linear, own_strides, spread_args
 from tactics.tactic import Tactic
 
 Problem = ReduceProblem | NormalizeProblem
@@ -89,7 +89,7 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     _, c, h, w = p.in_shapes[0]
     count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // getattr(p, "groups", 1)
     args = (
-        ("in", 0), *spread_args(lie[0], "nchw", w, apart), ("out", 0),
+        NONFINITE, ("in", 0), *spread_args(lie[0], "nchw", w, apart), ("out", 0),
         *(("weights", name) if affine else NULL for name in ("scale", "bias")),
         *spread_args(lie[-1], "nchw", p.out_shape[3], apart),
         *spread_args(constant, affine, p.span(affine)[3] if affine else 1, apart),

@@ -16,7 +16,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import Launch, act_code, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, Launch, act_code, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 THREADS, ROOM = 512, 12  # as in squeeze_excite.cu
@@ -51,8 +51,9 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     c8, k8 = padded_channels("hwc8", p.average.c) // 8, padded_channels(tactic.out.layout, two.k) // 8
     smem = 4 * (c8 * ROOM + -(-one.k // 4) * 4 + THREADS // 32 * 8 * ROOM)
     args = (
-        ("in", 0), ("weights", "w"), ("weights", "w2"), ("weights", "b"), ("weights", "b2"), ("out", 0), *view_args(x),
-        *view_args(y), *ints(c8, p.average.h * p.average.w, one.k, two.k, k8), ("f32", 1 / (p.average.h * p.average.w)),
+        NONFINITE, ("in", 0), ("weights", "w"), ("weights", "w2"), ("weights", "b"), ("weights", "b2"), ("out", 0),
+        *view_args(x), *view_args(y), *ints(c8, p.average.h * p.average.w, one.k, two.k, k8),
+        ("f32", 1 / (p.average.h * p.average.w)),
         *(("f32", v) for q in (one, two) for v in (*q.act.params, 0.0, 0.0)[:2]),
     )  # fmt: skip
     values = (("ACT1", act_code(one)), ("ACT2", act_code(two)))

@@ -1,7 +1,8 @@
 """A launch as plain data, and how kernel arguments are written; shared by all kernel families.
 
 An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for pointers, or
-("i32" | "i64" | "f32", value), in the order of the kernel's parameter struct.
+("i32" | "i64" | "f32", value), in the order of the kernel's parameter struct. The first one is NONFINITE: a 4-byte word that
+the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh), and else leaves as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tactics.pointwise_ops import ACTIVATIONS
 
 Arg = tuple[str, int | float | str]
 NULL: Arg = ("i64", 0)
+NONFINITE: Arg = ("nonfinite", 0)
 
 
 @dataclass(frozen=True, slots=True)

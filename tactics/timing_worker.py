@@ -151,27 +151,31 @@ def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
     return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
 
 
-Scratch = tuple[int, int]  # addresses of workspace and counters
+Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
 
 
 def scratch_for(gpu, steps) -> Scratch:
-    """Workspace (any content) and counters (zero) for launches that follow one another; the caller frees what is not 0."""
+    """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
+    not 0."""
     workspace, counters = (max((getattr(s, kind) for s in steps), default=0) for kind in ("workspace", "counters"))
-    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0
-    if counters:
-        gpu.write(addresses[1], np.zeros(counters, np.uint8))
+    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
+    for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
+        if nbytes:
+            gpu.write(address, np.zeros(nbytes, np.uint8))
     return addresses
 
 
-def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch = (0, 0)) -> bytes:
+def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
     """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
-    address = {"in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
-               "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1]}  # fmt: skip
+    address = {
+        "in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
+        "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1], "nonfinite": lambda _: scratch[2],
+    }  # fmt: skip
     return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
 
 
-def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int]) -> None:
-    """A library function on the arrays at these addresses."""
+def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int) -> None:
+    """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
     def array(given) -> Array | None:
         if given is None:
             return None
@@ -179,7 +183,7 @@ def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str
         address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
         return Array(address, DTYPES[dtype], shape)
 
-    gpu.call(bound(call.function, dict(call.attributes), call.part), [array(a) for a in call.ins], array(call.out))
+    gpu.call(bound(call.function, dict(call.attributes), call.part), [array(a) for a in call.ins], array(call.out), nonfinite)
 
 
 class Overloaded(RuntimeError):
@@ -333,7 +337,7 @@ class Bench:
 
         def run(copy: int) -> None:
             for call in called:
-                run_call(self.gpu, call, ins, out, copies[copy])
+                run_call(self.gpu, call, ins, out, copies[copy], scratch[2])
             for kernel, step, blob in zip(kernels, steps, params[copy], strict=True) if kernels else ():
                 self.gpu.launch(kernel, step.grid, step.block, step.smem, blob)
 

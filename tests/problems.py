@@ -232,12 +232,12 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     nbytes = num_bytes(tactic.out, problem.out_shape)
     ins = [gpu.allocate(image.nbytes) for image in images]
     places = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
+    steps = launches(problem, tactic)
+    scratch = scratch_for(gpu, steps)
     out = gpu.allocate(nbytes)
     for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
         gpu.write(address, array)
     gpu.write(out, np.full(nbytes, 0xFF, np.uint8))
-    steps = launches(problem, tactic)
-    scratch = scratch_for(gpu, steps)
     for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
         gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places, scratch))
@@ -245,6 +245,8 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
     if scratch[1]:
         left = gpu.read(scratch[1], max(s.counters for s in steps))
         assert not left.any(), "counters are not zero after the launch"
+    told = bool(gpu.read(scratch[2], 4).any())
+    assert told == (not np.isfinite(flat).all()), f"{tactic.name}: the launch says {told} of values that are not finite"
     for address in (*ins, *places.values(), *filter(None, scratch), out):
         gpu.free(address)
     return from_memory(flat, tactic.out, problem.out_shape, padding=True)

@@ -32,7 +32,7 @@ from tactics.problem import (
 )
 from tactics.row_problem import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
-from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error
+from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
 
 pytestmark = pytest.mark.slow
 
@@ -500,9 +500,11 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     held = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
     for name, array in sections.items():
         gpu.write(held[name], array)
-    for step in launches(problem, tactic, tuple(lie)):
+    steps = launches(problem, tactic, tuple(lie))
+    scratch = scratch_for(gpu, steps)
+    for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held, scratch))
     address, whole_fmt, padded = images[-1]
     flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(np.float16)
     whole = from_memory(flat, whole_fmt, padded)

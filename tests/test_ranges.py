@@ -106,10 +106,8 @@ def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):
     )  # fmt: skip
     engine, feeds = build(tmp_path, proto), {"x": np.full((1, 4, 5, 5), 400, np.float32)}
     with engine.context(device="emulator") as ctx:
-        assert (ctx.run(feeds)["y"] == 1).all() and ctx.nonfinite()[0] == "a"
-    with engine.context(device="emulator", check_finite=True) as ctx:
         with pytest.warns(RuntimeWarning, match="layers hold infinite values or NaN, first written by a, b"):
-            ctx.run(feeds)
+            assert (ctx.run(feeds)["y"] == 1).all()
         assert ctx.nonfinite() == ["a", "b"]
         assert ctx.run({"x": np.zeros((1, 4, 5, 5), np.float32)})["y"].max() < 1 and not ctx.nonfinite()
     engine.save(tmp_path / "m.engine")

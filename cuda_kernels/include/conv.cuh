@@ -6,6 +6,7 @@
 // little. A tensor's element is at n*ns + (c >> log2v)*bs + pixel*ps + (c & (V-1)) halfs (tactics/format.py).
 #pragma once
 #include "activation.cuh"
+#include "nonfinite.cuh"
 #include "swizzle.cuh"
 
 // Compile-time values, set with -D:
@@ -36,6 +37,7 @@ static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each threa
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
 
 struct ConvParams {
+  u32* nonfinite;
   const __half* x;
   const uint4* w;          // fragments of operand A: [m16][K/16 or, sparse, K/32][32 lanes]
   const u32* meta;         // sparse: [m16][K/64][32 lanes]
@@ -194,6 +196,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   }
   for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
 
+  Watch watch;
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
 #pragma unroll
@@ -215,11 +218,13 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
         const float v0 = finish<KIND, ORDER>(acc[i][j][2 * half_tile] + bias, added.x, p.alpha, p.beta, slope);
         const float v1 = finish<KIND, ORDER>(acc[i][j][2 * half_tile + 1] + bias, added.y, p.alpha, p.beta, slope);
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
+        watch.see(h);
         const u32 bits = *reinterpret_cast<const u32*>(&h);
         sts_32(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
       }
     }
   }
+  watch.report(p.nonfinite);
   __syncthreads();
 }
 

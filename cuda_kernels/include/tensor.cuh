@@ -1,6 +1,6 @@
 // A tensor in any format: element (n, c, pixel) is at n*ns + (c >> log2v)*block + pixel*ps + (c & (V-1)); see tactics/format.py.
 #pragma once
-#include "ptx.cuh"
+#include "nonfinite.cuh"
 
 #define MINUS_INFINITY __int_as_float(0xff800000)  // NVRTC has no <math.h>
 
@@ -29,8 +29,21 @@ __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
   return bits;
 }
 
-// VEC channels in one access: 8 in 16 bytes, or 1.
+// VEC channels in one access: 8 in 16 bytes, or 1. Stores tell of values that are not finite.
 __device__ __forceinline__ void load_vec(const __half* at, float (&v)[8]) { unpack(ldg_128(at), v); }
 __device__ __forceinline__ void load_vec(const __half* at, float (&v)[1]) { v[0] = __half2float(*at); }
-__device__ __forceinline__ void store_vec(__half* at, const float (&v)[8]) { stg_128(at, pack(v)); }
-__device__ __forceinline__ void store_vec(__half* at, const float (&v)[1]) { *at = __float2half_rn(v[0]); }
+__device__ __forceinline__ void store_half(__half* at, float v, u32* nonfinite) {
+  const __half h = __float2half_rn(v);
+  *at = h;
+  Watch watch;
+  watch.see(h);
+  watch.report(nonfinite);
+}
+__device__ __forceinline__ void store_vec(__half* at, const float (&v)[8], u32* nonfinite) {
+  const uint4 bits = pack(v);
+  stg_128(at, bits);
+  Watch watch;
+  watch.see(bits);
+  watch.report(nonfinite);
+}
+__device__ __forceinline__ void store_vec(__half* at, const float (&v)[1], u32* nonfinite) { store_half(at, v[0], nonfinite); }
