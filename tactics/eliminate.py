@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NEVER = 1 << 61  # the cost of an impossible cell; the sum of two still fits int64
-MANY_CELLS = 500_000  # tables of more cells than this in all: a better order is worth looking for
+NEVER = 1 << 60  # the cost of an impossible cell
+ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
+MANY_CELLS = 5_000_000  # tables of more cells than this in all: a better order is worth looking for
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
@@ -63,17 +64,17 @@ def minimise(
     scopes = [scope for scope, _ in factors]
     sequence, width = order(sizes, scopes, max_cells)
     if len(sequence) == len(sizes):
-        left, choices = _eliminate(sizes, factors, sequence)
-        cost = _total(table for _, table in left)
-        states = _trace(sizes, followers + choices, {}) if cost < NEVER else None
+        tree = _up(sizes, factors, sequence)
+        cost = _total(table for _, table, _ in tree.left)
+        states = _trace(tree, followers, {}) if cost < NEVER else None
         return Solution(states, cost, cost, "elimination", width)
 
     sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
-    left, choices = _eliminate(sizes, factors, sequence)
-    some, bound = _milp(sizes, left, quantum, seconds)
+    tree = _up(sizes, factors, sequence)
+    some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.left], quantum, seconds)
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
-    states = _trace(sizes, followers + choices, some)
+    states = _trace(tree, followers, some)
     cost = _total(table[tuple(states[v] for v in scope)] for scope, table in given)
     return Solution(states, cost, bound, "milp", width)
 
@@ -99,88 +100,132 @@ def replaced(
     if len(sequence) < len(sizes):
         return None
 
-    # Up: each bucket sums what mentions its variable first, and sends the minimum over it to the next bucket.
-    at = {v: i for i, v in enumerate(sequence)}
-    buckets: list[list] = [[] for _ in sequence]  # per bucket: (scope, table, ("factor" | "child", number))
-    base = []  # what mentions no variable any more: (cost, number of the bucket it comes from, or None)
-    for i, (scope, table) in enumerate(factors):
-        if scope:
-            buckets[min(at[v] for v in scope)].append((scope, table, ("factor", i)))
-        else:
-            base.append((int(table), None, i))
-    scopes, best, parent = [], [], [None] * len(sequence)
-    for b, v in enumerate(sequence):
-        others = sorted({u for scope, _, _ in buckets[b] for u in scope} - {v})
-        scopes.append(others)
-        table = _sum(sizes, [*others, v], [(s, t) for s, t, _ in buckets[b]])
-        at_best, message = _least(table)
-        best.append(at_best)
-        if others:
-            parent[b] = min(at[u] for u in others)
-            buckets[parent[b]].append((tuple(others), message, ("child", b)))
-        else:
-            base.append((int(message), b, None))
-
-    # Down: what the rest of the tree costs, as a table over the variables that a bucket shares with its parent.
-    rest: list[Factor | None] = [None] * len(sequence)
-    for b in reversed(range(len(sequence))):
-        if parent[b] is not None:
-            rest[b] = _without(sizes, sequence, buckets, scopes, rest, parent[b], ("child", b), scopes[b])
+    tree = _up(sizes, factors, sequence)
+    rest = _down(tree)
+    home = {name: b for b, items in enumerate(tree.buckets) for *_, name in items}
     root = list(range(len(sequence)))
-    for b in reversed(range(len(sequence))):
-        root[b] = b if parent[b] is None else root[parent[b]]
-
-    home = {item[2][1]: b for b, items in enumerate(buckets) for item in items if item[2][0] == "factor"}
-    choices = followers + [(v, scopes[b], best[b]) for b, v in enumerate(sequence)]
+    for b in reversed(root):
+        root[b] = root[tree.scopes[b][1]] if len(tree.scopes[b]) > 1 else b
     answers = []
     for (i, _), table in zip(swaps, tables, strict=True):
         if i not in home:  # a lone cell
-            around = np.array(_total(c for c, _, j in base if j != i))
+            around = np.array(_total(t for _, t, name in tree.left if name != i))
             known = {}
         else:
-            b, scope = home[i], factors[i][0]
-            _, outside = _without(sizes, sequence, buckets, scopes, rest, b, ("factor", i), scope)
-            around = np.minimum(outside + _total(c for c, r, _ in base if r != root[b]), NEVER)
-            known = _upwards(sizes, sequence, buckets, scopes, rest, parent, b, ("factor", i), (scope, table))
-        cost = min(NEVER, int((np.minimum(around, NEVER) + table).min()))
-        states = _trace(sizes, choices, known) if cost < NEVER else None
+            b = home[i]
+            scope, table = tree.ranked(factors[i][0], table)
+            elsewhere = _total(t for _, t, name in tree.left if name < len(factors) or root[name - len(factors)] != root[b])
+            around = np.minimum(_without(tree, rest, b, i, scope) + elsewhere, NEVER)
+            known = _upwards(tree, rest, b, i, (scope, table))
+        cost = min(NEVER, int((around + table).min()))
+        states = _trace(tree, followers, known) if cost < NEVER else None
         answers.append(Replaced(cost, states, table, around))
     return answers
 
 
-def _upwards(sizes, sequence, buckets, scopes, rest, parent, b: int, left_out, instead: Factor) -> dict[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The elimination tree. Its variables are numbered by rank: those of `sequence` in that order, then the others; the axes
+    of all tables are in that order too.
+
+    `buckets[b]`: the tables that name variable b and none before it, each (scope, table, name): factors are named by their
+    number, the message of bucket c, the minimum over its variable of all it holds, by `messages` + c. `scopes[b]`: the
+    variables of them all, b first; the message goes to bucket scopes[b][1]. `left`: what names no variable of `sequence`.
+    """
+
+    rank: list[int]  # variable -> its rank
+    sizes: list[int]
+    buckets: list[list]
+    scopes: list[tuple[int, ...]]
+    left: list
+    messages: int
+
+    def ranked(self, scope, table) -> Factor:
+        axes = sorted(range(len(scope)), key=lambda k: self.rank[scope[k]])
+        return tuple(self.rank[scope[k]] for k in axes), table.transpose(axes)
+
+
+def _up(sizes, factors, sequence) -> _Tree:
+    """Minimises variable after variable out of the sum: what is left over has the same minimum."""
+    first = set(sequence)
+    by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
+    rank = [0] * len(sizes)
+    for r, v in enumerate(by_rank):
+        rank[v] = r
+    tree = _Tree(rank, [sizes[v] for v in by_rank], [[] for _ in sequence], [], [], len(factors))
+
+    def put(scope, table, name) -> None:
+        inside = scope and scope[0] < len(sequence)
+        (tree.buckets[scope[0]] if inside else tree.left).append((scope, table, name))
+
+    for i, factor in enumerate(factors):
+        put(*tree.ranked(*factor), i)
+    for b, items in enumerate(tree.buckets):
+        tree.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
+        table = _sum(tree.sizes, tree.scopes[b], [(scope, table) for scope, table, _ in items])
+        put(tree.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), len(factors) + b)
+    return tree
+
+
+def _trace(tree: _Tree, followers, known: dict[int, int]) -> tuple[int, ...]:
+    """The best state of every variable. `known`: states of some ranks, those not eliminated among them."""
+    states = dict(known)
+    for b in reversed(range(len(tree.buckets))):
+        if b not in states:
+            cut = [t[(slice(None), *(states[v] for v in scope[1:]))] for scope, t, _ in tree.buckets[b]]
+            states[b] = int(_added(cut).argmin()) if cut else 0
+    found = [states.get(r, 0) for r in tree.rank]  # in no table: any state will do
+    for v, u, state in reversed(followers):
+        found[v] = int(state[found[u]])
+    return tuple(found)
+
+
+def _down(tree: _Tree) -> list[Factor | None]:
+    """Per bucket, what all that its message does not know costs at least, over the message's variables."""
+    rest: list[Factor | None] = [None] * len(tree.buckets)
+    for b in reversed(range(len(rest))):
+        over = tree.scopes[b][1:]
+        if over:
+            rest[b] = over, _without(tree, rest, over[0], tree.messages + b, over)
+    return rest
+
+
+def _without(tree: _Tree, rest, b: int, left_out: int, onto) -> np.ndarray:
+    """Everything a bucket knows (its own tables, its children's messages, the rest of the tree) but one item, as the
+    minimum over what `onto` does not name."""
+    table = _sum(tree.sizes, tree.scopes[b], _known(tree, rest, b, left_out))
+    return np.minimum(table.min(axis=tuple(k for k, v in enumerate(tree.scopes[b]) if v not in onto)), NEVER)
+
+
+def _known(tree: _Tree, rest, b: int, left_out: int) -> list[Factor]:
+    items = [(scope, table) for scope, table, name in tree.buckets[b] if name != left_out]
+    return items if rest[b] is None else [*items, rest[b]]
+
+
+def _upwards(tree: _Tree, rest, b: int, left_out: int, instead: Factor) -> dict[int, int]:
     """Best states of all variables from bucket `b` to its root, with `instead` for one of the bucket's tables."""
     known: dict[int, int] = {}
     extra = [instead]
-    while b is not None:
-        scope = [v for v in (*scopes[b], sequence[b]) if v not in known]
-        items = [(s, t) for s, t, name in buckets[b] if name != left_out] + extra
-        items += [rest[b]] if rest[b] is not None else []
+    while True:
+        scope = [v for v in tree.scopes[b] if v not in known]
         cut = [
-            (tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)]) for s, t in items
+            (tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)])
+            for s, t in [*_known(tree, rest, b, left_out), *extra]
         ]
-        table = _sum(sizes, scope, cut)
+        table = _sum(tree.sizes, scope, cut)
         known |= zip(scope, (int(k) for k in np.unravel_index(table.argmin(), table.shape)), strict=True)
-        left_out, extra, b = ("child", b), [], parent[b]
-    return known
-
-
-def _without(sizes, sequence, buckets, scopes, rest, b: int, left_out, onto) -> Factor:
-    """Everything a bucket knows (its own tables, its children's messages, the rest of the tree) but one item, as the
-    minimum over what `onto` does not name."""
-    items = [(s, t) for s, t, name in buckets[b] if name != left_out] + ([rest[b]] if rest[b] is not None else [])
-    scope = [*onto, *(v for v in [*scopes[b], sequence[b]] if v not in onto)]
-    table = _sum(sizes, scope, items)
-    return tuple(onto), table.min(axis=tuple(range(len(onto), len(scope)))) if len(scope) > len(onto) else table
+        if len(tree.scopes[b]) == 1:
+            return known
+        left_out, extra, b = tree.messages + b, [], tree.scopes[b][1]
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
     """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
-    `max_cells` cells. Least table next; where that takes MANY_CELLS in all, the cheapest of three orders."""
+    `max_cells` cells. Least message next; where that takes MANY_CELLS in all, the cheapest of three orders."""
     scopes = list(scopes)
-    found = _order(sizes, scopes, max_cells, _table)
+    found = _order(sizes, scopes, max_cells, _message)
     if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
-        others = [_order(sizes, scopes, max_cells, score) for score in (_fill, _message)]
+        others = [_order(sizes, scopes, max_cells, score) for score in (_table, _fill)]
         found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
     return found[:2]
 
@@ -235,7 +280,7 @@ def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
 
 def _substitute(sizes, factors: list[Factor], swaps=()) -> tuple[list[Factor], list, list[np.ndarray]]:
     """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere:
-    wide tables of joins fall apart. Returns the tables without such v, per v what `_eliminate` returns for one, and
+    wide tables of joins fall apart. Returns the tables without such v, per v (v, u, state of v per state of u), and
     the tables of `swaps`, (factor number, table), rewritten as their factors were."""
     factors = list(factors)
     tables = [np.asarray(table, np.int64) for _, table in swaps]
@@ -247,7 +292,7 @@ def _substitute(sizes, factors: list[Factor], swaps=()) -> tuple[list[Factor], l
     for i in range(len(factors)):
         while found := _follows(*factors[i]):
             v, u, state = found
-            followers.append((v, [u], state))
+            followers.append((v, u, state))
             for j in holds[v]:
                 scope, table = factors[j]
 
@@ -279,68 +324,26 @@ def _follows(scope, table) -> tuple[int, int, np.ndarray] | None:
     return None
 
 
-def _eliminate(sizes, factors, sequence):
-    """Minimise variable after variable out of the sum. Returns the tables left (their sum has the same minimum) and
-    per eliminated variable (variable, the variables its best state depends on, table of its best states)."""
-    live: dict[int, Factor] = dict(enumerate(factors))
-    holds: list[list[int]] = [[] for _ in sizes]
-    for i, (scope, _) in live.items():
-        for v in scope:
-            holds[v].append(i)
-    choices = []
-    for v in sequence:
-        mine = [live.pop(i) for i in holds[v] if i in live]
-        if not mine:
-            continue
-        others = sorted({u for scope, _ in mine for u in scope} - {v})
-        table = _sum(sizes, [*others, v], mine)
-        best, message = _least(table)
-        choices.append((v, others, best.astype(np.min_scalar_type(sizes[v]))))
-        new = len(factors) + len(choices)
-        live[new] = (tuple(others), message)
-        for u in others:
-            holds[u].append(new)
-    return list(live.values()), choices
-
-
-def _least(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(where, how much): the least of every row along the last axis."""
-    rows = table.reshape(-1, table.shape[-1])
-    best = rows.argmin(axis=1)
-    least = rows[np.arange(len(rows)), best]  # min() would go through the table again, and slowly along a short axis
-    return best.reshape(table.shape[:-1]), least.reshape(table.shape[:-1])
-
-
 def _sum(sizes, scope, factors) -> np.ndarray:
-    """The sum of tables, over `scope`, with NEVER as its ceiling."""
-    axis = {v: i for i, v in enumerate(scope)}
-    spread = []
-    for variables, table in factors:
-        places = [axis[v] for v in variables]
-        shape = [1] * len(scope)
-        for p in places:
-            shape[p] = sizes[scope[p]]
-        spread.append(table.transpose(np.argsort(places)).reshape(shape))
-    spread.sort(key=np.size)  # the small ones are added up before they meet a large one
-    total = spread[0] if spread else np.zeros([1] * len(scope), np.int64)
-    for i, table in enumerate(spread[1:]):
-        total = total + table
-        if i % 2 or i == len(spread) - 2:  # three cells of NEVER still fit int64
-            total = np.minimum(total, NEVER)
+    """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
+    spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
     shape = tuple(sizes[v] for v in scope)
+    total = _added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
     return total if total.shape == shape else np.broadcast_to(total, shape)
+
+
+def _added(tables: list[np.ndarray]) -> np.ndarray:
+    """The sum of tables that broadcast, the first ones first: the small ones are best added up before they meet a large one."""
+    total = tables[0]
+    for i, table in enumerate(tables[1:]):
+        if i % ADDED == ADDED - 1:
+            total = np.minimum(total, NEVER)
+        total = total + table
+    return total
 
 
 def _total(cells) -> int:
     return min(NEVER, sum(int(c) for c in cells))
-
-
-def _trace(sizes, choices, known: dict[int, int]) -> tuple[int, ...]:
-    states = dict(known)
-    for v, others, best in reversed(choices):
-        if v not in known:
-            states[v] = int(best[tuple(states[u] for u in others)])
-    return tuple(states.get(v, 0) for v in range(len(sizes)))  # in no table: any state will do
 
 
 def _milp(sizes, factors, quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
@@ -414,7 +417,7 @@ def _absorb(factors: list[Factor], sizes) -> list[Factor]:
     for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f[0])):
         for i, (wide, _) in enumerate(kept):
             if set(scope) <= set(wide):
-                kept[i] = (wide, _sum(sizes, list(wide), [kept[i], (scope, table)]))
+                kept[i] = wide, np.minimum(_sum(sizes, wide, [kept[i], (scope, table)]), NEVER)
                 break
         else:
             kept.append((scope, table))

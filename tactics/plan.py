@@ -292,7 +292,7 @@ class _Model:
     produced: dict[str, int]  # tensor -> variable
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
     cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
-    ops: list[int]  # per choice: number of its factor
+    ops: dict[int, int]  # choice -> number of its factor
     copies: dict[str, Copies]  # per tensor: its reformats
 
 
@@ -300,7 +300,7 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
     groups = [name for name, _ in graph.groups]
     cells = [cells_of(graph, c) for c in graph.choices]
     copies = copies_of(graph, tensors_of(graph), scale, launch)
-    model = _Model([], [], [], {}, {}, cells, [], copies)
+    model = _Model([], [], [], {}, {}, cells, {}, copies)
     for _, names in graph.groups:
         _variable(model, names)
 
@@ -331,14 +331,16 @@ def _model(graph: Graph, scale: int, launch: int, sparse: int) -> _Model:
             slots.append(_variable(model, (graph.pinned[t],)))
         _add_reformats(model, copies[t], p, slots)
 
+    same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
     for i, c in enumerate(graph.choices):
-        tensors = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
-        costs = {(*ins, out): e.time_ps * scale + launch + sparse * e.sparse for (ins, out), e in cells[i].items()}
-        variables, table = _op_table(model, tensors, costs, bool(c.when))
-        asked = {name for name, _ in c.when}
-        over = [v for v, name in enumerate(groups) if name in asked]
-        model.ops.append(len(model.factors))
-        model.factors.append(((*over, *variables), _where_taken(graph, c, table, 0)))
+        same.setdefault(c.name, []).append(i)
+    for ops in same.values():
+        costs = [{cell: e.time_ps * scale + launch + sparse * e.sparse for cell, e in cells[i].items()} for i in ops]
+        for i, (variables, table) in zip(ops, _op_tables(graph, model, ops, costs), strict=True):
+            asked = {name for name, _ in graph.choices[i].when}
+            over = [v for v, name in enumerate(groups) if name in asked]
+            model.ops[i] = len(model.factors)
+            model.factors.append(((*over, *variables), _where_taken(graph, graph.choices[i], table, 0)))
     return model
 
 
@@ -354,27 +356,40 @@ def _where_taken(graph: Graph, choice: Choice, table: np.ndarray, elsewhere: int
     return full
 
 
-def _op_table(model: _Model, tensors: list[int], costs: dict[tuple, int], optional: bool) -> tuple[list[int], np.ndarray]:
-    """(variables, table): what an op costs in each of its cells. Where the table over all of its tensors' formats would be
-    large and say little - a join takes any of some formats for each of its inputs - or very large, the op gets a variable that
-    picks a block of cells of one cost (`optional` ops: or none), and a small table per tensor."""
-    where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors]
-    states = [tuple(map(dict.__getitem__, where, cell)) for cell in costs]
-    size = math.prod(model.sizes[v] for v in tensors)
-    picks = _blocks(dict(zip(states, costs.values(), strict=True))) if size > SMALL_TABLE else []
-    if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(picks) > size):
-        table = np.full([model.sizes[v] for v in tensors], eliminate.NEVER, np.int64)
-        for state, value in zip(states, costs.values(), strict=True):
-            table[state] = value
-        return tensors, table
-    picked = _variable(model, (*picks, None) if optional else picks)
-    for k, v in enumerate(tensors):
-        agrees = np.full((model.sizes[picked], model.sizes[v]), eliminate.NEVER, np.int64)
-        for i, (_, block) in enumerate(picks):
-            agrees[i, list(block[k])] = 0
-        agrees[len(picks) :] = 0
-        model.factors.append(((picked, v), agrees))
-    return [picked], np.array([value for value, _ in picks] + [eliminate.NEVER] * optional, np.int64)
+def _op_tables(graph: Graph, model: _Model, ops: list[int], costs: list[dict]) -> list[tuple[list[int], np.ndarray]]:
+    """(variables, table) of each of these ops, of which at most one exists: what it costs in each of its cells. Where the table
+    over all of its tensors' formats would be large and say little - a join takes any of some formats for each of its inputs -
+    or very large, it is described by blocks of cells of one cost. All such `ops` share a variable that picks a block (or none,
+    where none may exist), and a small table says with which formats of a tensor each of its states agrees."""
+    found, picks, wide = {}, [], {}
+    for i, cells in zip(ops, costs, strict=True):
+        c = graph.choices[i]
+        tensors = [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
+        where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors]
+        states = {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in cells.items()}
+        size = math.prod(model.sizes[v] for v in tensors)
+        blocks = _blocks(states) if size > SMALL_TABLE else []
+        if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
+            table = np.full([model.sizes[v] for v in tensors], eliminate.NEVER, np.int64)
+            for state, value in states.items():
+                table[state] = value
+            found[i] = tensors, table
+        else:
+            wide[i] = tensors
+            picks += [(i, *block) for block in blocks]
+    if wide:
+        exists = always(graph, [graph.choices[i].when for i in wide])
+        picked = _variable(model, picks if exists else [*picks, (None, eliminate.NEVER, ())])
+    for i, tensors in wide.items():
+        found[i] = [picked], np.array([value if j == i else eliminate.NEVER for j, value, _ in model.domains[picked]], np.int64)
+        for k, v in enumerate(tensors):
+            agrees = np.zeros((model.sizes[picked], model.sizes[v]), np.int64)
+            for s, (j, _, block) in enumerate(model.domains[picked]):
+                if j == i:
+                    agrees[s] = eliminate.NEVER
+                    agrees[s, block[k]] = 0
+            model.factors.append(((picked, v), agrees))
+    return [found[i] for i in ops]
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:

@@ -6,8 +6,10 @@ whoever wants that format too. Each (tensor, target format) is made and charged 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -127,14 +129,10 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         for f in range(n):  # the sets whose last member is f: those before it, and f
             np.minimum(near[:, : 1 << f], step[:, f, None], out=near[:, 1 << f : 2 << f])
             exact[:, 1 << f, f] = 0
-        count = np.array([a.bit_count() for a in range(1 << n)])
-        for k in range(2, n + 1):  # sets of k members from those of k - 1: whichever of them was made last
-            sets = np.flatnonzero(count == k)
-            for f in range(n):
-                last = sets[sets >> f & 1 == 1]
-                before = last ^ (1 << f)
-                ways = exact[:, before] + near[:, before, f, None]
-                exact[:, last] = np.minimum(exact[:, last], ways)
+        for sets, members in _sets_by_size(n):  # from those of one member less: any of them may have been made last
+            before = sets[:, None] ^ (1 << members)
+            ways = exact[:, before] + near[:, before, members, None]
+            exact[:, sets] = np.minimum(ways.min(axis=2), exact[:, sets])
         serve = exact.copy()
         for f in range(n):  # minimum over supersets, one format at a time
             pairs = serve.reshape(len(ts), -1, 2, 1 << f, n)
@@ -142,6 +140,13 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         for i, t in enumerate(ts):
             found[t] = Copies(formats_of(graph, t), step[i], near[i], exact[i], serve[i])
     return found
+
+
+@cache
+def _sets_by_size(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(sets of k of n formats as bit masks, the k members of each) for k = 2 to n."""
+    chosen = [np.array([*itertools.combinations(range(n), k)]) for k in range(2, n + 1)]
+    return [((1 << members).sum(axis=1), members) for members in chosen]
 
 
 def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> list[list[int]]:

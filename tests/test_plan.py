@@ -1,5 +1,6 @@
 """The planner against brute force on small random graphs, and its promises: determinism, speed, counterfactuals."""
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -263,6 +264,37 @@ def merging_graph(seed: int) -> Graph:
     )
 
 
+def sibling_graph(seed: int) -> Graph:
+    """A module of an inception network: two or three convolutions of one input, apart or merged; the first is a piece of a join
+    beside what another's output becomes. The join exists in two forms: of the pieces, and around all that was merged."""
+    rng = random.Random(seed)
+    names = ("a", "b")
+    members = ("f0", "f1", "f2")[: rng.choice((2, 2, 3))]
+
+    def entries(n: int, low: int, high: int, count: int = 3) -> tuple[Entry, ...]:
+        formats = [(tuple(rng.choice(names) for _ in range(n)), rng.choice(names)) for _ in range(count)]
+        made = [(ins, out, rng.randint(low, high), rng.random() < 0.5) for ins, out in formats]
+        return tuple(Entry(f"k{i}", *entry) for i, entry in enumerate(made))
+
+    group, whole = " || ".join(members), "y of all"
+    apart, merged, around = ((group, o) for o in ("apart", "merged", "around"))
+    choices = [Choice(group, ("x",), whole, entries(1, 5, 20, 4), (merged, around))]
+    for m in members:
+        choices.append(Choice(f"{m} part", (whole,), f"y{m}", entries(1, 0, 2), (merged,) if m == "f0" else (merged, around)))
+        choices.append(Choice(m, ("x",), f"y{m}", entries(1, 2, 12), (apart,)))
+    choices.append(Choice("g", ("yf1",), "z", entries(1, 2, 9)))
+    choices.append(Choice("join", ("yf0", "z"), "out", entries(2, 0, 4, 5), (apart, merged)))
+    choices.append(Choice("join", (whole, "z"), "wide", entries(2, 0, 4, 5), (around,)))
+    choices.append(Choice("join part", ("wide",), "out", entries(1, 0, 1), (around,)))
+    tensors = ["x", *dict.fromkeys(c.output for c in choices)]
+    hops = {(t, a, b): rng.randint(0, 5) for t in tensors for a, b in itertools.permutations(names, 2)}
+    outputs = ("out", "yf2") if "f2" in members else ("out",)
+    groups = ((group, ("apart", "merged", "around")),)
+    return Graph(
+        tuple(choices), groups, {"x": "a"}, ("x",), outputs, dict.fromkeys(tensors, names), lambda t, a, b: hops[t, a, b]
+    )
+
+
 def runs(graph: Graph, options: dict) -> bool:
     """Whether the ops of these options can be put into an order."""
     left, made = [c for c in graph.choices if holds(c, options)], set(graph.inputs)
@@ -326,11 +358,32 @@ def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
     monkeypatch.setattr(planner, "SMALL_TABLE", 1)
     monkeypatch.setattr(planner, "FEW", 0)
     monkeypatch.setattr(eliminate, "MANY_CELLS", 0)
-    for make, seeds in ((small_graph, range(80)), (merging_graph, range(40))):
+    for make, seeds in ((small_graph, range(80)), (merging_graph, range(40)), (sibling_graph, range(60))):
         for seed in seeds:
             graph = make(seed)
             best, plan = brute(graph), solved(graph)
             assert (plan.total_ps if plan else float("inf")) == best, (make.__name__, seed)
+
+
+def test_equals_brute_force_with_siblings():
+    taken = collections.Counter()
+    for seed in range(150):
+        graph = sibling_graph(seed)
+        best, plan = brute(graph), solved(graph)
+        assert (plan.total_ps if plan else float("inf")) == best, seed
+        taken.update(plan.options.values() if plan else ())
+    assert min(taken[o] for o in ("apart", "merged", "around")) > 20
+
+
+def test_ops_that_never_exist_together_pick_through_one_variable(monkeypatch):
+    """Else elimination would make a table over both."""
+    monkeypatch.setattr(planner, "SMALL_TABLE", 1)
+    monkeypatch.setattr(planner, "FEW", 0)
+    graph = sibling_graph(0)
+    joins = [i for i, c in enumerate(graph.choices) if c.name == "join"]
+    model = planner._model(graph, 1, 0, 0)
+    picks = {model.factors[model.ops[i]][0][-1] for i in joins}
+    assert len(joins) == 2 and len(picks) == 1 and picks.isdisjoint({*model.read.values(), *model.produced.values()})
 
 
 def test_forced_plans_equal_brute_force_and_never_beat_the_optimum():
@@ -612,6 +665,13 @@ def test_minimise_equals_enumeration():
             found = eliminate.minimise(sizes, factors, max_cells=max_cells)
             assert found.cost == best and found.bound == best, (seed, max_cells)
             assert (found.states is None) == (best == eliminate.NEVER)
+
+
+def test_impossible_cells_of_many_tables_do_not_overflow():
+    for count in range(1, 40):
+        never = eliminate.np.array([eliminate.NEVER, 1])
+        found = eliminate.minimise([2, 2], [((0,), never)] * count + [((0, 1), never + never[:, None] * 0)])
+        assert (found.cost, found.states) == (count + 1, (1, 1)), count
 
 
 def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
