@@ -40,7 +40,7 @@ def rate(tactic, repeats: int, **options) -> float:
         gpu.write(address, array)
     (step,) = steps = launches(PROBLEM, tactic)
     scratch = scratch_for(gpu, steps)
-    kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
+    kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()

@@ -27,7 +27,8 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel compiled for one architecture. `regs`, `spill_bytes`, `local_bytes`, `static_smem` as ptxas reports them."""
+    """One kernel compiled for one architecture. `regs`, `spill_bytes`, `local_bytes`, `static_smem` as ptxas reports them; for
+    a virtual architecture there is no machine code: these are 0 and `cubin` is empty."""
 
     kernel: str
     values: tuple[tuple[str, int], ...]
@@ -119,7 +120,8 @@ def cuda_include() -> Path:
 
 
 def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Compiled:
-    """Compile `kernel`.cu with each value as a macro, for an architecture such as "sm_80" or "sm_90a".
+    """Compile `kernel`.cu with each value as a macro, for an architecture such as "sm_80" or "sm_90a", or for a virtual one
+    such as "compute_90a": the same PTX in less than half the time, and no machine code.
 
     Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed.
     """
@@ -141,8 +143,15 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     return _compiled(kernel, values, sm, ptx, cubin, log)
 
 
+def virtual(sm: str) -> str:
+    """The virtual architecture of a real one: sm_90a -> compute_90a."""
+    return "compute_" + sm.removeprefix("sm_")
+
+
 def cubin_path(compiled: Compiled) -> Path:
     """The cached file that holds `compiled.cubin`, written again where the cache has lost it."""
+    if not compiled.cubin:
+        raise ValueError(f"kernel {compiled.kernel} for {compiled.sm}: no machine code, compile it for an architecture sm_*")
     path = _cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
     if not path.exists():
         write_atomic(path, compiled.cubin)

@@ -1,7 +1,7 @@
 """Allocate, copy, load, launch: one small interface with two implementations, `Cuda` (CuPy) and `Emulated` (the CPU).
 
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
-read(address, nbytes) -> uint8 array; load(compiled) -> kernel;
+read(address, nbytes) -> uint8 array; load(compiled) -> kernel, of what is compiled for `arch`;
 launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
 synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is what lies row-major at an
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cuda_kernels.compile import Compiled, cubin_path
+from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import Device
 
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
@@ -51,6 +51,7 @@ class Emulated:
         from cuda_kernels import emulator
 
         self.device = device
+        self.arch = virtual(device.sm)
         self._emulator = emulator
         self._options = emulator.Options(smem_limit=device.smem_per_block, **options)
         self._memory = emulator.Memory()
@@ -103,6 +104,7 @@ class Cuda:
         import cupy
 
         self.device = device
+        self.arch = device.sm
         self.cupy = cupy
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._held = {}

@@ -163,7 +163,7 @@ class Context:
         keys = [(s["kernel"], tuple(sorted(s["values"].items()))) if "kernel" in s else None for s in steps]
         distinct = [k for k in dict.fromkeys(keys) if k]
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
-        compiled = dict(zip(missing, compile_many((*k, self.device.sm) for k in missing), strict=True))
+        compiled = dict(zip(missing, compile_many((*k, self.gpu.arch) for k in missing), strict=True))
         for k in distinct:
             if k not in compiled:
                 compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")

@@ -239,7 +239,7 @@ def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarra
         gpu.write(address, array)
     gpu.write(out, np.full(nbytes, 0xFF, np.uint8))
     for step in steps:
-        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
+        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
         gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places, scratch))
     flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
     if scratch[1]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cuda_kernels import compile as compiling
-from cuda_kernels.compile import CompileError, compile_kernel, cubin_path
+from cuda_kernels.compile import CompileError, compile_kernel, cubin_path, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK
 from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, out_of_registers, tile_reason
 from tactics.format import Format
@@ -129,6 +129,16 @@ def test_error_shows_log_and_numbered_source(tmp_path):
     assert "bad.cu(2)" in str(e.value) and "   2   int x = nonsense;" in str(e.value) and "-DA=1" in str(e.value)
     with pytest.raises(CompileError, match="no source absent.cu"):
         compile_kernel(str(tmp_path / "absent.cu"), {}, "sm_80")
+
+
+@pytest.mark.parametrize("kernel,values", [("pool", {"VEC": 8, "AVG": 1}), ("flush_l2", {})])
+def test_a_virtual_architecture_gives_the_same_ptx_and_no_machine_code(kernel, values):
+    real, light = (compile_kernel(kernel, values, sm) for sm in ("sm_90a", virtual("sm_90a")))
+    code, same = ([line for line in c.ptx.splitlines() if not line.startswith("\t.file")] for c in (real, light))
+    assert code == same and ".target sm_90a" in code  # but for the folder that each was compiled from
+    assert real.regs > light.regs == 0 and not light.cubin
+    with pytest.raises(ValueError, match=f"kernel {kernel} for compute_90a: no machine code"):
+        cubin_path(light)
 
 
 def test_cache_is_used_and_survives_damage(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_kernel, compile_many
+from cuda_kernels.compile import compile_kernel, compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
 from tactics import conv_grouped
@@ -72,7 +72,7 @@ def drawn(name, kernel):
         sides = {s: found for s, found in sides.items() if s == (False, False)} or sides
     found = [t for s, group in sorted(sides.items()) for t in group[: 1 if any(s) else 2]]
     wanted = dict.fromkeys((step.kernel, step.values) for t in found for step in launches(problem, t))
-    compile_many((kernel, dict(values), DEVICE.sm) for kernel, values in wanted)
+    compile_many((kernel, dict(values), virtual(DEVICE.sm)) for kernel, values in wanted)
     return found
 
 

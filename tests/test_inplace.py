@@ -503,7 +503,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     steps = launches(problem, tactic, tuple(lie))
     scratch = scratch_for(gpu, steps)
     for step in steps:
-        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.device.sm))
+        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
         gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held, scratch))
     address, whole_fmt, padded = images[-1]
     flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(np.float16)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_kernel, compile_many
+from cuda_kernels.compile import compile_kernel, compile_many, virtual
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
@@ -89,7 +89,7 @@ def compiled():
         for t in variants(problem):
             for step in launches(problem, t):
                 wanted[step.kernel, step.values] = None
-    compile_many((kernel, dict(values), DEVICE.sm) for kernel, values in wanted)
+    compile_many((kernel, dict(values), virtual(DEVICE.sm)) for kernel, values in wanted)
 
 
 @pytest.mark.slow

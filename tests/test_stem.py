@@ -7,7 +7,7 @@ import pytest
 from reference_run import model, node
 
 import gpu_runtime as gr
-from cuda_kernels.compile import compile_kernel, compile_many
+from cuda_kernels.compile import compile_kernel, compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
@@ -74,7 +74,7 @@ def layouts(problem):
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     steps = [s for p in PROBLEMS.values() for t in layouts(p) for s in launches(p, t)]
-    compile_many(dict.fromkeys((s.kernel, s.values, DEVICE.sm) for s in steps))
+    compile_many(dict.fromkeys((s.kernel, s.values, virtual(DEVICE.sm)) for s in steps))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
