@@ -3,11 +3,12 @@
 A run of Reshape, Transpose, Gather, Split or Slice may leave every pixel where it is and give some channels of a tensor in
 another order: a channel shuffle, the even half of one. Such an order costs one kernel at most, or none: a convolution reads the
 whole tensor, its columns in that order, with columns of zeros for channels that were not picked (a grouped one becomes dense);
-a depthwise one computes in the tensor's own order; a Concat of orders joins the tensors themselves, and is an order of that.
+a depthwise one, a pool or a resize computes in the tensor's own order; a Concat of orders joins the tensors themselves, and is
+an order of that.
 
 Zeros are products and bytes for nothing: less than a copy where launches are short, more where images are large. So apart or
 in the weights is an option of one fusion group for all orders that hang together, and the plan chooses. A third option, where
-it differs: in the weights of depthwise convolutions too that read only some of the channels, and then compute all of them.
+it differs: what computes channel by channel may read only some of the channels too, and then computes all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.lower import Network, Op
-from tactics.gather_problem import GatherProblem, ViewProblem
-from tactics.problem import ConcatProblem, ConvProblem, MoveProblem, Problem
+from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem, Problem
 
 MOVES = (ViewProblem, GatherProblem, MoveProblem)
 APART, IN_WEIGHTS, DEPTHWISE_TOO = "apart", "in weights", "in weights, depthwise too"
@@ -135,6 +136,15 @@ def _reached(network: Network) -> Network:
 # ---- orders in the weights
 
 
+def _of_channels(p: Problem, channels: int) -> Problem | None:
+    """The same pool, resize or window of rows and columns for so many channels; None for what mixes channels."""
+    if isinstance(p, (PoolProblem, ResizeProblem)):
+        return replace(p, c=channels)
+    if isinstance(p, MoveProblem) and p.kind in ("window", "upsample") and (p.start[0], p.step[0], p.out[0]) == (0, 1, p.c):
+        return replace(p, c=channels, out=(channels, *p.out[1:]))
+    return None
+
+
 def _with_options(network: Network, ways: Mapping[str, _Weights]) -> Network:
     """The network with an option for each way that replaces a convolution of a component; `ways`: the last replaces most."""
     most = list(ways.values())[-1]
@@ -189,7 +199,7 @@ class _Weights:
 
     `known`: tensor that need not exist -> the Order it is, of one that does. Orders that hang together are a component, named
     by one of its tensors. `apart`: op that then does not exist -> its component; `instead`: op -> what does in its place.
-    `depthwise`: whether depthwise convolutions may compute more channels than are read.
+    `depthwise`: whether what computes channel by channel may compute more of them than are read.
     """
 
     def __init__(self, network: Network, orders: Mapping[str, Order], depthwise: bool):
@@ -211,6 +221,9 @@ class _Weights:
                 self._join(op)
             elif isinstance(op.problem, ConvProblem) and op.inputs[0] in self.known:
                 self._convolve(op)
+            elif op.inputs and op.inputs[0] in self.known and _of_channels(op.problem, 1):
+                order = self.known[op.inputs[0]]
+                self._as_stored(op, _of_channels(op.problem, self.tensors[order.source][1]), np.array(order.index), op.weights)
 
     def component(self, op: Op) -> str | None:
         """Of an op that is replaced."""
@@ -243,9 +256,15 @@ class _Weights:
             once = op.inputs.count(tensor) == 1 and op.inputs[0] == tensor and len(set(index)) == len(index)
             if not once or not op.layer or p.pool or p.pre:
                 return False
-            every = len(index) == self.tensors[self.known[tensor].source][1]
-            return not 1 < p.groups == p.c or ((every or self.depthwise) and not op.when and not p.residual)
+            return not 1 < p.groups == p.c or (self._all_or_more(op) and not p.residual)
+        if _of_channels(p, 1):
+            return self._all_or_more(op)
         return not op.when and (op.output in self.orders or (isinstance(p, ConcatProblem) and p.axis == 1))
+
+    def _all_or_more(self, op: Op) -> bool:
+        """Whether an op that computes channel by channel may compute in the order in which its input is stored."""
+        order = self.known[op.inputs[0]]
+        return not op.when and (self.depthwise or len(order.index) == self.tensors[order.source][1])
 
     def _pick(self, op: Op) -> None:
         order, before = self.orders[op.output], self.known.get(op.inputs[0])
@@ -277,18 +296,13 @@ class _Weights:
         tensor, p, weights = op.inputs[0], op.problem, dict(op.weights)
         order = self.known[tensor]
         channels, index = self.tensors[order.source][1], np.array(order.index)
-        about = {"name": f"{order.nodes[-1]} + {op.name}", "nodes": tuple(dict.fromkeys((*order.nodes, *op.nodes))),
-                 "inputs": (order.source, *op.inputs[1:])}  # fmt: skip
         if 1 < p.groups == p.c:  # it computes in the source's order
             rows = (index[:, None] * (p.k // p.c) + np.arange(p.k // p.c)).reshape(-1)
             problem = replace(p, c=channels, k=channels * (p.k // p.c), groups=channels)
             for name, given in op.weights.items():
                 weights[name] = np.zeros((problem.k, *given.shape[1:]), np.float32)
                 weights[name][rows] = given
-            made = f"{op.output} (as stored)"
-            self.tensors[made] = problem.out_shape
-            new = replace(op, problem=problem, output=made, weights=weights, **about)
-            self._is(op, Order(made, tuple(rows.tolist()), (*order.nodes, *op.nodes)), (tensor,), new)
+            self._as_stored(op, problem, rows, weights)
             return
         columns, rows = index.reshape(p.groups, -1), p.k // p.groups
         w = np.zeros((p.k, channels, p.r, p.s), np.float32)
@@ -298,4 +312,17 @@ class _Weights:
         weights["w"] = w
         fits = p.sparse24 and channels % 4 == 0 and bool(sparse24.fits(w).all())
         problem = replace(p, c=channels, groups=1, sparse24=fits)
-        self._replace(op, replace(op, problem=problem, weights=weights, **about), made_of=(tensor,))
+        self._replace(op, replace(op, problem=problem, weights=weights, **self._about(op)), made_of=(tensor,))
+
+    def _about(self, op: Op) -> dict:
+        """Name, nodes and inputs of what reads an order's source instead of the order."""
+        order = self.known[op.inputs[0]]
+        return {"name": f"{order.nodes[-1]} + {op.name}", "nodes": tuple(dict.fromkeys((*order.nodes, *op.nodes))),
+                "inputs": (order.source, *op.inputs[1:])}  # fmt: skip
+
+    def _as_stored(self, op: Op, problem: Problem, index: np.ndarray, weights: Mapping[str, np.ndarray]) -> None:
+        """An op that computes channel by channel computes in its input's order: channel i of it is channel index[i] of that."""
+        order, made = self.known[op.inputs[0]], f"{op.output} (as stored)"
+        self.tensors[made] = problem.out_shape
+        new = replace(op, problem=problem, output=made, weights=weights, **self._about(op))
+        self._is(op, Order(made, tuple(index.tolist()), (*order.nodes, *op.nodes)), (op.inputs[0],), new)

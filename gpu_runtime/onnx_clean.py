@@ -17,6 +17,7 @@ from gpu_runtime.onnx_check import LARGEST_TENSOR, unusable_size
 from gpu_runtime.onnx_load import first_line
 from gpu_runtime.onnx_weights import name_nodes
 
+LOWEST_HALF = -65504.0
 MOST_FOLDED = 2**27  # elements of all constants that are computed here: those of the largest classifiers' weights
 
 
@@ -43,6 +44,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             _drop_identities(model)
             _plain_gemms(model)
             _float_exponents(model)
+            _pads_into_windows(model)
             common.RemoveUnusedNodesPass()(model)
             common.TopologicalSortPass()(model)
             told.clear()
@@ -237,6 +239,61 @@ def _float_exponents(model: ir.Model) -> None:
             cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
             model.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
+
+
+def _pads_into_windows(model: ir.Model) -> None:
+    """A Pad that only convolutions and pools read, which pad by themselves: into their pads, where that says the same."""
+    for pad in [n for n in model.graph if n.op_type == "Pad" and not n.outputs[0].is_graph_output()]:
+        rows = _padded_pixels(pad)
+        readers = [(use.node, use.idx) for use in pad.outputs[0].uses()]
+        if rows is None or not readers or not all(_takes_pads(node, slot, rows, _fill(pad)) for node, slot in readers):
+            continue
+        for node, slot in readers:
+            own = node.attributes["pads"].value if "pads" in node.attributes else (0,) * len(rows)
+            node.attributes["pads"] = ir.AttrInt64s("pads", [a + b for a, b in zip(own, rows, strict=True)])
+            node.attributes.pop("auto_pad", None)
+            if node.op_type == "AveragePool":
+                node.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 1)
+            node.replace_input_with(slot, pad.inputs[0])
+        model.graph.remove(pad, safe=True)
+
+
+def _padded_pixels(pad: ir.Node) -> tuple[int, ...] | None:
+    """A Pad's sizes as `pads` of a convolution has them, if it adds a constant around the pixels and nothing else."""
+    x, sizes, _, axes = (*pad.inputs, None, None)[:4]
+    constants = all(v is None or v.const_value is not None for v in pad.inputs[1:])
+    plain = "mode" not in pad.attributes or pad.attributes["mode"].value == "constant"
+    if not (constants and plain) or sizes is None or x.shape is None or len(x.shape) < 3:
+        return None
+    rank, given = len(x.shape), [int(v) for v in sizes.const_value.numpy()]
+    at = range(rank) if axes is None else [int(a) % rank for a in axes.const_value.numpy()]
+    low, high = [0] * rank, [0] * rank
+    for i, a in enumerate(at):
+        low[a], high[a] = given[i], given[i + len(given) // 2]
+    return (*low[2:], *high[2:]) if not any((*low[:2], *high[:2])) and min((*low, *high)) >= 0 else None
+
+
+def _fill(pad: ir.Node) -> float:
+    value = pad.inputs[2] if len(pad.inputs) > 2 else None
+    return 0.0 if value is None else float(value.const_value.numpy().reshape(-1)[0])
+
+
+def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) -> bool:
+    """Whether a reader's own pads of these sizes do what a Pad before it does."""
+    def given(name: str, default):
+        return node.attributes[name].value if name in node.attributes else default
+
+    own = given("pads", (0,) * len(rows))
+    if slot != 0 or given("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or given("ceil_mode", 0) or len(own) != len(rows):
+        return False
+    if node.op_type == "AveragePool":
+        return fill == 0 and (given("count_include_pad", 0) == 1 or not any(own))
+    if node.op_type == "MaxPool":  # its padding never wins: no more does what FP16 has no smaller value for
+        size, step = given("kernel_shape", ()), given("dilations", (1,) * (len(rows) // 2))
+        reach = [(k - 1) * d for k, d in zip(size, step, strict=True)] * 2
+        some = all(a + b <= r for a, b, r in zip(own, rows, reach, strict=True))  # of the image is in every window
+        return fill <= LOWEST_HALF and len(node.outputs) == 1 and some
+    return node.op_type == "Conv" and fill == 0
 
 
 def _replace(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:

@@ -243,6 +243,42 @@ def test_slice_pad_and_their_composition():
     assert [op.name for op in net.ops] == ["c + y"] and net.ops[0].nodes == ("c", "y")
 
 
+INTO_WINDOWS = {  # name -> the readers of a Pad with this value
+    "conv": (0.0, [node("Conv", "p w", "y", kernel_shape=(3, 3))]),
+    "conv_pads": (0.0, [node("Conv", "p w", "y", pads=(1, 0, 0, 2), strides=(2, 2), dilations=(2, 1))]),
+    "conv_valid": (0.0, [node("Conv", "p w", "y", auto_pad="VALID")]),
+    "grouped": (0.0, [node("Conv", "p v", "y", group=2)]),
+    "average": (0.0, [node("AveragePool", "p", "y", kernel_shape=(3, 3), strides=(2, 2))]),
+    "average_counts": (0.0, [node("AveragePool", "p", "y", kernel_shape=(4, 5), pads=(1, 1, 1, 1), count_include_pad=1)]),
+    "max": (-np.inf, [node("MaxPool", "p", "y", kernel_shape=(5, 5))]),
+    "max_of_lowest": (-3.4e38, [node("MaxPool", "p", "y", kernel_shape=(3, 3), dilations=(2, 2))]),
+    "two": (0.0, [node("Conv", "p w", "q"), node("AveragePool", "p", "r", kernel_shape=(3, 3)), node("Add", "q r", "y")]),
+}
+APART = {
+    "no_zero": (0.5, [node("Conv", "p w", "y")]),
+    "average_of_image": (0.0, [node("AveragePool", "p", "y", kernel_shape=(3, 3), pads=(1, 1, 1, 1))]),
+    "average_ceil": (0.0, [node("AveragePool", "p", "y", kernel_shape=(3, 3), ceil_mode=1)]),
+    "max_of_zeros": (0.0, [node("MaxPool", "p", "y", kernel_shape=(5, 5))]),
+    "max_of_pads": (-np.inf, [node("MaxPool", "p", "m", kernel_shape=(2, 2)), node("Relu", "m", "y")]),
+    "same": (0.0, [node("Conv", "p w", "y", auto_pad="SAME_UPPER", kernel_shape=(3, 3))]),
+    "other_reader": (0.0, [node("Conv", "p w", "q", pads=(1, 1, 1, 1)), node("Add", "p q", "y")]),
+}
+
+
+@pytest.mark.parametrize("case", [*INTO_WINDOWS, *APART])
+def test_a_pad_becomes_that_of_what_reads_it(case):
+    value, readers = (INTO_WINDOWS | APART)[case]
+    w = {"w": weights(4, 4, 3, 3), "v": weights(4, 2, 3, 3), "f": np.float32(value)}
+    for k, axes in enumerate(((2, 1, 0, 2), (1, 2, 2, 0))):
+        pad = node("Pad", "x s f", "p")
+        w["s"] = np.int64([0, 0, *axes[:2], 0, 0, *axes[2:]])
+        if k:  # only the axes that it pads, counted from the end
+            pad = node("Pad", "x s f a", "p")
+            w["s"], w["a"] = np.int64([axes[1], axes[0], axes[3], axes[2]]), np.int64([-1, 2])
+        net = check_against_ort(model([pad, *readers], {"x": (2, 4, 9, 7)}, "y", w, opset=18), 1e-5)
+        assert any(isinstance(op.problem, MoveProblem) for op in net.ops) == (case in APART)
+
+
 @pytest.mark.parametrize("opset, op", [(7, "Upsample"), (9, "Upsample"), (10, "Resize"), (11, "Resize"), (13, "sizes")])
 def test_nearest_upsampling(opset, op):
     w = {"k": np.float32([1, 1, 2, 3]), "r": np.float32([]), "z": np.int64([1, 2, 8, 15])}
