@@ -1,20 +1,25 @@
 """For each network: the plan's kernels, reformats and bytes beside the best single-format and the layer-by-layer plan.
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
+    python -m benchmarks.bench_plan --run --table docs/networks.md all
 
 NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
-first input's size (super_resolution:180x320 gives a script's network its arguments). `--run` executes it in the emulator and
-adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of emulation by kernel.
-Times are predicted and say for which GPU.
+first input's size (super_resolution:180x320 gives a script's network its arguments). "all" is every model in GPU_RUNTIME_MODELS
+and every light network. `--run` executes it in the emulator and adds the bytes that its launches touch, each 32-byte sector
+once per launch, and the CPU seconds of emulation by kernel. `--table` writes a page of all. Times are predicted and say for
+which GPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import click
@@ -57,12 +62,13 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     plan = engine.plan
     rivals, kinds = plan["plan"]["rivals"], Counter(layer["type"] for layer in plan["layers"])
     row = {
-        "network": plan["model"]["name"], "timing": plan["timing"]["label"], "sparsity": sparsity,
+        "network": plan["model"]["name"], "input": "x".join(map(str, plan["inputs"][0]["shape"])),
+        "timing": plan["timing"]["label"], "sparsity": sparsity,
         "build_s": round(time.perf_counter() - start, 2), "kernels": len(plan["steps"]),
         "layers": sum(n for kind, n in kinds.items() if kind not in FREE), "reformats": kinds["reformat"],
         "moves": kinds["move"] + kinds["concat"], "sparse": len(engine.sparsity["picked"]),
         "eligible": len(engine.sparsity["eligible"]), "total_us": round(plan["plan"]["total_us"], 2),
-        "status": plan["plan"]["status"], "all_dense_us": round(rivals["all_dense_us"], 2),
+        "device": plan["device"]["title"], "status": plan["plan"]["status"], "all_dense_us": round(rivals["all_dense_us"], 2),
         "single_format": rivals["best_single_format"], "greedy_us": rivals["greedy_us"],
         "weight_bytes": plan["memory"]["weight_bytes"], "activation_bytes": plan["memory"]["activation_bytes"],
     }  # fmt: skip
@@ -115,20 +121,72 @@ def text(row: dict) -> str:
     )
 
 
+HEAD = """# Networks, and what their plans are
+
+    {command}
+
+{count} networks {weights}, for an {device}, on {date}: the published ones, and onnx's light topologies with He-normal
+weights. **Times are {timing}, in microseconds; nothing on this page was measured.** "Plan" is the fastest one, proven unless it
+says otherwise; beside it the fastest without a sparse tactic, the best with all tensors in one format, and each layer's fastest
+tactic with the reformats that this costs. "Reformats" change a tensor's format, the network's inputs and outputs included;
+"copies" move elements otherwise, whole resizes among them. "MB" is what the launches touch, each 32-byte sector once per
+launch, counted by the emulator; "CPU s" is what emulating them took, all cores together.
+
+{columns}
+{rule}
+"""
+COLUMNS = (
+    "network", "input", "launches", "reformats", "copies", "sparse / eligible", "MB", "plan", "all dense", "one format",
+    "layer by layer", "CPU s",
+)  # fmt: skip
+WEIGHTS = {"force": "pruned to 2:4", "enable": "with their own weights", "disable": "run dense"}
+
+
+def page(rows: Sequence[dict], command: str) -> str:
+    """The rows as Markdown; emulated seconds also by kernel, of all networks together."""
+    first, lines, families = rows[0], [], Counter()
+    for r in rows:
+        single, seconds = r["single_format"], r.get("emulated_s", {})
+        families.update(seconds)
+        cells = (
+            r["network"], r["input"], r["kernels"], r["reformats"], r["moves"], f"{r['sparse']} / {r['eligible']}",
+            f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
+            f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", f"{r['all_dense_us']:.1f}",
+            f"{single['us']:.1f} {single['format']}" if single else "", f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
+            f"{sum(seconds.values()):.1f}" if seconds else "",
+        )  # fmt: skip
+        lines.append(_line(cells) + "\n")
+    head = HEAD.format(
+        command=command, count=len(rows), weights=WEIGHTS[first["sparsity"]], device=first["device"], date=date.today(),
+        timing=first["timing"], columns=_line(COLUMNS), rule=_line(["---"] * len(COLUMNS)),
+    )  # fmt: skip
+    by_kernel = ", ".join(f"{name} {s:.1f}" for name, s in families.most_common())
+    return head + "".join(lines) + (f"\nEmulated, CPU seconds by kernel: {by_kernel}.\n" if families else "")
+
+
+def _line(cells: Sequence) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--run", is_flag=True, help="Execute in the emulator and count bytes.")
 @click.option("--device", default="h200", show_default=True)
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
 @click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
-def main(names, run, device, sparsity, as_json) -> None:
-    rows = []
+@click.option("--table", type=click.Path(), help="Also write them to this file as Markdown.")
+def main(names, run, device, sparsity, as_json, table) -> None:
+    rows, items = [], list(names or NETWORKS)
+    if items == ["all"]:
+        items = [*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES]
     with tempfile.TemporaryDirectory() as folder:
-        for item in names or NETWORKS:
+        for item in items:
             rows.append(measure(*find(item, Path(folder)), device, sparsity, run))
             click.echo(text(rows[-1]))
     if as_json:
         Path(as_json).write_text(json.dumps(rows, indent=1) + "\n")
+    if table:
+        Path(table).write_text(page(rows, " ".join(["python -m benchmarks.bench_plan", *sys.argv[1:]])))
 
 
 if __name__ == "__main__":
