@@ -26,7 +26,7 @@ struct SqueezeExciteParams {
   float scale, alpha1, beta1, alpha2, beta2;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) squeeze_excite(const __grid_constant__ SqueezeExciteParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze_excite(const __grid_constant__ SqueezeExciteParams p) {
   release_next_launch();
   extern __shared__ __align__(16) float shared[];
   float* mean = shared;                              // [c8][ROOM]

@@ -71,10 +71,27 @@ def views(op: Op) -> Iterator[tuple[str, str]]:
         same = representative(p.shape) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
         yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in (*same, linear)}
     elif isinstance(p, GatherProblem) and p.is_transpose:
-        for x, y in product(representative(p.shape), representative(p.out_shape)):
+        last = (Format("fp16", "hwc"),)
+        pairs = [*product((*representative(p.shape), *last), (*representative(p.out_shape), *last))]
+        pairs += [(Format(dtype, "chw"), Format(dtype, "hwc")) for dtype in ("fp32", "uint8")]  # of a network's input
+        for x, y in pairs:
             steps, turned = _steps(x, p.shape), _steps(y, p.out_shape)
             if steps and turned and all(steps[a] == t or p.shape[a] == 1 for a, t in zip(p.perm, turned, strict=True)):
                 yield canonical(x, p.shape), canonical(y, p.out_shape)
+
+
+def channels_last(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
+    """Tensor -> formats that it may have beside its own, of those that a transposition takes from or to channels last: without
+    padding between pixels the transposition moves nothing. `io`: the formats of the network's inputs and outputs."""
+    found: dict[str, tuple[Format, ...]] = {}
+    for op in network.ops:
+        p = op.problem
+        if isinstance(p, GatherProblem) and p.is_transpose and p.perm == (0, 2, 3, 1):
+            found[op.inputs[0]] = (Format("fp16", "hwc"),)
+        elif isinstance(p, GatherProblem) and p.is_transpose and p.perm == (0, 3, 1, 2):
+            dtypes = {"fp16": None} | {f.dtype: None for f in io.get(op.inputs[0], ()) if f.layout == "chw"}
+            found[op.output] = tuple(Format(dtype, "hwc") for dtype in dtypes)
+    return {t: fmts for t, fmts in found.items() if t not in network.only}
 
 
 def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:

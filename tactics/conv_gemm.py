@@ -324,6 +324,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
     loop = tiles * k_stages / blocks * max(clk.values())  # of a block
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
+        epilogue += min(t.m, p.k) * t.n * min(16, p.k) / 32
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
         parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
         epilogue += 3 * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
