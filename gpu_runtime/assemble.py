@@ -67,22 +67,23 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
             for name, array in pack_weights(layer.problem, layer.tactic, layer.op.weights).items():
                 layer.sections[name] = f"{layer.name}.{name}"
                 weights[layer.sections[name]] = array
-    arena, rows = pack(weights)
-    section_at = {r["name"]: r["offset"] for r in rows}
+    arena, sections = pack(weights)
+    section_at = {r["name"]: r["offset"] for r in sections}
     home = inplace.homes(table.network, chosen)
     alias = inplace.aliases(table.network, chosen)
+    rows = inplace.rows_of_others(table.network, chosen)
     placement, blocks = _place(table, layers, home, alias)
     offsets = _offsets(table, layers, home, alias, placement.offsets)
 
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
-        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home)) if layer.tactic else ():
+        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home, rows)) if layer.tactic else ():
             steps.append(_step(launch, layer, offsets, section_at) | {"covers": [i]})
         last_step[i] = len(steps) - 1
     data = {
         "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
         "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
-        "layers": [_describe(table, layer, offsets, home) for layer in layers],
+        "layers": [_describe(table, layer, offsets, {p: at for p, at in home.items() if p not in rows}) for layer in layers],
         "steps": steps,
         "memory": {
             "activation_bytes": placement.total_bytes,
@@ -91,7 +92,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
             "zeros": [[placement.offsets[b.name], b.nbytes] for b in blocks if b.name == COUNTERS],
             "frees": _frees(blocks, placement.offsets, last_step, len(layers)),
         },
-        "sections": rows,
+        "sections": sections,
     }
     return data, arena
 
@@ -214,13 +215,14 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
     return offsets
 
 
-def _strides(table: Table, layer: _Layer, home: Home) -> tuple[Strides, ...] | None:
-    """Of the layer's inputs, then of its output; None where all of them have memory of their own."""
+def _strides(table: Table, layer: _Layer, home: Home, rows: set[Place]) -> tuple[Strides, ...] | None:
+    """Of the layer's inputs, then of its output; None where all of them have strides of their own."""
     places = [place for place, _, _ in (*layer.ins, layer.out)]
-    if not any(p in home for p in places):
+    inside = [p in home and p not in rows for p in places]
+    if not any(inside):
         return None
     own = own_strides(layer.problem, layer.tactic)
-    return tuple(_whole(table, home[p][0])[2] if p in home else s for p, s in zip(places, own, strict=True))
+    return tuple(_whole(table, home[p][0])[2] if lies else s for p, lies, s in zip(places, inside, own, strict=True))
 
 
 def _frees(blocks, offsets: Mapping[str, int], last_step: Mapping[int, int], num_layers: int) -> list:

@@ -6,7 +6,8 @@ rule of its own: running an op in place is an entry of no time that wants its te
 Concats, or bound by the caller, is copied into all places but (at most) one.
 
 Which memory a place is follows from the plan alone (`homes`): pieces lie in what their op produces, which may be the
-piece of another op again.
+piece of another op again. What a view makes a piece of lies there too, where the piece is one run of memory: so the heads of a
+detector, transposed and reshaped to rows, write their rows of the table that joins them.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
 def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
     """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
     found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
+    whole_runs: set[tuple[str, str]] = set()
     able = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
         for ins, out in entries(op):
@@ -114,7 +116,28 @@ def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
             for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
                 if "@" in key and len(found[tensor]) < most:
                     found[tensor][key] = None
+                    if out == canonical(Format("fp16", "chw"), op.problem.out_shape):
+                        whole_runs.add((tensor, key))
+    _through_views(network, found, whole_runs, most)
     return {t: tuple(keys) for t, keys in found.items()}
+
+
+def _through_views(network: Network, found: dict[str, dict[str, None]], runs: set[tuple[str, str]], most: int) -> None:
+    """Add to `found` the keys of what views make pieces of; `runs`: (tensor, key) of all that are one run of memory."""
+    for op in reversed(network.ops):
+        for (x, y), key in product(views(op), tuple(found[op.output])):
+            source = op.inputs[0]
+            if y == base(key) and (op.output, key) in runs and network.tensors[source][0] == 1 and len(found[source]) < most:
+                found[source][x + key[len(y) :]] = None
+                runs.add((source, x + key[len(y) :]))
+
+
+def through_views(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """(key of the input, key of the output) of each way in which a view's output, and so its input, lies in another op's
+    memory."""
+    for (x, y), key in product(views(op), placed[op.output]):
+        if y == base(key) and x + key[len(y) :] in placed[op.inputs[0]]:
+            yield x + key[len(y) :], key
 
 
 def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
@@ -130,6 +153,7 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
             inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
         else:
             inside[out] = ins[0], op.problem.start[0]
+    inside |= {source: (view, 0) for source, view in _seen(network, chosen) if "@" in view.key}
 
     def root(place: Place) -> tuple[Place, int]:
         if place not in inside:
@@ -141,14 +165,25 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     return {place: root(place) for place in inside}
 
 
-def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
-    """Place of a view -> the place whose memory it is, of all that have none of their own."""
-    of: dict[Place, Place] = {}
+def rows_of_others(network: Network, chosen: plan.Plan) -> set[Place]:
+    """Of the places in `homes`, those whose tensor a view makes the piece: with strides of its own."""
+    return {source for source, view in _seen(network, chosen) if "@" in view.key}
+
+
+def _seen(network: Network, chosen: plan.Plan) -> list[tuple[Place, Place]]:
+    """(place of the input, place of the output) of each view and transposition that moves nothing."""
+    found = []
     for op in network.ops:
         entry = chosen.entries.get(op.name)
         moves = isinstance(op.problem, (ViewProblem, GatherProblem))
         if entry is not None and entry.tactic == IN_PLACE and moves and plan.holds(op.when, chosen.options):
-            of[Place(op.output, entry.out)] = Place(op.inputs[0], entry.ins[0])
+            found.append((Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)))
+    return found
+
+
+def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
+    """Place of a view -> the place whose memory it is, of all that have none of their own."""
+    of = {view: source for source, view in _seen(network, chosen) if "@" not in view.key}
 
     def root(place: Place) -> Place:
         return root(of[place]) if place in of else place

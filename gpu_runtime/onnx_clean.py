@@ -45,6 +45,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             _plain_gemms(model)
             _float_exponents(model)
             _pads_into_windows(model)
+            _softmax_where_it_lies(model)
             common.RemoveUnusedNodesPass()(model)
             common.TopologicalSortPass()(model)
             told.clear()
@@ -294,6 +295,28 @@ def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) ->
         some = all(a + b <= r for a, b, r in zip(own, rows, reach, strict=True))  # of the image is in every window
         return fill <= LOWEST_HALF and len(node.outputs) == 1 and some
     return node.op_type == "Conv" and fill == 0
+
+
+def _softmax_where_it_lies(model: ir.Model) -> None:
+    """A Softmax between a Transpose and the one that undoes it -> a Softmax of the axis that was turned to its."""
+    for before in [n for n in model.graph if n.op_type == "Transpose" and "perm" in n.attributes]:
+        softmax = _only_reader(before)
+        after = softmax and softmax.op_type in ("Softmax", "LogSoftmax") and _only_reader(softmax)
+        if not after or after.op_type != "Transpose" or "perm" not in after.attributes:
+            continue
+        perm = before.attributes["perm"].value
+        if [perm[i] for i in after.attributes["perm"].value] != list(range(len(perm))):
+            continue
+        axis = softmax.attributes["axis"].value if "axis" in softmax.attributes else -1
+        plain = ir.node(softmax.op_type, [before.inputs[0]], {"axis": perm[axis]}, name=softmax.name)
+        _replace(model, after, [plain])
+        model.graph.remove([softmax, before], safe=True)
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The node that alone reads what `node` gives."""
+    uses = node.outputs[0].uses()
+    return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
 
 
 def _replace(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:

@@ -272,7 +272,7 @@ def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[st
         keys = zip((*ins, out), tensors, strict=True)
         for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
             yield plan.Entry(inplace.IN_PLACE, tuple(ins), out, 0)
-    for x, y in inplace.views(op):
+    for x, y in (*inplace.views(op), *inplace.through_views(op, placed)):
         yield plan.Entry(inplace.IN_PLACE, (x,), y, 0)
 
 

@@ -86,6 +86,18 @@ def test_softmax_of_old_opsets_is_over_all_from_an_axis(opset, axis):
     only(model([node("Softmax", "x", "y", axis=axis)], {"x": (2, 5, 3, 4)}, "y", {}, opset))
 
 
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("perm, back, axis", [((0, 2, 3, 1), (0, 3, 1, 2), -1), ((2, 0, 3, 1), (1, 3, 0, 2), 0),
+                                              ((0, 2, 3, 1), (0, 3, 1, 2), 1)])  # fmt: skip
+def test_softmax_between_transpositions_is_one_of_another_axis(op, perm, back, axis):
+    nodes = [node("Transpose", "x", "t", perm=perm), node(op, "t", "s", axis=axis), node("Transpose", "s", "y", perm=back)]
+    assert only(model(nodes, {"x": (2, 5, 3, 4)}, "y")).axes == "nchw"[perm[axis]]
+    nodes[2] = node("Transpose", "s", "y", perm=perm)  # not back
+    assert len(check_against_ort(model(nodes, {"x": (2, 5, 3, 4)}, "y"), 1e-5, -1.0).ops) == 3
+    nodes[2] = node("Transpose", "s", "y", perm=back)  # and read in between
+    assert len(check_against_ort(model(nodes, {"x": (2, 5, 3, 4)}, "y s"), 1e-5, -1.0).ops) == 3
+
+
 def values(*shape):
     return rng.uniform(-2, 2, shape).astype(np.float32)
 
