@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+import gpu_runtime as gr
+from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 FACTOR, RANGE_SHARE = 3, 1e-4
 TINY = 1e-30
@@ -52,6 +56,18 @@ def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[st
         slack = RANGE_SHARE * float(np.ptp(y)) * np.sqrt(y.size) / max(np.linalg.norm(y), TINY)
         found[name] = Budget(y, fp16_error, FACTOR * fp16_error + slack)
     return found
+
+
+def engine_within_budget(proto: onnx.ModelProto, path: Path, **options) -> gr.Engine:
+    """The engine of a model with FP32 inputs, saved at `path`, once its outputs on random inputs are within their budgets."""
+    onnx.save(proto, path)
+    engine = gr.build(path, device=DEFAULT_DEVICE, **options)
+    feeds = {i["name"]: np.random.default_rng(1).uniform(-1, 1, i["shape"]).astype(np.float32) for i in engine.inputs}
+    with engine.context(device="emulator", poison=True) as ctx:
+        got = ctx.run(feeds)
+    for name, budget in budgets(path, feeds).items():
+        budget.check(got[name], name)
+    return engine
 
 
 def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:

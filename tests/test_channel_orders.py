@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from ort_budget import budgets
+from ort_budget import engine_within_budget
 from reference_run import choices, feeds_for, given_model, model, node, ort_run, relative_error, run
 from reference_run import network as lowered
 
@@ -281,22 +281,11 @@ def moved(engine) -> list[str]:
     return [x["name"] for x in found if x["type"] != "reformat" or not around[x["name"]] & edges]
 
 
-def check_engine(proto, path, **options):
-    path.write_bytes(proto.SerializeToString())
-    engine = gr.build(path, device=DEFAULT_DEVICE, **options)
-    feeds = {i["name"]: np.random.default_rng(1).uniform(-1, 1, i["shape"]).astype(np.float32) for i in engine.inputs}
-    with engine.context(device="emulator", poison=True) as ctx:
-        got = ctx.run(feeds)
-    for name, budget in budgets(path, feeds).items():
-        budget.check(got[name], name)
-    return engine
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*SPELLINGS, "grouped"])
 def test_no_shuffle_has_a_kernel(tmp_path, case):
     proto = grouped() if case == "grouped" else units(SPELLINGS[case])
-    engine = check_engine(proto, tmp_path / f"{case}.onnx")
+    engine = engine_within_budget(proto, tmp_path / f"{case}.onnx")
     assert moved(engine) == [] or moved(engine) == ["u2.cat (in order)"]  # what the depthwise convolution reads
     assert all(t["format"].partition(":")[2] in ("hwc8", "hwc16", "chw32") for layer in engine.plan["layers"]
                if layer["type"] == "conv" and layer["name"] != "y" for t in layer["outputs"])  # fmt: skip
@@ -306,7 +295,7 @@ def test_no_shuffle_has_a_kernel(tmp_path, case):
 @pytest.mark.parametrize("size", [3, 1])
 def test_focus_has_no_kernel(tmp_path, size):
     """The image is read as it lies, by the convolution itself."""
-    engine = check_engine(focus(size=size), tmp_path / "focus.onnx")
+    engine = engine_within_budget(focus(size=size), tmp_path / "focus.onnx")
     first = engine.plan["layers"][0]
     assert moved(engine) == [] and first["type"] == "conv" and first["params"]["kernel"] == [2 * size] * 2
 

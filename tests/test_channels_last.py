@@ -4,11 +4,8 @@ nothing where a tensor can be stored without padding between pixels."""
 import numpy as np
 import onnx
 import pytest
-from ort_budget import budgets
+from ort_budget import engine_within_budget
 from reference_run import model, node
-
-import gpu_runtime as gr
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 rng = np.random.default_rng(11)
 
@@ -38,17 +35,10 @@ def heads(k: int = 6, n: int = 1) -> onnx.ModelProto:
     return model([*nodes, node("Concat", " ".join(rows), "y", axis=1)], {"x": (n, 3, 12, 10)}, "y", w)
 
 
-def built(proto, path, **options):
-    """(layers that only move elements, the engine), once its outputs agree with onnxruntime's."""
-    onnx.save(proto, path)
-    engine = gr.build(path, device=DEFAULT_DEVICE, **options)
-    feeds = {i["name"]: np.random.default_rng(1).uniform(-1, 1, i["shape"]).astype(np.float32) for i in engine.inputs}
-    with engine.context(device="emulator", poison=True) as ctx:
-        got = ctx.run(feeds)
-    for name, budget in budgets(path, feeds).items():
-        budget.check(got[name], name)
-    moved = [x["name"] for x in engine.plan["layers"] if x["type"] in ("move", "gather", "concat", "reformat")]
-    return moved, engine
+def moved(engine) -> list[tuple[str, str]]:
+    """(type, name) of the layers that only move elements."""
+    found = [(x["type"], x["name"]) for x in engine.plan["layers"]]
+    return [(kind, name) for kind, name in found if kind in ("move", "gather", "concat", "reformat")]
 
 
 CASES = {
@@ -61,14 +51,20 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_transpositions_at_the_edges_move_nothing(tmp_path, case):
     """Up to 4 channels are read by the first convolution as they lie, more by way of a reformat; what leaves is made FP32."""
-    moved, engine = built(CASES[case], tmp_path / "m.onnx")
-    kinds = [x["type"] for x in engine.plan["layers"] if x["name"] in moved]
-    assert kinds == ["reformat"] * (1 if engine.plan["inputs"][0]["shape"][3] <= 4 else 2), moved
+    engine = engine_within_budget(CASES[case], tmp_path / "m.onnx")
+    kinds = [kind for kind, _ in moved(engine)]
+    assert kinds == ["reformat"] * (1 if engine.plan["inputs"][0]["shape"][3] <= 4 else 2), moved(engine)
 
 
 @pytest.mark.slow
 def test_heads_of_a_detector_are_written_as_they_are_read(tmp_path):
-    moved, engine = built(heads(), tmp_path / "m.onnx")
-    assert moved == ["Reformatting CopyNode for Output Tensor 0 y"]
+    engine = engine_within_budget(heads(), tmp_path / "m.onnx")
+    assert moved(engine) == [("reformat", "Reformatting CopyNode for Output Tensor 0 y")]
     last = [x for x in engine.plan["layers"] if x["name"].startswith(("large.h", "small.h"))]
     assert [t["format"] for x in last for t in x["outputs"]] == ["fp16:hwc"] * 2
+
+
+@pytest.mark.slow
+def test_rows_of_several_images_are_joined_by_a_copy(tmp_path):
+    """They are not one run of memory each."""
+    assert ("concat", "y") in moved(engine_within_budget(heads(n=2), tmp_path / "m.onnx"))
