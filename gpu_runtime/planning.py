@@ -17,7 +17,7 @@ from tactics import plan
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
-from tactics.graph import MAX_FORMATS
+from tactics.graph import MAX_FORMATS, Choice
 from tactics.launches import launches
 from tactics.problem import ConcatProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
@@ -108,7 +108,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         return min((_ps(t) for t in reformats[problem].values()), default=None)
 
     choices = tuple(
-        plan.Choice(op.name, op.inputs, op.output, tuple(_entries(op, rows, placed)), op.when)
+        Choice(op.name, op.inputs, op.output, tuple(_entries(op, rows, placed)), op.when)
         for op, rows in zip(network.ops, times, strict=True)
     )
     graph = plan.prune(plan.Graph(

@@ -1,7 +1,7 @@
 """Minimise a sum of small integer tables exactly: variables with a few states and tables over some of them in, the
 best state of every variable out. Bucket elimination where its tables stay small; HiGHS on what is left where not.
 
-Knows nothing of networks, formats or kernels; `plan` writes its question in these terms.
+Knows nothing of networks, formats or kernels; `formulation` writes the planner's question in these terms.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,17 +34,6 @@ class Solution:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """The least sum with one table replaced, and states that reach it (None: impossible). `table`: the replacement, and
-    `around`: the least sum of everything else, both over the same variables."""
-
-    cost: int
-    states: tuple[int, ...] | None
-    table: np.ndarray
-    around: np.ndarray
-
-
 def minimise(
     sizes: Sequence[int],
     factors: Iterable[Factor],
@@ -59,164 +48,149 @@ def minimise(
     below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
     cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
     """
-    given = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
-    factors, followers, _ = _substitute(sizes, given)
-    scopes = [scope for scope, _ in factors]
+    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    placed, leaders = _substitute(sizes, factors)
+    scopes = [scope for scope, _ in placed]
     sequence, width = order(sizes, scopes, max_cells)
     if len(sequence) == len(sizes):
-        tree = _up(sizes, factors, sequence)
-        cost = _total(table for _, table, _ in tree.left)
-        states = _trace(tree, followers, {}) if cost < NEVER else None
-        return Solution(states, cost, cost, "elimination", width)
+        tree = _up(sizes, placed, leaders, sequence)
+        cost = _total(table for _, table, _ in tree.buckets[-1])
+        return Solution(_trace(tree, {}, {}) if cost < NEVER else None, cost, cost, "elimination", width)
 
     sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
-    tree = _up(sizes, factors, sequence)
-    some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.left], quantum, seconds)
+    tree = _up(sizes, placed, leaders, sequence)
+    some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
-    states = _trace(tree, followers, some)
-    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in given)
+    states = _trace(tree, some, {})
+    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in factors)
     return Solution(states, cost, bound, "milp", width)
 
 
-def replaced(
-    sizes: Sequence[int],
-    factors: Iterable[Factor],
-    swaps: Sequence[tuple[int, np.ndarray]],
-    *,
-    max_cells: int = 20_000_000,
-) -> list[Replaced] | None:
-    """For each (factor number, table): the best assignment with that factor's table replaced by this one, all else as given.
-
-    All answers come from one pass up and one pass down the elimination tree (min-marginals). A replacement must be
-    NEVER wherever its original is. None where elimination would need a table of more than `max_cells`.
-    """
-    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
-    for i, table in swaps:
-        if (table[factors[i][1] >= NEVER] < NEVER).any():
-            raise ValueError(f"factor {i}: the replacement allows what the factor forbids")
-    factors, followers, tables = _substitute(sizes, factors, swaps)
-    sequence, _ = order(sizes, [scope for scope, _ in factors], max_cells)
-    if len(sequence) < len(sizes):
-        return None
-
-    tree = _up(sizes, factors, sequence)
-    rest = _down(tree)
-    home = {name: b for b, items in enumerate(tree.buckets) for *_, name in items}
-    root = list(range(len(sequence)))
-    for b in reversed(root):
-        root[b] = root[tree.scopes[b][1]] if len(tree.scopes[b]) > 1 else b
-    answers = []
-    for (i, _), table in zip(swaps, tables, strict=True):
-        if i not in home:  # a lone cell
-            around = np.array(_total(t for _, t, name in tree.left if name != i))
-            known = {}
-        else:
-            b = home[i]
-            scope, table = tree.ranked(factors[i][0], table)
-            elsewhere = _total(t for _, t, name in tree.left if name < len(factors) or root[name - len(factors)] != root[b])
-            around = np.minimum(_without(tree, rest, b, i, scope) + elsewhere, NEVER)
-            known = _upwards(tree, rest, b, i, (scope, table))
-        cost = min(NEVER, int((around + table).min()))
-        states = _trace(tree, followers, known) if cost < NEVER else None
-        answers.append(Replaced(cost, states, table, around))
-    return answers
+# ---- the elimination tree
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
-    """The elimination tree. Its variables are numbered by rank: those of `sequence` in that order, then the others; the axes
-    of all tables are in that order too.
+class Tree:
+    """Variables are numbered by rank: those eliminated in that order, then the others; axes of tables are in that order too.
 
-    `buckets[b]`: the tables that name variable b and none before it, each (scope, table, name): factors are named by their
-    number, the message of bucket c, the minimum over its variable of all it holds, by `messages` + c. `scopes[b]`: the
-    variables of them all, b first; the message goes to bucket scopes[b][1]. `left`: what names no variable of `sequence`.
+    `place[v]`: the rank that stands for variable v, and v's state for each state of it (None: the same). `buckets[b]`: the
+    tables that name rank b and none before it, as (scope, table, name): factors are named by their number, and by `messages`
+    + c the message of bucket c, which is the minimum of all it holds, over its variable. `home[name]`: the bucket that it is
+    in. `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has what names nothing that was eliminated.
+    `rest[b]`: what all that the message of b does not know costs at least, over the message's ranks; only `calibrate` fills it.
     """
 
-    rank: list[int]  # variable -> its rank
+    place: list[tuple[int, np.ndarray | None]]
     sizes: list[int]
-    buckets: list[list]
+    buckets: list[list[tuple[tuple[int, ...], np.ndarray, int]]]
+    home: dict[int, int]
     scopes: list[tuple[int, ...]]
-    left: list
     messages: int
+    rest: list[Factor]
 
     def ranked(self, scope, table) -> Factor:
-        axes = sorted(range(len(scope)), key=lambda k: self.rank[scope[k]])
-        return tuple(self.rank[scope[k]] for k in axes), table.transpose(axes)
+        """A table over variables as one over ranks."""
+        for axis, v in enumerate(scope):
+            states = self.place[v][1]
+            table = table if states is None else table.take(states, axis)
+        ranks = [self.place[v][0] for v in scope]
+        over = sorted(set(ranks))
+        if over == ranks:
+            return tuple(over), table
+        return tuple(over), np.einsum(table, [over.index(r) for r in ranks], range(len(over)))
+
+    def receiver(self, b: int) -> int:
+        """The bucket that gets the message of bucket b."""
+        return min((*self.scopes[b][1:], len(self.buckets) - 1))
 
 
-def _up(sizes, factors, sequence) -> _Tree:
+def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int = 20_000_000) -> Tree | None:
+    """What `replaced` answers from: one pass up and one pass down. None: it would need a table of more than `max_cells`."""
+    placed, leaders = _substitute(sizes, factors)
+    sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells)
+    if len(sequence) < len(sizes):
+        return None
+    made = _up(sizes, placed, leaders, sequence)
+    made.rest.extend([((), np.array(0))] * len(made.buckets))
+    for b in reversed(range(len(sequence))):
+        to, over = made.receiver(b), made.scopes[b][1:]
+        known = [(s, t) for s, t, name in made.buckets[to] if name != made.messages + b] + [made.rest[to]]
+        table = _sum(made.sizes, made.scopes[to], known)
+        made.rest[b] = over, np.minimum(table.min(axis=tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)), NEVER)
+    return made
+
+
+def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[tuple[int, ...], int] | None:
+    """(states, cost) of the best assignment with these factors, number -> factor, in place of those that have the number and
+    the variables; None: there is none whose cost is `below` this. A cell that was NEVER must be so again.
+
+    Only the messages between the replaced factors and the first bucket that knows them all are made anew; what lies beyond
+    it is known from the pass down (min-marginals).
+    """
+    new = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
+    changed = {tree.home[i] for i in swaps}
+    while len(changed) > 1:
+        b = min(changed)
+        table = _sum(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
+        new[tree.messages + b] = np.minimum(table.min(axis=0), NEVER)
+        changed = changed - {b} | {tree.receiver(b)}
+    (b,) = changed
+    known: dict[int, int] = {}
+    cost = None
+    while True:  # the best states there, then on the way to the last bucket
+        items = [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]]
+        cut = [(tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)]) for s, t in items]
+        free = [v for v in tree.scopes[b] if v not in known]
+        table = _sum(tree.sizes, free, cut)
+        cost = int(table.min()) if cost is None else cost
+        if cost >= below:
+            return None
+        known |= zip(free, (int(k) for k in np.unravel_index(table.argmin(), table.shape)), strict=True)
+        if b == len(tree.buckets) - 1:
+            return _trace(tree, known, new), cost
+        b = tree.receiver(b)
+
+
+def _up(sizes, factors, leaders, sequence) -> Tree:
     """Minimises variable after variable out of the sum: what is left over has the same minimum."""
     first = set(sequence)
     by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
-    rank = [0] * len(sizes)
-    for r, v in enumerate(by_rank):
-        rank[v] = r
-    tree = _Tree(rank, [sizes[v] for v in by_rank], [[] for _ in sequence], [], [], len(factors))
+    rank = dict(zip(by_rank, range(len(sizes)), strict=True))
+    place = []
+    for v in range(len(sizes)):
+        states = None
+        while v in leaders:
+            v, its = leaders[v]
+            states = its if states is None else states[its]
+        place.append((rank[v], states))
+    made = Tree(place, [sizes[v] for v in by_rank], [[] for _ in range(len(sequence) + 1)], {}, [], len(factors), [])
 
     def put(scope, table, name) -> None:
-        inside = scope and scope[0] < len(sequence)
-        (tree.buckets[scope[0]] if inside else tree.left).append((scope, table, name))
+        made.home[name] = b = min((*scope, len(sequence)))
+        made.buckets[b].append((scope, table, name))
 
     for i, factor in enumerate(factors):
-        put(*tree.ranked(*factor), i)
-    for b, items in enumerate(tree.buckets):
-        tree.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
-        table = _sum(tree.sizes, tree.scopes[b], [(scope, table) for scope, table, _ in items])
-        put(tree.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), len(factors) + b)
-    return tree
+        put(*made.ranked(*factor), i)
+    for b, items in enumerate(made.buckets[:-1]):
+        made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
+        table = _sum(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
+        put(made.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), made.messages + b)
+    made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
+    return made
 
 
-def _trace(tree: _Tree, followers, known: dict[int, int]) -> tuple[int, ...]:
-    """The best state of every variable. `known`: states of some ranks, those not eliminated among them."""
+def _trace(tree: Tree, known: dict[int, int], new: Mapping[int, np.ndarray]) -> tuple[int, ...]:
+    """The best state of every variable. `known`: states of some ranks, those not eliminated among them; `new`: tables in place
+    of those of these names."""
     states = dict(known)
-    for b in reversed(range(len(tree.buckets))):
+    for b in reversed(range(len(tree.buckets) - 1)):
         if b not in states:
-            cut = [t[(slice(None), *(states[v] for v in scope[1:]))] for scope, t, _ in tree.buckets[b]]
-            states[b] = int(_added(cut).argmin()) if cut else 0
-    found = [states.get(r, 0) for r in tree.rank]  # in no table: any state will do
-    for v, u, state in reversed(followers):
-        found[v] = int(state[found[u]])
-    return tuple(found)
-
-
-def _down(tree: _Tree) -> list[Factor | None]:
-    """Per bucket, what all that its message does not know costs at least, over the message's variables."""
-    rest: list[Factor | None] = [None] * len(tree.buckets)
-    for b in reversed(range(len(rest))):
-        over = tree.scopes[b][1:]
-        if over:
-            rest[b] = over, _without(tree, rest, over[0], tree.messages + b, over)
-    return rest
-
-
-def _without(tree: _Tree, rest, b: int, left_out: int, onto) -> np.ndarray:
-    """Everything a bucket knows (its own tables, its children's messages, the rest of the tree) but one item, as the
-    minimum over what `onto` does not name."""
-    table = _sum(tree.sizes, tree.scopes[b], _known(tree, rest, b, left_out))
-    return np.minimum(table.min(axis=tuple(k for k, v in enumerate(tree.scopes[b]) if v not in onto)), NEVER)
-
-
-def _known(tree: _Tree, rest, b: int, left_out: int) -> list[Factor]:
-    items = [(scope, table) for scope, table, name in tree.buckets[b] if name != left_out]
-    return items if rest[b] is None else [*items, rest[b]]
-
-
-def _upwards(tree: _Tree, rest, b: int, left_out: int, instead: Factor) -> dict[int, int]:
-    """Best states of all variables from bucket `b` to its root, with `instead` for one of the bucket's tables."""
-    known: dict[int, int] = {}
-    extra = [instead]
-    while True:
-        scope = [v for v in tree.scopes[b] if v not in known]
-        cut = [
-            (tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)])
-            for s, t in [*_known(tree, rest, b, left_out), *extra]
-        ]
-        table = _sum(tree.sizes, scope, cut)
-        known |= zip(scope, (int(k) for k in np.unravel_index(table.argmin(), table.shape)), strict=True)
-        if len(tree.scopes[b]) == 1:
-            return known
-        left_out, extra, b = tree.messages + b, [], tree.scopes[b][1]
+            items = tree.buckets[b]
+            cut = [new.get(name, t)[(slice(None), *map(states.__getitem__, scope[1:]))] for scope, t, name in items]
+            states[b] = int(_added(cut).argmin()) if cut else 0  # in no table: any state will do
+    found = ((states.get(rank, 0), by) for rank, by in tree.place)
+    return tuple(s if by is None else int(by[s]) for s, by in found)
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
@@ -278,37 +252,29 @@ def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
     return sequence, width, total
 
 
-def _substitute(sizes, factors: list[Factor], swaps=()) -> tuple[list[Factor], list, list[np.ndarray]]:
-    """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere:
-    wide tables of joins fall apart. Returns the tables without such v, per v (v, u, state of v per state of u), and
-    the tables of `swaps`, (factor number, table), rewritten as their factors were."""
+def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[int, tuple[int, np.ndarray]]]:
+    """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere: wide tables
+    of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u)."""
     factors = list(factors)
-    tables = [np.asarray(table, np.int64) for _, table in swaps]
     holds: list[list[int]] = [[] for _ in sizes]
     for i, (scope, _) in enumerate(factors):
         for v in scope:
             holds[v].append(i)
-    followers = []
+    leaders = {}
     for i in range(len(factors)):
         while found := _follows(*factors[i]):
             v, u, state = found
-            followers.append((v, u, state))
+            leaders[v] = u, state
             for j in holds[v]:
                 scope, table = factors[j]
-
-                def rewritten(table, scope=scope, state=state, u=u, v=v):
-                    table = table.take(state, axis=scope.index(v))
-                    return table.diagonal(0, scope.index(v), scope.index(u)) if u in scope else table
-
-                for k, (number, _) in enumerate(swaps):
-                    if number == j:
-                        tables[k] = rewritten(tables[k])
+                table = table.take(state, axis=scope.index(v))
                 if u in scope:
-                    factors[j] = (*(w for w in scope if w not in (u, v)), u), rewritten(table)
+                    table = table.diagonal(0, scope.index(v), scope.index(u))
+                    factors[j] = (*(w for w in scope if w not in (u, v)), u), table
                 else:
-                    factors[j] = tuple(u if w == v else w for w in scope), rewritten(table)
+                    factors[j] = tuple(u if w == v else w for w in scope), table
                     holds[u].append(j)
-    return factors, followers, tables
+    return factors, leaders
 
 
 def _follows(scope, table) -> tuple[int, int, np.ndarray] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from operator import contains
 
 NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
@@ -94,9 +95,11 @@ def exclusive(a: Literals, b: Literals) -> bool:
 
 def always(graph: Graph, whens: list[Literals]) -> bool:
     """Does at least one of `whens` hold whatever options are taken?"""
+    if () in whens:
+        return True
     over = sorted({g for when in whens for g, _ in when})
     names = dict(graph.groups)
-    return () in whens or all(
+    return all(
         any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
         for state in itertools.product(*(names[g] for g in over))
     )
@@ -165,19 +168,13 @@ def why_none(graph: Graph) -> str:
 
 def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
     """The options (group -> option) of ops that wait for each other in a ring under these options; None: there is none."""
-    live = [c for c in graph.choices if holds(c.when, options)]
-    made, left = {*graph.inputs}, live
-    while ready := [c for c in left if made.issuperset(c.inputs)]:
-        made |= {c.output for c in ready}
-        left = [c for c in left if c not in ready]
-    if not left:
-        return None
-    maker = {c.output: c for c in left}
-    ring, c = [], left[0]
-    while c not in ring:
-        ring.append(c)
-        c = next(maker[t] for t in c.inputs if t in maker and t not in made)
-    return {g: options[g] for op in ring[ring.index(c) :] for g, _ in op.when}
+    maker = {c.output: c for c in graph.choices if holds(c.when, options)}
+    waits = {t: [i for i in c.inputs if i in maker] for t, c in maker.items()}
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as e:
+        return {g: options[g] for t in e.args[1] for g, _ in maker[t].when}
+    return None
 
 
 def check(graph: Graph) -> None:

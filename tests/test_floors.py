@@ -22,7 +22,8 @@ tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_
 tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.candidates  tactics.predict
-tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats  tactics.plan
+tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
+tactics.formulation  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
 gpu_runtime.onnx_convert  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains

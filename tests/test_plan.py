@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tactics import eliminate
-from tactics import plan as planner
+from tactics import eliminate, formulation
 from tactics.graph import NEVER, Choice, Entry, Graph
 from tactics.plan import best_single_format, forced, greedy, prune, solve
 from tactics.reformats import cost, evaluate
@@ -355,8 +354,8 @@ def test_random_graphs_cover_what_they_claim():
 
 def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
     """What large graphs alone would use: ops described by blocks of cells, and the cheapest of three orders."""
-    monkeypatch.setattr(planner, "SMALL_TABLE", 1)
-    monkeypatch.setattr(planner, "FEW", 0)
+    monkeypatch.setattr(formulation, "SMALL_TABLE", 1)
+    monkeypatch.setattr(formulation, "FEW", 0)
     monkeypatch.setattr(eliminate, "MANY_CELLS", 0)
     for make, seeds in ((small_graph, range(80)), (merging_graph, range(40)), (sibling_graph, range(60))):
         for seed in seeds:
@@ -377,11 +376,11 @@ def test_equals_brute_force_with_siblings():
 
 def test_ops_that_never_exist_together_pick_through_one_variable(monkeypatch):
     """Else elimination would make a table over both."""
-    monkeypatch.setattr(planner, "SMALL_TABLE", 1)
-    monkeypatch.setattr(planner, "FEW", 0)
+    monkeypatch.setattr(formulation, "SMALL_TABLE", 1)
+    monkeypatch.setattr(formulation, "FEW", 0)
     graph = sibling_graph(0)
     joins = [i for i, c in enumerate(graph.choices) if c.name == "join"]
-    model = planner._model(graph, 1, 0, 0)
+    model = formulation.model_of(graph, formulation.Costs(1, 0, 0))
     picks = {model.factors[model.ops[i]][0][-1] for i in joins}
     assert len(joins) == 2 and len(picks) == 1 and picks.isdisjoint({*model.read.values(), *model.produced.values()})
 
@@ -406,7 +405,7 @@ def test_wide_ops_are_the_same_question(monkeypatch):
     """Ops with many tensors are written cell by cell: all ops are, here, then a join of 16 tensors."""
     graphs = [small_graph(seed) for seed in range(1, SEEDS, 3)]
     plain = [solved(g) for g in graphs]
-    monkeypatch.setattr("tactics.plan.WIDE_CELLS", 0)
+    monkeypatch.setattr("tactics.formulation.WIDE_CELLS", 0)
     assert [p and p.total_ps for p in map(solved, graphs)] == [p and p.total_ps for p in plain]
     monkeypatch.undo()
     branches = [f"y{k}" for k in range(16)]
@@ -689,23 +688,36 @@ def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
     return replace(graph, choices=choices, reformat_ps=reformat_ps)
 
 
-def test_all_counterfactuals_at_once_equal_one_solve_each():
-    """Min-marginals: a layer is an op and whatever it is fused into; one of them exists in every plan."""
+def layers_of(graph: Graph) -> list[tuple[str, ...]]:
+    """Ops of one layer: an op and whatever it is fused into, siblings merged and apart; some of them exist in every plan."""
+    absorbed = {name for name, _ in graph.groups}
+    layers: dict[str, dict] = {}
+    for c in graph.choices:
+        host = c.name.split(" + ")[0]
+        if host not in absorbed and "join" not in c.name and "part" not in c.name:
+            layers.setdefault(host, {})[c.name] = None
+    for merged, members in ((g, g.split(" || ")) for g in absorbed if " || " in g):
+        for m in members:
+            layers[m] = {m: None, merged: None}
+        layers[merged] = dict.fromkeys((merged, *members))
+    return [tuple(names) for names in layers.values()]
+
+
+@pytest.mark.parametrize("make, seeds, least", [(small_graph, 250, (500, 100)), (sibling_graph, 40, (200, 60))])
+def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, monkeypatch):
+    """Min-marginals, also where a layer is several ops at once."""
     checked = flips = 0
-    for seed in range(250):
-        graph = small_graph(seed)
-        absorbed = {name for name, _ in graph.groups}
-        layers: dict[str, dict] = {}
-        for c in graph.choices:
-            host = c.name.split(" + ")[0]
-            if host not in absorbed:
-                layers.setdefault(host, {})[c.name] = None
-        wanted = [(tuple(names), sparse) for names in layers.values() for sparse in (False, True)]
+    for seed in range(seeds):
+        graph = make(seed)
+        wanted = [(names, sparse) for names in layers_of(graph) for sparse in (False, True)]
         try:
             best = solve(graph)
         except ValueError:
             continue
-        for (names, sparse), found in zip(wanted, forced(graph, best, wanted), strict=True):
+        with monkeypatch.context() as patch:
+            patch.setattr("tactics.plan.solve", None)  # none is solved by itself
+            answers = forced(graph, best, wanted)
+        for (names, sparse), found in zip(wanted, answers, strict=True):
             force = {n: (lambda e, s=sparse: e.sparse == s) for n in names}
             try:
                 alone = solve(graph, force=force)
@@ -720,4 +732,4 @@ def test_all_counterfactuals_at_once_equal_one_solve_each():
                 for factor, reaches in ((found.speedup * 1.001, True), (1 + (found.speedup - 1) * 0.9, False)):
                     total = solve(faster(graph, names, sparse, factor), force=force).total_ps
                     assert (total / 1e6 <= best.total_ps) == reaches, (seed, names, sparse, found.speedup)
-    assert checked > 500 and flips > 100
+    assert checked > least[0] and flips > least[1]

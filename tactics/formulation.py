@@ -1,0 +1,309 @@
+"""A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics import eliminate
+from tactics.graph import (
+    Choice,
+    Entry,
+    Graph,
+    Literals,
+    Plan,
+    always,
+    cells_of,
+    exclusive,
+    formats_of,
+    holds,
+    tensors_of,
+    why_none,
+    worst_ps,
+)
+from tactics.reformats import Copies, copies_of, cost
+
+SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells where these are fewer by this factor,
+WIDE_CELLS = 10_000  # and from this size on in any case
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a picosecond, a launch and a sparse entry cost: ties between times are decided below one picosecond."""
+
+    scale: int
+    launch: int
+    sparse: int
+
+    def of(self, entry: Entry, faster: float = 1.0) -> int:
+        """An entry's cost, its time divided by `faster`."""
+        time = entry.time_ps * self.scale
+        return (time if faster == 1.0 else round(time / faster)) + self.launch + self.sparse * entry.sparse
+
+
+def costs_of(graph: Graph) -> Costs:
+    n = len(graph.choices)
+    scale = 1 + (n + 1) * (n + 1 + sum(len(formats_of(graph, t)) for t in tensors_of(graph)))
+    worst = worst_ps(graph)
+    if (worst + 1) * scale < eliminate.NEVER:
+        return Costs(scale, n + 1, 1)
+    if worst >= eliminate.NEVER // 2:
+        raise ValueError(f"times add up to {worst} ps, more than the planner's {eliminate.NEVER // 2} ps")
+    return Costs(1, 0, 0)  # times too long for that: ties are then broken by order alone
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot
+    (the format read there), from three slots on the set of formats it is made in; and the block of cells of ops that have
+    many tensors."""
+
+    sizes: list[int]
+    factors: list[eliminate.Factor]
+    domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
+    produced: dict[str, int]  # tensor -> variable
+    read: dict[tuple[int, int], int]  # (choice, input position) -> variable
+    cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
+    ops: dict[int, int]  # choice -> number of its factor
+    blocks: set[int]  # choices whose factor is over blocks of cells
+    copies: dict[str, Copies]  # per tensor: its reformats
+
+
+def model_of(graph: Graph, costs: Costs) -> Model:
+    cells = [cells_of(graph, c) for c in graph.choices]
+    copies = copies_of(graph, tensors_of(graph), costs.scale, costs.launch)
+    model = Model([], [], [], {}, {}, cells, {}, set(), copies)
+    for _, names in graph.groups:
+        _variable(model, names)
+
+    makers: dict[str, list[int]] = {t: [] for t in tensors_of(graph)}
+    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors_of(graph)}  # (choice, input position)
+    same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
+    for i, c in enumerate(graph.choices):
+        makers[c.output].append(i)
+        same.setdefault(c.name, []).append(i)
+        for k, t in enumerate(c.inputs):
+            readers[t].append((i, k))
+    for t in tensors_of(graph):
+        formats = formats_of(graph, t)
+        if t in graph.inputs:
+            whens, domain = [()], {graph.pinned[t]}
+        else:
+            whens = [graph.choices[i].when for i in makers[t]]
+            domain = {e.out for i in makers[t] for e in cells[i].values()}
+        there = always(graph, whens)
+        model.produced[t] = p = _variable(model, _domain(graph, formats, domain, there or t in graph.outputs))
+        if not there:
+            model.factors.append(_presence(graph, model, p, whens))
+
+        slots = []
+        for slot in _slots(graph, readers[t]):  # ops that never exist together read through one slot
+            domain = {ins[k] for i, k in slot for ins, _ in cells[i]}
+            v = _variable(model, _domain(graph, formats, domain, always(graph, [graph.choices[i].when for i, _ in slot])))
+            slots.append(v)
+            model.read.update(dict.fromkeys(slot, v))
+        if t in graph.outputs and t in graph.pinned:
+            slots.append(_variable(model, (graph.pinned[t],)))
+        _add_reformats(model, copies[t], p, slots)
+
+    for ops in same.values():
+        _add_ops(graph, model, {i: {cell: costs.of(e) for cell, e in cells[i].items()} for i in ops})
+    return model
+
+
+def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
+    """The states of all variables as a plan, with the cheapest reformats for it."""
+    value = [model.domains[v][s] for v, s in enumerate(states)]
+    options = {name: value[v] for v, (name, _) in enumerate(graph.groups)}
+    entries = {}
+    for i, c in enumerate(graph.choices):
+        if holds(c.when, options):
+            *ins, out = (value[v] for v in _tensors(graph, model, i))
+            entries[c.name] = model.cells[i][tuple(ins), out]
+    total, reformats = cost(graph, options, entries, model.copies)
+    return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
+
+
+def forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
+    """A table that leaves out one combination of options."""
+    over = [(v, names, ring[name]) for v, (name, names) in enumerate(graph.groups) if name in ring]
+    table = np.zeros([len(names) for _, names, _ in over], np.int64)
+    table[tuple(names.index(option) for _, names, option in over)] = eliminate.NEVER
+    return tuple(v for v, _, _ in over), table
+
+
+# ---- ops
+
+
+def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> eliminate.Factor:
+    """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
+    variables = _tensors(graph, model, i)
+    table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
+    for state, value in _states(graph, model, i, costs).items():
+        table[state] = value
+    return _where_taken(graph, graph.choices[i], variables, table)
+
+
+def _tensors(graph: Graph, model: Model, i: int) -> list[int]:
+    """The variables of a choice's inputs and of its output."""
+    c = graph.choices[i]
+    return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
+
+
+def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
+    where = [{f: s for s, f in enumerate(model.domains[v])} for v in _tensors(graph, model, i)]
+    return {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in costs.items()}
+
+
+def _where_taken(graph: Graph, choice: Choice, variables: list[int], table: np.ndarray) -> eliminate.Factor:
+    """`table` with an axis in front for each group in the op's `when`, and 0 where the op does not exist."""
+    if not choice.when:
+        return tuple(variables), table
+    asked = {name for name, _ in choice.when}
+    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in asked]
+    taken = [[s for s, o in enumerate(names) if (g, o) in choice.when] for _, g, names in over]
+    full = np.zeros([*(len(names) for *_, names in over), *table.shape], np.int64)
+    full[np.ix_(*taken)] = table
+    return (*(v for v, *_ in over), *variables), full
+
+
+def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
+    """Tables of ops of which at most one exists. Where one over the formats of all of an op's tensors would be large and say
+    little - a join takes any of some formats for each of its inputs - or very large, blocks of cells of one cost describe it.
+    All such ops share a variable that picks a block (or none, where none may exist), and a small table for each tensor says
+    with which formats a block agrees."""
+    picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
+    wide = []
+    for i, cells in costs.items():
+        size = math.prod(model.sizes[v] for v in _tensors(graph, model, i))
+        blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
+        if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
+            model.ops[i] = len(model.factors)
+            model.factors.append(op_factor(graph, model, i, cells))
+        else:
+            wide.append(i)
+            picks += [(i, value, block) for value, block in blocks]
+    if not wide:
+        return
+    if not always(graph, [graph.choices[i].when for i in wide]):
+        picks.append((None, eliminate.NEVER, ()))
+    picked = _variable(model, picks)
+    model.blocks.update(wide)
+    for i in wide:
+        for k, v in enumerate(_tensors(graph, model, i)):
+            agrees = np.zeros((len(picks), model.sizes[v]), np.int64)
+            for s, (owner, _, block) in enumerate(picks):
+                if owner == i:
+                    agrees[s] = eliminate.NEVER
+                    agrees[s, block[k]] = 0
+            model.factors.append(((picked, v), agrees))
+        table = np.array([value if owner == i else eliminate.NEVER for owner, value, _ in picks], np.int64)
+        model.ops[i] = len(model.factors)
+        model.factors.append(_where_taken(graph, graph.choices[i], [picked], table))
+
+
+def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
+    """Cells of equal cost as products of sets, few of them: (their cost, (states of the first tensor, of the second, ...))."""
+
+    def split(cells: Iterable[tuple[int, ...]]) -> list[tuple]:
+        tails: dict[int, list] = {}
+        for head, *tail in cells:
+            tails.setdefault(head, []).append(tuple(tail))
+        heads_of: dict[tuple, list[int]] = {}
+        for head, tail in tails.items():
+            heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+        return [(tuple(heads), *rest) for tail, heads in heads_of.items() for rest in (split(tail) if tail[0] else [()])]
+
+    alike: dict[int, list[tuple[int, ...]]] = {}
+    for cell, value in costs.items():
+        alike.setdefault(value, []).append(cell)
+    return [(value, block) for value, cells in alike.items() for block in split(cells)]
+
+
+# ---- tensors
+
+
+def _presence(graph: Graph, model: Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
+    """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
+    no cell for an absent tensor, and one that does not gains nothing by reading.)"""
+    asked = {name for when in whens for name, _ in when}
+    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in asked]
+    states = itertools.product(*(names for _, _, names in over))
+    taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
+    there = np.array([any(holds(when, options) for when in whens) for options in taken])
+    is_format = np.array([f is not None for f in model.domains[produced]])
+    table = np.where(there[:, None] == is_format, 0, eliminate.NEVER)
+    sizes = [model.sizes[v] for v, _, _ in over]
+    return (*(v for v, _, _ in over), produced), table.reshape(*sizes, len(is_format))
+
+
+def _variable(model: Model, domain: Iterable) -> int:
+    model.domains.append(tuple(domain))
+    model.sizes.append(len(model.domains[-1]))
+    return len(model.sizes) - 1
+
+
+def _domain(graph: Graph, formats: tuple[str, ...], used: set[str], there: bool) -> tuple:
+    """The formats in use, in the tensor's order, and None where the tensor or reader may be absent."""
+    domain = tuple(f for f in formats if f in used)
+    if not there:
+        return (*domain, None)
+    if not domain:
+        raise ValueError(why_none(graph))
+    return domain
+
+
+def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> None:
+    """What the formats read at `slots` cost beyond the one produced: one table for two slots that are free to differ,
+    else a variable for the set made, which each slot's format must be in."""
+
+    def masks(v: int) -> np.ndarray:
+        return np.array([0 if f is None else copies.mask([f]) for f in model.domains[v]], np.int64)
+
+    def table(sets: np.ndarray) -> np.ndarray:
+        """Cost over (produced, *sets.shape); from an absent tensor nothing can be made."""
+        rows = [
+            np.where(sets == 0, 0, eliminate.NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
+            for f in model.domains[p]
+        ]
+        return np.stack(rows)
+
+    free = [v for v in dict.fromkeys(slots) if model.sizes[v] > 1]
+    fixed = 0
+    for v in slots:
+        if v not in free:
+            fixed |= int(masks(v)[0])
+    if len(free) <= 2:
+        sets = np.array(fixed, np.int64)
+        for v in free:
+            sets = sets[..., None] | masks(v)
+        model.factors.append(((p, *free), table(sets)))
+        return
+    bits = sorted({int(m) for v in free for m in masks(v)} - {0})
+    sets = [fixed]
+    for bit in bits:
+        sets += [s | bit for s in sets if not s & bit]
+    sets = [s for s in sorted(sets) if (s & ~fixed).bit_count() <= len(free)]
+    made = _variable(model, sets)
+    sets = np.array(sets, np.int64)
+    model.factors.append(((p, made), table(sets)))
+    for v in free:
+        lacks = (masks(v)[:, None] & ~sets) != 0
+        model.factors.append(((v, made), np.where(lacks, eliminate.NEVER, 0)))
+
+
+def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    slots: list[list[tuple[int, int]]] = []
+    for i, k in readers:
+        when = graph.choices[i].when
+        for slot in slots:
+            if all(exclusive(when, graph.choices[j].when) for j, _ in slot):
+                slot.append((i, k))
+                break
+        else:
+            slots.append([(i, k)])
+    return slots
