@@ -148,6 +148,8 @@ def _channels(row: Mapping, plan: Mapping) -> str:
 
 
 def _grouped(row: Mapping, plan: Mapping) -> str:
+    if row["groups"] == row["c"]:
+        return "it is a depthwise convolution: each output has one input channel, and 2:4 is a pattern of four"
     return f"it is a grouped convolution whose groups no sparse tactic takes{_detail(row)}"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import named
-from gpu_runtime import planning, reasons
+from gpu_runtime import explain, planning, reasons
 from gpu_runtime.lower import Network, Op, TensorInfo
 from tactics import plan
 from tactics.format import Format
@@ -183,6 +183,9 @@ def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels(
     assert (r["verdict"], r["reason"]) == ("not_eligible", "pattern_violation")
     r = row(network(W[:, :2], groups=32), timer(10, 8, 1))
     assert (r["verdict"], r["reason"]) == ("not_eligible", "grouped_conv") and "2 input channels" in r["detail"]
+    r = row(network(W[:, :1], groups=64), timer(10, 8, 1))
+    plan_of = {"sparsity": {"mode": "enable"}, "timing": {"kind": "predicted"}}
+    assert "depthwise convolution: each output has one input channel" in explain.sentence(r, plan_of)
 
 
 def test_one_row_per_layer_wherever_fusion_puts_it():
