@@ -49,6 +49,11 @@ class Device:
         return int(self.sm[3:].rstrip("a"))
 
     @property
+    def fp32_fma_per_clk(self) -> int:
+        """FP32 products of an SM's CUDA cores per clock: CUDA C++ Programming Guide, throughput of arithmetic instructions."""
+        return 64 if self.cc == 80 else 128
+
+    @property
     def dependent_launch(self) -> bool:
         """Whether a kernel may begin before the one ahead has ended (programmatic dependent launch)."""
         return self.cc >= 90

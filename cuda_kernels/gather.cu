@@ -6,13 +6,14 @@
 // A thread owns 8 output channels of one pixel. Neighbouring threads own neighbouring pixels, or, where both sides move 8
 // channels in one 16-byte access (VEC), neighbouring channels: whole sectors either way on the output's side.
 //
-// Compile-time: IN_VEC / OUT_VEC: that side moves 8 channels in one 16-byte access (for IN_VEC, channels stay as they are).
-#include "tensor.cuh"
+// Compile-time: IN_VEC / OUT_VEC: that side moves 8 channels in one 16-byte access (for IN_VEC, channels stay as they are);
+// X_F32, Y_F32 (include/types.cuh).
+#include "types.cuh"
 
 struct GatherParams {
   u32* nonfinite;
-  const __half* x;
-  __half* y;
+  const X* x;
+  Y* y;
   const int* table;  // all tables, one after the other
   View in, out;
   int in_c, in_w;                             // input channels and width
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 
   const int from_n = look_up(p, p.table_n, n), from_h = look_up(p, p.table_h, h), from_w = look_up(p, p.table_w, w);
   const bool inside = from_n >= 0 && from_h >= 0 && from_w >= 0;
-  const __half* x = p.x;
+  const X* x = p.x;
   if (inside) x += term(p, p.axis_n, from_n) + term(p, p.axis_h, from_h) + term(p, p.axis_w, from_w);
 
   float v[8];
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int c = c0 + j < p.c ? look_up(p, p.table_c, c0 + j) : -1;
-      v[j] = inside && c >= 0 ? __half2float(x[term(p, p.axis_c, c)]) : p.fill;
+      v[j] = inside && c >= 0 ? load_one(x + term(p, p.axis_c, c)) : p.fill;
     }
   }
 #pragma unroll
@@ -75,5 +76,5 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
   }
 #pragma unroll
   for (int j = 0; j < 8; ++j)
-    if (c0 + j < p.covered) store_half(p.y + p.out.at(p.first_n + n, p.first_c + c0 + j, at), v[j], p.nonfinite);
+    if (c0 + j < p.covered) store_one(p.y + p.out.at(p.first_n + n, p.first_c + c0 + j, at), v[j], p.nonfinite);
 }

@@ -6,7 +6,7 @@
 // Compile-time: KIND as below; IN_VEC / OUT_VEC: that side moves 8 channels in one 16-byte access (V >= 8, aligned channels,
 // and, for IN_VEC, consecutive channels map to consecutive channels); IN_TYPE: 0 FP16, 1 FP32, 2 unsigned 8-bit;
 // OUT_F32: the output is FP32 instead of FP16.
-#include "tensor.cuh"
+#include "types.cuh"
 
 enum { KIND_WINDOW, KIND_UPSAMPLE, KIND_D2S_DCR, KIND_D2S_CRD, KIND_S2D_DCR, KIND_S2D_CRD, KIND_CHANNELS };
 static_assert(!(IN_VEC && IN_TYPE) && !(OUT_VEC && OUT_F32), "16-byte accesses move halfs");
@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ M
     if (c0 + j >= p.out_c) break;
     const long long at = p.out.at(image, p.first_c + c0 + j, pixel);
     if (OUT_F32)
-      static_cast<float*>(p.y)[at] = v[j];
+      store_one(static_cast<float*>(p.y) + at, v[j], p.nonfinite);
     else
-      store_half(static_cast<__half*>(p.y) + at, v[j], p.nonfinite);
+      store_one(static_cast<__half*>(p.y) + at, v[j], p.nonfinite);
   }
 }

@@ -13,9 +13,10 @@
 //
 // Compile-time: VEC; OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
 // source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; ROWS: a source spans one of the
-// axes h and w without the other, so that pixels must be taken apart. The numbers are those of tactics/pointwise_ops.py.
+// axes h and w without the other, so that pixels must be taken apart; Y_F32 (include/types.cuh). The numbers are those of tactics/pointwise_ops.py.
 #include "activation.cuh"
 #include "broadcast.cuh"
+#include "types.cuh"
 
 enum {
   OP_ADD = 20, OP_SUB, OP_RSUB, OP_MUL, OP_DIV, OP_RDIV, OP_MAX, OP_MIN, OP_POW, OP_RPOW, OP_PRELU,
@@ -23,7 +24,7 @@ enum {
   OP_SOFTPLUS, OP_SOFTSIGN, OP_SQRT, OP_SQUARE, OP_THRESHOLDED_RELU
 };
 // Kinds of sources. Constants are FP32 in the order n, h, w, c, with c padded to whole vectors.
-enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL };
+enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL, TENSOR_F32, TENSOR_F32_ONE_CHANNEL };
 
 constexpr int digits(long long packed, int base, int i) { return i ? digits(packed / base, base, i - 1) : packed % base; }
 constexpr int count(long long packed, int base) { return packed ? 1 + count(packed / base, base) : 0; }
@@ -33,7 +34,7 @@ static_assert(NUM_SOURCES > 0, "a chain begins with source 0");
 
 struct PointwiseParams {
   u32* nonfinite;
-  __half* y;
+  Y* y;
   Source source[NUM_SOURCES];
   View out;
   int total;                             // threads with work
@@ -91,6 +92,8 @@ __device__ __forceinline__ void load_sources(const PointwiseParams& p, const Pla
       const float4 low = *reinterpret_cast<const float4*>(single), high = *reinterpret_cast<const float4*>(single + 4);
       s[I][0] = low.x, s[I][1] = low.y, s[I][2] = low.z, s[I][3] = low.w;
       s[I][4] = high.x, s[I][5] = high.y, s[I][6] = high.z, s[I][7] = high.w;
+    } else if constexpr (kind == TENSOR_F32) {
+      load_vec(single, s[I]);
     } else {
       const float value = kind == TENSOR_ONE_CHANNEL ? __half2float(*half) : *single;
 #pragma unroll

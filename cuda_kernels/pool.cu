@@ -3,14 +3,14 @@
 // A thread owns VEC channels (8 in one 16-byte access, or 1) of one output pixel and walks the window. Neighbouring threads
 // take neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear: whole sectors either way.
 //
-// Compile-time: VEC (8 or 1), AVG (0 max, 1 average).
+// Compile-time: VEC (8 or 1), AVG (0 max, 1 average), X_F32, Y_F32 (include/types.cuh).
 #include "place.cuh"
-#include "tensor.cuh"
+#include "types.cuh"
 
 struct PoolParams {
   u32* nonfinite;
-  const __half* x;
-  __half* y;
+  const X* x;
+  Y* y;
   View in, out;
   int n, groups, in_groups, h, w, p, q;  // (in_)groups: channels of the padded output (input) / VEC
   int r, s, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;

@@ -6,14 +6,14 @@
 // axis this is bilinear. A thread owns VEC channels (8 in one 16-byte access, or 1) of one output pixel; neighbouring threads
 // own neighbouring channels where V >= 8 and neighbouring pixels where the tensor is linear.
 //
-// Compile-time: VEC (8 or 1).
+// Compile-time: VEC (8 or 1), X_F32, Y_F32 (include/types.cuh).
 #include "place.cuh"
-#include "tensor.cuh"
+#include "types.cuh"
 
 struct ResizeParams {
   u32* nonfinite;
-  const __half* x;
-  __half* y;
+  const X* x;
+  Y* y;
   const int *row, *column;  // [out_h, row_taps], [out_w, column_taps]; -1: outside the image
   const float *row_weight, *column_weight;
   View in, out;

@@ -12,8 +12,9 @@
 // of one pass of cancelling sums; the row stays in L1 or L2 between them.
 //
 // Compile-time: KIND as below, the order of tactics/row_problem.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
-// order of elements (else pixels do), as they lie in memory.
+// order of elements (else pixels do), as they lie in memory; X_F32, Y_F32 (include/types.cuh).
 #include "broadcast.cuh"
+#include "types.cuh"
 
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
 static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
@@ -25,7 +26,7 @@ constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || K
 struct RowsParams {
   u32* nonfinite;
   Source x;
-  __half* y;
+  Y* y;
   const float* scale;  // STANDARD: both or none: FP32, as `affine` says where
   const float* bias;
   Spread out, affine;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void statistic(const RowsParams& p, const Place& row,
     const Place at = place(p, row, e);
     if (at.channel >= p.c) continue;  // padding
     float x[VEC];
-    load_vec(static_cast<const __half*>(p.x.at) + p.x.spread.at(at), x);
+    load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
 #pragma unroll
     for (int j = 0; j < VEC; ++j)
       if (at.channel + j < p.c) result[j] = merge<MERGE>(result[j], SECOND ? term(x[j], first[j]) : term(x[j]));
@@ -150,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ R
     for (unsigned e = lane; e < p.elements; e += p.lanes) {
       const Place at = place(p, row, e);
       float x[VEC] = {};
-      if (at.channel < p.c) load_vec(static_cast<const __half*>(p.x.at) + p.x.spread.at(at), x);
+      if (at.channel < p.c) load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
       const long long i = p.affine.at(at);
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {

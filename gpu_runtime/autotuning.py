@@ -47,7 +47,7 @@ def _op(table, op: Op, times, chosen: plan.Plan, failures, mark: str, exhaustive
     for (problem, tactic), why in failures.items():
         if problem == str(op.problem):
             yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
-    for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device)).items():
+    for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
         yield f"Skipping {count} tactics of {name}: cannot run: {printable(reason)}"
     proofs = untimed(table, op)
     if exhaustive:

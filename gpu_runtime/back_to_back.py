@@ -40,11 +40,11 @@ def _pairs(network: Network) -> list[tuple[Op, list[Op]]]:
         if not isinstance(op.problem, SqueezeExciteProblem):  # a choice of its own
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
-    outputs, found, taken = {t.name for t in network.outputs}, [], set()
+    whole, found, taken = {t.name for t in network.outputs} | {t for t in network.tensors if network.is_single(t)}, [], set()
     for first in network.ops:
         seconds = readers.get(first.output, [])
         layers = {op.layer for op in seconds}
-        if first.output in outputs or len(layers) != 1 or layers & {"", *taken} or first.layer in taken:
+        if first.output in whole or len(layers) != 1 or layers & {"", *taken} or first.layer in taken:
             continue
         if alternatives[first.layer] != [first] or not all(_fits(first, op) for op in seconds):
             continue

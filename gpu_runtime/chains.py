@@ -17,7 +17,7 @@ from gpu_runtime.onnx_graph import attribute, constant, per_channel, scale_and_s
 from tactics.library_problem import FLOAT
 from tactics.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, OPERATIONS, Activation, Stage
 
-FP16_MAX, FLT_MAX = 65504.0, 3.4028235e38
+FLT_MAX = 3.4028235e38
 BINARY = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Pow": "pow", "PRelu": "prelu",
 }  # fmt: skip
@@ -157,7 +157,7 @@ def _clip(node, value):
         return None
     low, high = (s * FLT_MAX if a is None else float(np.clip(a.reshape(()), -FLT_MAX, FLT_MAX))
                  for s, a in zip((-1, 1), arrays, strict=True))  # fmt: skip
-    if low == 0 and high >= FP16_MAX:  # no FP16 value is larger
+    if low == 0 and high >= np.finfo(np.float32).max:
         return [("relu", None, ())]
     return [("clip", None, (low, high))]
 

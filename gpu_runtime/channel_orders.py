@@ -62,7 +62,7 @@ def _composed(network: Network) -> tuple[Network, dict[str, Order]]:
             source, before = runs.get(op.inputs[0], (op.inputs[0], ()))
             run = runs[op.output] = source, (*before, op)
             index = _channels(network.tensors[source], [o.problem for o in run[1]])
-            if index is not None:
+            if index is not None and not network.is_single(source):
                 nodes = tuple(dict.fromkeys(name for o in run[1] for name in o.nodes))
                 orders[op.output] = Order(source, index, nodes)
                 if before and not _is_run(index):
@@ -206,6 +206,7 @@ class _Weights:
         self.orders, self.depthwise = orders, depthwise
         self.tensors = dict(network.tensors)
         self.outputs = {t.name for t in network.outputs}
+        self.single = {t for t in network.tensors if network.is_single(t)}
         self.readers: dict[str, list[Op]] = {}
         for op in network.ops:
             for tensor in op.inputs:
@@ -252,6 +253,8 @@ class _Weights:
     def _takes(self, op: Op, tensor: str) -> bool:
         """Whether the op can do without the tensor, an order."""
         p, index = op.problem, self.known[tensor].index
+        if op.output in self.single:  # a tensor instead of it would have to be FP32 as well
+            return False
         if isinstance(p, ConvProblem):
             once = op.inputs.count(tensor) == 1 and op.inputs[0] == tensor and len(set(index)) == len(index)
             if not once or not op.layer or p.pool or p.pre:

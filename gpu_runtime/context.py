@@ -18,7 +18,7 @@ from gpu_runtime.errors import EngineError
 from tactics.format import DTYPES, Format, from_memory, num_bytes, to_memory
 from tactics.library_functions import bound
 
-NAN_HALF = np.uint16(0x7E00)
+NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
 class Context:

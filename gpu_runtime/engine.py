@@ -18,6 +18,8 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
     timing      {kind: "predicted"|"measured", label: "predicted(h200)"|"measured(NVIDIA H200)", ...}
     source_hash                     of all kernel sources (cuda_kernels.compile.source_hash)
     flags       {sparsity, ...}     what the build was asked for
+    range       {source, high: [[tensor, largest magnitude|null]], exponents: {tensor: e}, single: [[tensor, sentence]],
+                  stuck: [[tensor, why]]}: what FP16 cannot hold, stored times 2^e or in FP32 (gpu_runtime.ranges)
     inputs, outputs  [{name, shape, dtype, format, shape4, offset, nbytes}]    offset: in the activation arena
     layers      in execution order, free NoOps included:
                 [{name, type, layer: str|null, nodes: [ONNX names], problem, params, inputs, outputs: [{name, shape4,

@@ -70,7 +70,8 @@ def views(op: Op) -> Iterator[tuple[str, str]]:
     if isinstance(p, ViewProblem):
         linear = Format("fp16", "chw")
         same = representative(p.shape) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
-        yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in (*same, linear)}
+        both = (*same, linear, Format("fp32", "chw"))
+        yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in both}
     elif isinstance(p, GatherProblem) and p.is_transpose:
         last = (Format("fp16", "hwc"),)
         pairs = [*product((*representative(p.shape), *last), (*representative(p.out_shape), *last))]

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.explain import sentence
-from gpu_runtime.text import is_predicted, printable
+from gpu_runtime.text import fp32_reasons, is_predicted, printable
 from tactics.format import LAYOUTS, TRT_TYPES, Format, strides, wording
 
 SEPARATOR = "\u001e"  # between the ONNX nodes of one layer, as TensorRT writes it
@@ -58,6 +58,8 @@ def layer_info_list(plan: Mapping) -> list[dict]:
         info["StreamId"] = 0
         info["Metadata"] = SEPARATOR.join(f"[ONNX Layer: {_clean(node)}]" for node in layer["nodes"])
         info |= {"TimeUs": layer["time_us"], "Timing": plan["timing"]["label"]}
+        if reasons := fp32_reasons(plan, layer):
+            info["PrecisionReason"] = "; ".join(reasons)
         row = rows.get(layer.get("layer") or layer["name"])
         if row:
             info |= _sparsity_keys(layer, row, plan)
@@ -170,7 +172,7 @@ def _conv(layer: Mapping, p: Mapping) -> dict:
         "Dilation": list(p["dilation"]),
         "OutMaps": p["k"],
         "Groups": p["groups"],
-        "Weights": {"Type": "Half", "Count": layer["weights_count"]},
+        "Weights": {"Type": "Float" if "_fp32_" in layer["tactic"] else "Half", "Count": layer["weights_count"]},
         "Bias": {"Type": TRT_TYPES[p.get("bias_dtype", "fp16")], "Count": layer["bias_count"]},
         "HasBias": int(p["bias"]),
         "HasReLU": int(act == "relu"),

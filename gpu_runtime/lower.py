@@ -71,7 +71,7 @@ class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
     `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `only`: the one format of tensors
-    that have no choice, as those that are not floating-point, which are linear.
+    that have no choice: those that are not floating-point, and those whose values FP16 cannot hold, are linear.
     """
 
     name: str
@@ -85,6 +85,15 @@ class Network:
     def formats(self, tensor: str) -> tuple[Format, ...]:
         """Those that a tensor may have inside the network, one name for each memory layout."""
         return (self.only[tensor],) if tensor in self.only else representative(self.tensors[tensor])
+
+    def is_single(self, tensor: str) -> bool:
+        """Whether the tensor is FP32, since FP16 cannot hold its values."""
+        return tensor in self.only and self.only[tensor].dtype == "fp32"
+
+    def dtypes(self, op: Op) -> tuple[str, ...]:
+        """Of the op's inputs, then of its output, if FP32 is among them; else nothing."""
+        found = tuple(self.formats(t)[0].dtype for t in (*op.inputs, op.output))
+        return found if "fp32" in found else ()
 
 
 def exists(op: Op, choice: Mapping[str, str]) -> bool:

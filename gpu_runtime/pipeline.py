@@ -71,10 +71,10 @@ def build(
     as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
     model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
     scratch memory that a tactic may use, None: any number. `calibration`: inputs by name, as `Context.run` takes them, on
-    which the network is run once in FP32: what comes near FP16's limit is stored smaller; without, random values where that
-    is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. `log` is given the timings of each
-    layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError for
-    the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
+    which the network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values
+    where that is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. `log` is given the timings of
+    each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError
+    for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
@@ -87,9 +87,13 @@ def build(
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
+    for t in network.outputs:
+        if network.is_single(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+            text = f"{network.name}: {dict(found.single)[t.name]}: ask for the output as fp32"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
     timer = make_timer(target, timing_cache)
     table, chosen, explained, beside = _explained(
-        imported, network, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace
+        imported, network, found, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace
     )
     for block in autotuning.log(table, chosen, timer.failures, exhaustive=exhaustive) if log else ():
         log(block)
@@ -135,13 +139,13 @@ def compare(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
-    network, _ = _alternatives(imported, None)
+    network, reached = _alternatives(imported, None)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:
         progress("device", target.title)
         timer = make_timer(target, None)
-        _, chosen, explained, beside = _explained(imported, network, ends, target, sparsity, timer, progress)
+        _, chosen, explained, beside = _explained(imported, network, reached, ends, target, sparsity, timer, progress)
         found.append({
             "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
             "plan": _plan_record(chosen, beside),
@@ -154,7 +158,7 @@ def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[l
     network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
     if found.stuck:
         reached = dict(found.high)
-        told = ", ".join(f"{t!r} reaches {reached[t]:.4g}" for t in found.stuck[:3])
+        told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     return alternatives(network), found
@@ -170,7 +174,7 @@ def alternatives(network: lower.Network) -> lower.Network:
     return network
 
 
-def _explained(imported, network, ends, target: Device, sparsity: str, timer, progress, **limits):
+def _explained(imported, network, reached: ranges.Ranges, ends, target: Device, sparsity: str, timer, progress, **limits):
     """(table, plan, sparsity record, rivals): everything that is known before weights are packed."""
     table = planning.tabulate(
         network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name), **limits
@@ -179,7 +183,9 @@ def _explained(imported, network, ends, target: Device, sparsity: str, timer, pr
     chosen = plan.solve(table.graph)
     progress("explain", network.name)
     beside = planning.rivals(table)
-    explained = reasons.sparsity(table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"])
+    explained = reasons.sparsity(
+        table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"], single=dict(reached.single)
+    )
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
     return table, chosen, explained, beside
 

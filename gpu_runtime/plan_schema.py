@@ -117,7 +117,14 @@ ROW = {
 ARCHITECTURE = Check("an architecture such as sm_90a", lambda v: re.fullmatch(r"sm_\d+[af]?", str(v)) is not None)
 SUMMARY = dict.fromkeys(("layers", "eligible", "picked", "total_us", "all_dense_us", "saved_us", "ceiling_us"), Maybe(NUMBER))
 RANGES = [(SIZE, SIZE)]
+NAMED = [(TEXT, TEXT)]
+RANGE = {
+    "source": TEXT, "high": [(TEXT, Maybe(Check("an FP32 number", lambda v: type(v) in (int, float) and abs(v) < 3.5e38)))],
+    "exponents": Check("powers of two by tensor", lambda v: isinstance(v, dict) and all(type(e) is int for e in v.values())),
+    "single": Maybe(NAMED),
+}  # fmt: skip
 PLAN = {
+    "range": Maybe(RANGE),
     "device": {"title": TEXT, "sm": ARCHITECTURE},
     "timing": {"kind": one_of("predicted", "measured"), "label": TEXT},
     "model": {"name": TEXT},

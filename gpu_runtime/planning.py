@@ -77,14 +77,15 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     for op in network.ops:
         progress(op.name)
         around = [edges[t] for t in op.inputs], edges[op.output]
-        tactics = (v for t in candidates(op.problem, device) if sparse or not t.sparse for v in at_edges(t, *around))
+        able = candidates(op.problem, device, network.dtypes(op))
+        tactics = (v for t in able if sparse or not t.sparse for v in at_edges(t, *around))
         wanted = [t for t in _wanted(op, tactics, usable) if scratch is None or workspace(op, t) <= scratch]
         rows = timer(op.problem, wanted)
         if exhaustive:
-            rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(op, device, wanted))))
+            rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(network, op, device, wanted))))
         times.append(rows)
         if not times[-1] and not any(inplace.views(op)):
-            reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device))
+            reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
             unable.append(op)
     able = _without(network, unable)
@@ -172,10 +173,10 @@ def rivals(table: Table) -> dict:
 def untimed(table: Table, op: Op) -> dict[Tactic, str]:
     """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
-    same = _namesakes(op, table.device, times)
+    same = _namesakes(table.network, op, table.device, times)
     formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
     proofs = {}
-    for t in candidates(op.problem, table.device):
+    for t in candidates(op.problem, table.device, table.network.dtypes(op)):
         keys = zip(_addresses(op, t), (*op.inputs, op.output), strict=True)
         if table.scratch is not None and workspace(op, t) > table.scratch:
             proofs[t] = f"needs {workspace(op, t)} bytes of workspace, {table.scratch} are allowed"
@@ -196,10 +197,11 @@ def workspace(op: Op, tactic: Tactic) -> int:
     return max(launch.workspace for launch in launches(op.problem, tactic))
 
 
-def _namesakes(op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
+def _namesakes(network: Network, op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
     """Tactic that is not timed -> the timed one that has its kernel, its tile and its addresses."""
     known = {(t.kernel, t.tile, _addresses(op, t)): t for t in timed}
-    found = {t: known.get((t.kernel, t.tile, _addresses(op, t))) for t in candidates(op.problem, device)}
+    able = candidates(op.problem, device, network.dtypes(op))
+    found = {t: known.get((t.kernel, t.tile, _addresses(op, t))) for t in able}
     return {t: same for t, same in found.items() if same is not None and same != t}
 
 

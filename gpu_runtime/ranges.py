@@ -1,9 +1,12 @@
-"""Tensors that FP16 cannot hold: found by running the network in FP32, and stored times a power of two instead.
+"""Tensors that FP16 cannot hold: found by running the network in FP32, and stored times a power of two, or else in FP32.
 
 A stretch of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
 stored as 2^e times its value, e < 0, if what writes it multiplies its weights by 2^e and what reads it by 2^-e: exact, and
 no operation is added. Pointwise chains compute in FP32 and may begin, go on and end with any e; pools, views, concats and
 residuals have one e on all sides; what is not homogeneous, and network inputs and outputs, have e = 0.
+
+That costs nothing, so it comes first. What is still too large is an FP32 tensor, and the ops that read and write it, no others,
+take kernels for that (tactics.single).
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpu_runtime.lower import Network, Op, exists
+from tactics import single
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
+from tactics.library_problem import LibraryProblem
 from tactics.pointwise_ops import MAX_STAGES, Stage
 from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.row_problem import ReduceProblem
@@ -26,6 +31,7 @@ HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others 
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
 MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to
 MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason: 1 GB in FP32
+LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
 
@@ -33,12 +39,14 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 @dataclass(frozen=True, slots=True)
 class Ranges:
     """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
-    every tensor stored otherwise than as its value; `stuck`: those of `high` that could not be."""
+    every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that are FP32;
+    `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold."""
 
     source: str
     high: tuple[tuple[str, float], ...] = ()
     exponents: Mapping[str, int] = field(default_factory=dict)
-    stuck: tuple[str, ...] = ()
+    single: tuple[tuple[str, str], ...] = ()
+    stuck: tuple[tuple[str, str], ...] = ()
 
 
 def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:
@@ -66,19 +74,47 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     if not high:
         return network, Ranges(source)
-    if bad := [t for t, v in high if not math.isfinite(v)]:
-        return network, Ranges(source, high, stuck=tuple(bad))
-    caps = {t: math.floor(math.log2(ROOM / v)) for t, v in reached.items() if v > ROOM}
-    fixed: set[str] = {t.name for t in (*network.inputs, *network.outputs)}
+    finite = {t: v for t, v in reached.items() if math.isfinite(v)}
+    caps = {t: math.floor(math.log2(ROOM / v)) for t, v in finite.items() if v > ROOM}
+    fixed = {t.name: "it is an input of the network" for t in network.inputs}
+    fixed |= {t.name: "it is an output of the network" for t in network.outputs}
     while True:
-        exponents = _exponents(network, caps, fixed)
+        exponents, pinned = _exponents(network, caps, fixed)
         try:
             ops = tuple(_scaled(op, exponents) for op in network.ops)
             break
         except _Stuck as e:
-            fixed |= e.tensors
-    stuck = tuple(t for t, v in high if t not in exponents)
-    return replace(network, ops=ops), Ranges(source, high, exponents, stuck)
+            fixed = dict.fromkeys(e.tensors, str(e)) | fixed
+    scaled = replace(network, ops=ops)
+    large = {
+        t: f"{t!r} reaches {v:g} on {source}; FP16 ends at {FP16_MAX:g}, and no power of two can bring it there: {pinned[t]}"
+        for t, v in high if t not in exponents and t in finite
+    }  # fmt: skip
+    wide, stuck = _single(scaled, large)
+    stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
+    only = network.only | dict.fromkeys(wide, single.FP32)
+    return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+
+
+def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(those of `large` that can be FP32, with all that are views of them; the others and what stands against it)."""
+    choice = {group: options[0] for group, options in network.groups}
+    same = {t: {t} for t in network.tensors}  # tensor -> all that are one memory with it
+    against: dict[str, str] = {}
+    for op in network.ops:
+        tensors = [t for t in (*op.inputs, op.output) if network.formats(t)[0].dtype == "fp16"]
+        if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
+            both = same[tensors[0]] | same[tensors[1]]
+            same.update(dict.fromkeys(both, both))
+        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := single.reason(op.problem)):
+            against |= dict.fromkeys(tensors, f"{op.name}: {why}")
+    wide, stuck = {}, {}
+    for t in large:
+        if bad := [x for x in against if x in same[t]]:
+            stuck[t] = against[bad[0]]
+        else:
+            wide |= {x: large.get(x, f"{x!r} is another view of {t!r}") for x in sorted(same[t])}
+    return wide, stuck
 
 
 def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -87,7 +123,7 @@ def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, floa
     ops = [op for op in network.ops if exists(op, choice)]
     last = {t: i for i, op in enumerate(ops) for t in op.inputs}
     tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
-    found = {}
+    found = {t: float(np.abs(x).max()) for t, x in tensors.items() if network.formats(t)[0].dtype == "fp16"}
     for i, op in enumerate(ops):
         y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
         if network.formats(op.output)[0].dtype == "fp16":
@@ -98,14 +134,16 @@ def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, floa
 
 
 class _Stuck(Exception):
-    """An op that cannot take its tensors at these scales; `tensors` must be stored as their values."""
+    """An op that cannot take its tensors at these scales, and why; `tensors` must be stored as their values."""
 
-    def __init__(self, *tensors: str):
-        self.tensors = set(tensors)
+    def __init__(self, why: str, *tensors: str):
+        super().__init__(why)
+        self.tensors = tensors
 
 
-def _exponents(network: Network, caps: Mapping[str, int], fixed: set[str]) -> dict[str, int]:
-    """Tensor -> e, of those with e < 0: the smallest that any tensor of its class needs."""
+def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """(tensor -> e, of those with e < 0: the smallest that any tensor of its class needs; tensor -> why its e is 0, of those
+    whose class has a tensor in `fixed`, or one that an op takes as it is)."""
     parent = {t: t for t in network.tensors}
 
     def root(t: str) -> str:
@@ -114,28 +152,32 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: set[str]) -> di
             t = parent[t]
         return t
 
-    fixed = set(fixed)
+    fixed = dict(fixed)
     for op in network.ops:
         p, tensors = op.problem, (*op.inputs, op.output)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)):
             if p.act.name not in HOMOGENEOUS:
-                fixed.update(tensors[1:])
+                fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {p.act.name}") | fixed
             same = tensors[1:]
         elif isinstance(p, PointwiseProblem):
             same = ()
         elif isinstance(p, ONE_SCALE) or (isinstance(p, ReduceProblem) and p.kind in ("sum", "mean", "max", "min", "l1", "l2")):
             same = tensors
         else:
-            fixed.update(tensors)
+            what = getattr(p, "kind", type(p).__name__.removesuffix("Problem").lower())
+            fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) takes it as it is") | fixed
             same = ()
         for t in same[1:]:
             parent[root(t)] = root(same[0])
-    pinned = {root(t) for t in fixed}
+    pinned: dict[str, tuple[str, str]] = {}
+    for t, why in fixed.items():
+        pinned.setdefault(root(t), (t, why))
     need: dict[str, int] = {}
     for t, e in caps.items():
         if root(t) not in pinned:
             need[root(t)] = min(need.get(root(t), 0), e)
-    return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}
+    whys = {t: "its scale is that of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
+    return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}, whys
 
 
 def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
@@ -160,11 +202,12 @@ def _conv(op: Op, x: int, y: int) -> Op:
     if getattr(p, "pre", False):  # what its first step scales by takes the input back to its value
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
-            raise _Stuck(op.inputs[0])
+            raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
     with np.errstate(over="ignore"):  # the next line says so
-        w = (weights["w"] * np.float32(2.0 ** (y - x))).astype(np.float16).astype(np.float32)
-    if not np.isfinite(w).all():
-        raise _Stuck(op.inputs[0], op.output)
+        exact = weights["w"] * np.float32(2.0 ** (y - x))
+        w = exact.astype(np.float16).astype(np.float32)
+    if not np.isfinite(w).all() or np.abs(w - exact).max() > LOST * np.abs(exact).max():
+        raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
     weights["w"] = w
     if "b" in weights:
         weights["b"] = weights["b"] * np.float32(2.0**y)
@@ -200,9 +243,9 @@ def _chain(op: Op, ins: list[int], out: int) -> Op:
         else:
             turn(0)
             if of:
-                raise _Stuck(op.inputs[int(s.operand[1:])])
+                raise _Stuck(f"{op.name} takes it as it is", op.inputs[int(s.operand[1:])])
         stages.append(s)
     turn(out)
     if len(stages) > MAX_STAGES:
-        raise _Stuck(*op.inputs, op.output)
+        raise _Stuck(f"{op.name} has no stages left to scale it in", *op.inputs, op.output)
     return replace(op, problem=replace(p, stages=tuple(stages)), weights=weights)

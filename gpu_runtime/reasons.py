@@ -21,12 +21,13 @@ from tactics.tactic import Tactic
 from tactics.timing import Time
 
 
-def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None) -> dict:
+def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None,
+             single: Mapping[str, str] | None = None) -> dict:  # fmt: skip
     """The engine's `sparsity` record: {mode, eligible, picked, rows, summary}, a row for every layer with weights.
 
     `reason` is one of picked, dense_faster, reformat_outweighs, within_noise (measured plans only), no_sparse_tactic,
     pattern_violation, channels_not_multiple_of_4, grouped_conv; gpu_runtime.engine lists the other keys. `all_dense_us`:
-    what the best plan without sparse tactics takes.
+    what the best plan without sparse tactics takes. `single`: FP32 tensor -> the sentence on why it is none of FP16.
     """
     alternatives: dict[str, list[tuple[Op, Mapping[Tactic, Time]]]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -40,7 +41,7 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
     }
     forced = planning.forced(table, chosen, wanted)
     rows = [
-        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer])
+        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer], single or {})
         for i, op in ops.items()
     ]
     return {
@@ -53,7 +54,8 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
 
 
 def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str, measured: bool,
-         forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> dict:  # fmt: skip
+         forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
+         single: Mapping[str, str]) -> dict:  # fmt: skip
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
     own, dense, sparse, ran = alternatives[0][0], _best(times, sparse=False), _best(times, sparse=True), op
@@ -68,6 +70,9 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
         "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,
         "p_sparse_faster": None,
     }  # fmt: skip
+    if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
+        told = {"detail": "FP32", "sentence": f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."}
+        return row | {"verdict": "not_eligible", "reason": "no_sparse_tactic", "floor": None} | told
     family = sparse_family_reason(own.problem)
     if family:
         code, _, detail = family.partition(": ")

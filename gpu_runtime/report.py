@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.explain import sparsity_text
-from gpu_runtime.text import is_predicted, printable, size_text, table, tactic_text, times_are, us_text, versus, wrap
+from gpu_runtime.text import (
+    fp32_reasons,
+    is_predicted,
+    printable,
+    size_text,
+    table,
+    tactic_text,
+    times_are,
+    us_text,
+    versus,
+    wrap,
+)
 
 
 def plan_text(plan: Mapping) -> str:
@@ -53,6 +64,7 @@ def _totals(plan: Mapping) -> list[str]:
     if library:
         basis = ", a lower bound: each byte once, in one launch" if is_predicted(plan) else ""
         lines.append(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), plan)}{basis}")
+    lines += _range_lines(plan)
     measured = p.get("measured_us")
     if measured is not None:
         lines.append(f"whole    {measured:.2f} us measured end to end, {versus(measured, p['total_us'])} than the sum")
@@ -68,6 +80,21 @@ def _totals(plan: Mapping) -> list[str]:
         lines += wrap("rivals   " + "; ".join(texts))
     activations = f"activations {size_text(memory['activation_bytes'])}{_least(memory)}"
     lines += wrap(f"memory   {activations}, weights {size_text(memory['weight_bytes'])}")
+    return lines
+
+
+def _range_lines(plan: Mapping) -> list[str]:
+    """What FP16 cannot hold, and what was done about it."""
+    found = plan.get("range") or {}
+    reached, lines = dict(found.get("high") or ()), []
+    wide = [layer["name"] for layer in plan["layers"] if fp32_reasons(plan, layer)]
+    if wide:
+        lines += wrap(printable(f"FP32     {len(wide)} layers: {', '.join(wide)}"), indent=9)
+        lines += [line for _, why in found["single"] for line in wrap(printable(f"         {why}"), indent=9)]
+    for tensor, e in (found.get("exponents") or {}).items():
+        if reached.get(tensor):
+            text = f"scaled   {tensor!r} reaches {reached[tensor]:g} on {found['source']}: stored times 2^{e}"
+            lines += wrap(printable(text), indent=9)
     return lines
 
 

@@ -100,6 +100,7 @@ def _siblings(network: Network) -> Iterator[list[Op]]:
     for op in network.ops:
         p = op.problem
         plain = isinstance(p, ConvProblem) and op.layer and not p.residual and not p.pool and p.groups == p.d2s == 1
+        plain = plain and not network.is_single(op.output)  # what is merged is one tensor, of one type
         if plain and len(reads[op.layer]) == 1:  # one whose alternatives read different tensors has choices enough
             act = PRELU if p.act.name in SLOPES else p.act
             alike = replace(p, k=1, bias=False, sparse24=False, act_first=False, act=act)

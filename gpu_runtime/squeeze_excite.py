@@ -22,7 +22,8 @@ def offer(network: Network) -> Network:
 
     def only_reader(op: Op, kind: type) -> Op | None:
         found = readers.get(op.output, [])
-        return found[0] if len(found) == 1 and op.output not in outputs and isinstance(found[0].problem, kind) else None
+        inside = len(found) == 1 and op.output not in outputs and not network.is_single(op.output)
+        return found[0] if inside and isinstance(found[0].problem, kind) else None
 
     for op in network.ops:
         ops.append(op)

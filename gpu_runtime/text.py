@@ -28,6 +28,13 @@ def us_text(us: float, plan: Mapping, sign: str = "", unit: str = " us") -> str:
     return f"{'~' if is_predicted(plan) else ''}{us:{sign}.2f}{unit}"
 
 
+def fp32_reasons(plan: Mapping, layer: Mapping) -> list[str]:
+    """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
+    known = dict((plan.get("range") or {}).get("single") or ())
+    names = [t["name"].removesuffix(" inside") for t in (*layer["outputs"], *layer["inputs"]) if t["format"].startswith("fp32")]
+    return [known[name] for name in dict.fromkeys(names) if name in known]
+
+
 def versus(us: float, base: float) -> str:
     if not base:
         return "no comparison"

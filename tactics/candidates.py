@@ -8,21 +8,22 @@ from functools import lru_cache
 from itertools import product
 
 from cuda_kernels.device import Device
-from tactics import families
+from tactics import families, single
 from tactics.format import Format
+from tactics.library_problem import LibraryProblem
 from tactics.problem import Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
 
 
-def candidates(problem: Problem, device: Device) -> tuple[Tactic, ...]:
-    """Every tactic that can run `problem` on `device`."""
-    return _split(problem, device)[0]
+def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Tactic, ...]:
+    """Every tactic that can run `problem` on `device`. `dtypes`: of its inputs and its output, where some of them are FP32."""
+    return _split(problem, device, dtypes)[0]
 
 
-def rejected(problem: Problem, device: Device) -> tuple[tuple[str, str], ...]:
+def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
     """(tactic or family, reason) for each one that cannot."""
-    return _split(problem, device)[1]
+    return _split(problem, device, dtypes)[1]
 
 
 # Kernels that take a tensor's strides at run time: what reads (writes) hwc8 does so with every FP16 layout of V >= 8, what
@@ -50,8 +51,12 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 
 @lru_cache(maxsize=4096)
-def _split(problem: Problem, device: Device):
+def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
     good, bad = [], []
+    if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
+        for tactic, reason in single.candidates(problem, dtypes):
+            bad.append((str(tactic), reason)) if reason else good.append(tactic)
+        return tuple(good), tuple(bad)
     for family in families.OF_PROBLEM[type(problem)]:
         if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
             bad.append((family.__name__.rpartition(".")[2], "no depth-to-space in its stores"))

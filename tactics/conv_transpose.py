@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics import conv_depthwise, conv_gemm, conv_grouped
+from tactics import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import Launch, Store
@@ -25,10 +25,13 @@ from tactics.tactic import Tactic
 
 KERNEL = {  # of the phases
     "transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24", "transpose_grouped": "conv_grouped",
-    "transpose_depthwise": "conv_depthwise",
+    "transpose_depthwise": "conv_depthwise", "transpose_fp32": "conv_fp32",
 }  # fmt: skip
 OWN_KERNEL = {v: k for k, v in KERNEL.items()}
-FAMILY = {"conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_grouped": conv_grouped, "conv_depthwise": conv_depthwise}
+FAMILY = {
+    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_grouped": conv_grouped, "conv_depthwise": conv_depthwise,
+    "conv_fp32": conv_fp32,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

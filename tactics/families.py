@@ -8,6 +8,7 @@ predict(problem, tactic, device). The launches of kernels in STRIDED take the st
 from tactics import (
     back_to_back,
     conv_depthwise,
+    conv_fp32,
     conv_gemm,
     conv_grouped,
     conv_stem,
@@ -41,6 +42,7 @@ OF_KERNEL = {
     "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
     "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "transpose_grouped": conv_transpose, "transpose_depthwise": conv_transpose,
+    "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
     "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "library": library,
 }  # fmt: skip
@@ -57,7 +59,8 @@ SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
 POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
-    "transpose_grouped", "transpose_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize",
+    "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
+    "rows", "gather", "resize",
 )  # fmt: skip
 # Of these, the convolutions: they read a residual with strides of its own.
 STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

@@ -12,7 +12,7 @@ from tactics import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.problem import ConcatProblem, Problem
-from tactics.step import NONFINITE, NULL, Launch, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, NULL, Launch, f32_values, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
@@ -47,7 +47,7 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) ->
     n, c, h, w = p.out_shape
     covered = padded_channels(y.layout, whole[1])
     channels_stay = p.perm[1] == 1 and not p.index[1]
-    values = {"IN_VEC": int(channels_stay and not linear(x)), "OUT_VEC": int(not linear(y))}
+    values = {"IN_VEC": int(channels_stay and not linear(x)), "OUT_VEC": int(not linear(y)), **f32_values(x, y)}
     starts, at = [], 0
     for table in p.index:
         starts.append(at if table else -1)
@@ -70,7 +70,8 @@ def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
         NONFINITE, ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
         *ints(p.n, p.c, groups, in_groups, p.w, *p.out, *taps), ("f32", p.extrapolation),
     )  # fmt: skip
-    return Launch("resize", (("VEC", vec),), grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args)
+    values = ("VEC", vec), *f32_values(x, y).items()
+    return Launch("resize", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args)
 
 
 def pack(p: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from tactics.problem import (
     ReformatProblem,
 )
 from tactics.roofline import streamed
-from tactics.step import NONFINITE, Launch, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, Launch, f32_values, grid, ints, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
@@ -68,7 +68,7 @@ def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
-    values = (("AVG", int(p.kind == "avg")), ("VEC", vec))
+    values = (("AVG", int(p.kind == "avg")), ("VEC", vec), *f32_values(x_fmt, y_fmt).items())
     views = (*view_args(lie[0]), *view_args(lie[1]))
     if tactic.kernel == "pool_global":
         args = (NONFINITE, ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))

@@ -29,6 +29,7 @@ from tactics.step import (
 from tactics.tactic import Tactic
 
 TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in pointwise.cu
+TENSOR_F32, TENSOR_F32_ONE_CHANNEL = 5, 6
 
 
 def candidates(problem: PointwiseProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
@@ -65,7 +66,7 @@ def _long_axes(p: PointwiseProblem, axes: str) -> str:
 def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     p, fmt, own = problem, tactic.out, own_strides(problem, tactic)
     lie = lie or own
-    if _is_flat(p, fmt) and lie == own:
+    if _is_flat(p, fmt) and lie == own and {f.dtype for f in (*tactic.ins, fmt)} == {"fp16"}:
         p, fmt = replace(p, n=1, c=prod(p.out_shape), h=1, w=1), Format("fp16", "hwc8")
         lie = (strides(fmt, p.out_shape),) * len(lie)
     cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
@@ -81,7 +82,8 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
     sources, kinds = [], []
     for i, axes in enumerate(tensors):
         sources += [("in", i), *spread_args(lie[i], axes, p.span(axes)[3], rows)]
-        kinds.append(TENSOR if axes == "nchw" or "c" in axes else TENSOR_ONE_CHANNEL)
+        whole, half = axes == "nchw" or "c" in axes, tactic.ins[i].dtype == "fp16"
+        kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
     for i, axes in enumerate(constants):
         shape = p.span(axes)
         sources += [("weights", f"c{i}"), *spread_args(constant_strides(shape), axes, shape[3], rows)]
@@ -92,7 +94,7 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         "VEC": vec, "ROWS": int(rows),
         "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
         "OPERANDS": sum(place[s.operand] * 10**i for i, s in enumerate(p.stages)),
-        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
+        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)), **({"Y_F32": 1} if fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     total = p.n * cp * p.h * p.w // vec
     params = [(*s.params, 0.0, 0.0)[:2] for s in p.stages] or [(0.0, 0.0)]

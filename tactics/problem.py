@@ -1,6 +1,7 @@
 """What is to be computed, without how: frozen, hashable records. `str()` is the key of caches; `reference()` the meaning.
 
-Shapes are NCHW. All tensors are FP16 in memory; arithmetic is FP32 inside one problem and rounded once at its end.
+Shapes are NCHW. Tensors are FP16 in memory, or what a tactic's formats say; arithmetic is FP32 inside one problem and rounded
+once at its end.
 """
 
 from __future__ import annotations

@@ -12,7 +12,18 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.roofline import streamed
 from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.step import NONFINITE, NULL, Launch, constant_section, constant_strides, ints, linear, own_strides, spread_args
+from tactics.step import (
+    NONFINITE,
+    NULL,
+    Launch,
+    constant_section,
+    constant_strides,
+    f32_values,
+    ints,
+    linear,
+    own_strides,
+    spread_args,
+)
 from tactics.tactic import Tactic
 
 Problem = ReduceProblem | NormalizeProblem
@@ -83,7 +94,8 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     mix = "c" in p.axes
     rows, elements = prod(kept), prod(inside)
     lanes, step = _lanes(rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
-    values = {"KIND": [*REDUCTIONS, *NORMALIZATIONS].index(p.kind), "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast)}
+    values = {"KIND": [*REDUCTIONS, *NORMALIZATIONS].index(p.kind), "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
+              **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
     affine = getattr(p, "affine", "")
     constant = constant_strides(p.span(affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]
@@ -113,5 +125,6 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     _, inside, _ = _sizes(problem, tactic)
     vec = _vector(problem, tactic)
     again = passes if 2 * vec * prod(inside) > L1_BYTES else 1
-    work = read / 2 * passes * (60 / vec + 4)  # taking positions apart, addresses, conversions
+    elements = num_elements(tactic.ins[0], problem.in_shapes[0])
+    work = elements * passes * (60 / vec + 4)  # taking positions apart, addresses, conversions
     return streamed(device, launches(problem, tactic), read * again, num_bytes(tactic.out, problem.out_shape), work)

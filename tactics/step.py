@@ -134,6 +134,12 @@ def residual_order(problem) -> int:
     return (2 if getattr(problem, "act_first", False) else 1) if problem.residual else 0
 
 
+def f32_values(x: Format, y: Format) -> dict[str, int]:
+    """What include/types.cuh is told where a kernel's input or output is FP32; else nothing."""
+    found = {"X_F32": int(x.dtype == "fp32"), "Y_F32": int(y.dtype == "fp32")}
+    return found if any(found.values()) else {}
+
+
 def alpha_beta(problem) -> tuple[Arg, Arg]:
     """The activation's parameters."""
     a, b = (*problem.act.params, 0.0, 0.0)[:2]

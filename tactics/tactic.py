@@ -14,8 +14,8 @@ MARKS = {
     "transpose_grouped": "hmma_16816",
 }  # fmt: skip
 KERNELS = (
-    *MARKS, "conv_depthwise", "transpose_depthwise", "move", "pointwise", "pool", "pool_global", "rows", "gather", "resize",
-    "matmul", "squeeze_excite", "library",
+    *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
+    "rows", "gather", "resize", "matmul", "squeeze_excite", "library",
 )  # fmt: skip
 
 

@@ -37,6 +37,14 @@ OTHERS = [
     *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
     *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),
+    # Both sides FP32: what these kernels are where FP16 cannot hold the values.
+    *(("pointwise", {"VEC": 1, "OPS": 2846454230222320, "OPERANDS": 65432, "SOURCES": s, "ROWS": r, "Y_F32": 1})
+      for s, r in ((563411, 1), (563455, 0))),
+    *((k, values | {"X_F32": 1, "Y_F32": 1}) for k, values in (
+        ("pool", {"VEC": 1, "AVG": 0}), ("pool", {"VEC": 1, "AVG": 1}), ("resize", {"VEC": 1}),
+        ("rows", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("rows", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
+        ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
+    ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 0, "IN_TYPE": 1, "OUT_F32": 1}),
 ]  # fmt: skip
 
 

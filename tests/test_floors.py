@@ -18,10 +18,11 @@ cuda_kernels.launch
 tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.conv_problem
 tactics.library_functions  tactics.library_problem  tactics.problem  tactics.tactic
 tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
-tactics.conv_stem  tactics.conv_depthwise  tactics.conv_transpose  tactics.back_to_back  tactics.squeeze_excite
+tactics.conv_stem  tactics.conv_depthwise  tactics.conv_fp32  tactics.conv_transpose
+tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows  tactics.library
-tactics.families  tactics.launches  tactics.candidates  tactics.predict
+tactics.families  tactics.launches  tactics.single  tactics.candidates  tactics.predict
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
 tactics.formulation  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights

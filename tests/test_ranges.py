@@ -1,5 +1,6 @@
 """Values that FP16 cannot hold: found before they happen, stored times a power of two, and never NaN in silence."""
 
+import re
 import warnings
 
 import numpy as np
@@ -11,8 +12,10 @@ from test_moves import build
 from gpu_runtime import ranges
 from gpu_runtime.cli import program
 from gpu_runtime.fuse import fuse
+from gpu_runtime.layer_info import layer_info
 from gpu_runtime.lower import lower
 from gpu_runtime.onnx_import import read
+from gpu_runtime.report import inspect_text
 
 
 def weights(*shape, scale=1.0, seed=0):
@@ -86,16 +89,101 @@ def test_what_would_fill_the_memory_is_not_run(tmp_path):
     assert fitted is network and found.source == "not checked: 4295 M elements in all tensors; give a calibration input"
 
 
-def test_what_cannot_be_scaled_is_named(tmp_path):
-    """The network's output itself is too large for FP16 inside."""
-    proto = model([node("Conv", "x w", "y")], {"x": (1, 4, 5, 5)}, "y", {"w": weights(4, 4, 3, 3, scale=20000) + 30000})
-    with pytest.warns(RuntimeWarning, match="m: on random values from 0 to 1, 'y' reaches .*: FP16 ends at 65504"):
+def silu(x, y):
+    return node("Sigmoid", x, f"{y}_s"), node("Mul", f"{x} {y}_s", y)
+
+
+LARGE = weights(8, 4, 3, 3, scale=2e4) + 2e4  # what it gives reaches some 2e5
+# Networks with a tensor that no power of two can bring into FP16's range: (nodes, weights, FP32 tensors).
+STUCK = {
+    "output": ([node("Conv", "x a", "y")], {"a": LARGE}, ["y"]),
+    "silu": ([node("Conv", "x a", "p"), *silu("p", "q"), node("Conv", "q b", "y")],
+             {"a": LARGE, "b": weights(4, 8, 1, 1, scale=1e-4)}, ["q"]),
+    "residuals": (
+        [node("Conv", "x a b", "p", pads=(1, 1, 1, 1)), *silu("p", "q"), node("Conv", "q c", "r"), *silu("r", "s"),
+         node("Add", "q s", "t"), node("Conv", "t d", "u"), node("Add", "u t", "v"), *silu("v", "w"), node("Conv", "w e", "y")],
+        {"a": LARGE, "b": weights(8, scale=1e3), "c": weights(8, 8, 1, 1, scale=3, seed=1), "d": weights(8, 8, 1, 1, seed=2),
+         "e": weights(4, 8, 1, 1, scale=1e-5, seed=3)}, ["q", "s", "t", "w"],
+    ),
+    "transposed": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("ConvTranspose", "q b", "r", strides=(2, 2)), *silu("r", "s"),
+         node("ConvTranspose", "s c", "y", strides=(2, 2), group=2)],
+        {"a": LARGE, "b": weights(8, 6, 3, 3, scale=20, seed=1), "c": weights(6, 2, 2, 2, scale=1e-4, seed=2)}, ["q", "s"],
+    ),
+    "moves": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("Split", "q", "r s", axis=1), node("Pad", "r pads", "t"),
+         node("Slice", "t starts ends axes", "u"), node("Concat", "u s x3", "v", axis=1), *silu("v", "w"),
+         node("Slice", "x starts ends axes", "x2"), node("Pad", "x2 back", "x3"), node("Conv", "w b", "y")],
+        {"a": LARGE, "b": weights(4, 12, 1, 1, scale=1e-4), "pads": np.int64([0, 0, 1, 0, 0, 0, 0, 0]), "starts": np.int64([1]),
+         "ends": np.int64([7]), "axes": np.int64([2]), "back": np.int64([0, 0, 0, 0, 0, 0, 0, -2])}, ["q", "s", "t", "u", "v"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_what_cannot_be_scaled_is_fp32(tmp_path, name):
+    """Right answers; FP32 tensors only where they must be; every layer in FP32 says why; nothing infinite anywhere."""
+    nodes, constants, wide = STUCK[name]
+    proto = model(nodes, {"x": (1, 4, 8, 8)}, "y", constants)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         engine = build(tmp_path, proto)
-    assert engine.plan["range"]["stuck"] == ["y"]
-    with engine.context(device="emulator") as ctx:
-        with pytest.warns(RuntimeWarning, match="outputs hold infinite values or NaN, first written by y"):
-            ctx.run({"x": np.ones((1, 4, 5, 5), np.float32)})
-        assert ctx.nonfinite()[0] == "y"
+    found = engine.plan["range"]
+    assert {t for t, _ in found["single"]} == set(wide) and not found["stuck"]
+    x = {"x": np.random.default_rng(0).random((1, 4, 8, 8), np.float32)}
+    with engine.context(device="emulator", poison=True) as ctx, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (got,) = ctx.run(x).values()
+        assert not ctx.nonfinite()
+    (expected,) = ort_run(proto, x).values()
+    assert np.abs(got - expected).max() < 3e-3 * np.ptp(expected)
+
+
+def test_fp32_layers_say_why(tmp_path):
+    """In TensorRT's words for formats, in layer information, in the plan's text, and in the sparsity log of every mode."""
+    nodes, constants, _ = STUCK["silu"]
+    proto = model(nodes, {"x": (1, 4, 8, 8)}, "y", constants)
+    for mode in ("disable", "force"):
+        plan = build(tmp_path, proto, sparsity=mode).plan
+        first, last = (layer for layer in layer_info(plan)["Layers"] if layer["LayerType"] == "Convolution")
+        why = first["PrecisionReason"]
+        assert re.fullmatch(
+            r"'q' reaches \d+ on random values from 0 to 1; FP16 ends at 65504, and no power of two can bring it there: "
+            r"p \+ q_s \+ q computes silu", why)  # fmt: skip
+        assert last["PrecisionReason"] == why and first["Weights"]["Type"] == "Float"
+        assert first["Outputs"][0]["Format"] == "Row major linear FP32" and first["Outputs"][0]["Datatype"] == "Float"
+        assert first["Inputs"][0]["Datatype"] == last["Outputs"][0]["Datatype"] == "Half"
+        told = " ".join(inspect_text(plan).split())
+        assert "FP32 2 layers: p + q_s + q, y 'q' reaches" in told
+        assert f"p: Runs in FP32 on CUDA cores, where zeros gain nothing: {why}." in told
+        row = plan["sparsity"]["rows"][0]
+        assert (row["verdict"], row["reason"], row["best_sparse"]) == ("not_eligible", "no_sparse_tactic", None)
+        assert not plan["sparsity"]["eligible"]
+
+
+def test_an_output_that_is_asked_for_in_fp16_is_a_warning(tmp_path):
+    proto = model(STUCK["output"][0], {"x": (1, 4, 8, 8)}, "y", STUCK["output"][1])
+    with pytest.warns(RuntimeWarning, match="m: 'y' reaches .* it is an output of the network: ask for the output as fp32"):
+        engine = build(tmp_path, proto, output_formats="fp16:hwc8")
+    with engine.context(device="emulator") as ctx, pytest.warns(RuntimeWarning, match="first written by Reformatting CopyNode"):
+        ctx.run({"x": np.ones((1, 4, 8, 8), np.float32)})
+
+
+def test_inputs_beyond_fp16(tmp_path):
+    """A scan of 16-bit values: the calibration input tells."""
+    proto = model(
+        [node("Conv", "x w", "a", strides=(2, 2)), node("Relu", "a", "y")], {"x": (1, 1, 8, 8)}, "y",
+        {"w": weights(4, 1, 3, 3, scale=1e-3)},
+    )  # fmt: skip
+    x = {"x": np.random.default_rng(0).integers(0, 1 << 18, (1, 1, 8, 8)).astype(np.float32)}
+    engine = build(tmp_path, proto, calibration=x)
+    assert [t for t, _ in engine.plan["range"]["single"]] == ["x"]
+    assert engine.plan["layers"][0]["inputs"][0]["format"] == "fp32:chw"
+    with engine.context(device="emulator") as ctx, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (got,) = ctx.run(x).values()
+    (expected,) = ort_run(proto, x).values()
+    assert np.abs(got - expected).max() < 1e-3 * np.ptp(expected)
 
 
 def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):

@@ -1,0 +1,56 @@
+"""Tactics for problems some of whose tensors are FP32, since FP16 cannot hold their values: right before fast.
+
+Such a tensor is linear (fp32:chw). Convolution then runs in FP32 on CUDA cores and takes its other tensors in any layout; the
+other kernels are those that FP16 has, with another type on that side and linear memory on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from tactics import conv_fp32
+from tactics.format import HALF_FORMATS, Format, num_elements
+from tactics.gather_problem import GatherProblem, ResizeProblem
+from tactics.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+)
+from tactics.row_problem import NormalizeProblem, ReduceProblem
+from tactics.tactic import Tactic
+
+FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
+KERNELS = {
+    ConvProblem: "conv_fp32", ConvTransposeProblem: "transpose_fp32", PointwiseProblem: "pointwise", PoolProblem: "pool",
+    ReduceProblem: "rows", NormalizeProblem: "rows", MoveProblem: "move", ConcatProblem: "move", GatherProblem: "gather",
+    ResizeProblem: "resize",
+}  # fmt: skip
+ANY_LAYOUT = ("conv_fp32", "transpose_fp32")  # these take an FP16 tensor in any layout
+
+
+def reason(problem: Problem) -> str:
+    """Why no kernel runs this problem on FP32 tensors, or an empty string."""
+    kind = type(problem)
+    if kind not in KERNELS:
+        return f"no kernel for {kind.__name__.removesuffix('Problem').lower()} on FP32 tensors"
+    if any(num_elements(FP32, shape) >= 2**31 for shape in (*problem.in_shapes, problem.out_shape)):
+        return "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    return conv_fp32.reason(problem) if kind in (ConvProblem, ConvTransposeProblem) else ""
+
+
+def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or kind of problem, reason against it or ""). `dtypes`: "fp16" or "fp32" of each input, then of the output."""
+    if why := reason(problem):
+        yield type(problem).__name__, why
+        return
+    kernel = KERNELS[type(problem)]
+    if isinstance(problem, ConcatProblem) and problem.axis != 1:
+        kernel = "gather"
+    half = HALF_FORMATS if kernel in ANY_LAYOUT else (HALF,)
+    for *ins, out in product(*((FP32,) if d == "fp32" else half for d in dtypes)):
+        yield Tactic(kernel, None, tuple(ins), out), ""

@@ -1,0 +1,192 @@
+"""Kernels on FP32 tensors: any mix of FP16 and FP32 sides against the FP32 reference, with values that FP16 cannot hold."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.launch import Emulated
+from tactics import single
+from tactics.candidates import candidates, rejected
+from tactics.launches import launches
+from tactics.predict import predict, predict_us
+from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.step import linear
+from tactics.tactic import Tactic
+from tactics.timing_worker import random_data, reference
+from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, execute
+from tests.registers import hold
+
+DEVICE = named("h200")
+TYPES = ("fp16", "fp32")
+LARGE = 2.0**17  # what FP32 sides are multiplied by
+
+
+def types_of(problem):
+    """Every mix of types of inputs and output in which something is FP32."""
+    return [t for t in product(TYPES, repeat=len(problem.in_shapes) + 1) if "fp32" in t]
+
+
+def check(problem, tactic, dtypes, scale=LARGE):
+    """FP32 inputs are large; where the output is FP16, weights bring it back."""
+    inputs, weights = random_data(problem)
+    inputs = [x * np.float32(scale) if t == "fp32" else x for x, t in zip(inputs, dtypes, strict=False)]
+    if dtypes[-1] == "fp16" and "w" in weights:
+        weights = {n: a / np.float32(scale) if n == "w" else a for n, a in weights.items()}
+        inputs[1:] = [x if t == "fp16" else x / np.float32(scale) for x, t in zip(inputs[1:], dtypes[1:], strict=False)]
+    expected = reference(problem, [np.float32(x) for x in inputs], weights)
+    if problem.c > 4 and dtypes[0] == dtypes[-1] == "fp32":  # fewer channels of one sign may all end in a Relu
+        assert np.abs(expected).max() > 65504
+    assert_right(problem, tactic, execute(Emulated(DEVICE), problem, tactic, inputs, weights), expected)
+
+
+def drawn_convolution(rng: random.Random) -> ConvProblem:
+    groups, c, k = rng.choice([(1, 5, 9), (1, 16, 3), (3, 6, 12), (2, 8, 34), (7, 7, 7), (1, 1, 1), (4, 4, 8)])
+    r, s, h, w = rng.choice((1, 2, 3)), rng.choice((1, 3, 4)), rng.randint(4, 9), rng.randint(4, 9)
+    dilation = tuple(rng.choice((1, 1, 2)) if d > 1 else 1 for d in (r, s))
+    pad = tuple(rng.randint(0, 2) for _ in range(4))
+    pad = (pad[0] + (r - 1) * dilation[0] // 2, pad[1] + (s - 1) * dilation[1] // 2, pad[2] + r, pad[3] + s)
+    residual = rng.random() < 0.5
+    stride, bias, after = (rng.randint(1, 2), rng.randint(1, 3)), rng.random() < 0.7, residual and rng.random() < 0.5
+    return ConvProblem(rng.randint(1, 3), c, h, w, k, r, s, stride, pad, dilation, groups, bias, residual, rng.choice(ACTS[:4]),
+                       act_first=after)  # fmt: skip
+
+
+def test_drawn_convolutions():
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(12):
+        problem = drawn_convolution(rng)
+        dtypes = rng.choice([t for t in types_of(problem) if t[0] == "fp32"])
+        tactic = rng.choice(candidates(problem, DEVICE, dtypes))
+        check(problem, tactic, dtypes)
+
+
+@pytest.mark.parametrize("dtypes", types_of(ConvProblem(1, 1, 1, 1, 1, 1, 1, residual=True)), ids="-".join)
+def test_every_mix_of_types(dtypes):
+    problem = ConvProblem(2, 24, 7, 6, 20, 3, 3, pad=(1, 0, 2, 1), bias=True, residual=True, act=ACTS[1])
+    tactics = candidates(problem, DEVICE, dtypes)
+    assert {linear(t.out) for t in tactics} == ({True} if dtypes[-1] == "fp32" else {True, False})
+    tactic = max(tactics, key=lambda t: [not linear(f) for f in (*t.ins, t.out)])  # vectors wherever there may be
+    inputs, weights = random_data(problem)
+    expected = reference(problem, [np.float32(x) for x in inputs], weights)
+    assert_right(problem, tactic, execute(Emulated(DEVICE), problem, tactic, inputs, weights), expected)
+
+
+@pytest.mark.parametrize("k,groups", [(20, 1), (20, 4), (20, 20), (20, 2)])
+def test_every_byte_is_written_once(k, groups):
+    problem = ConvProblem(1, 20, 5, 5, k, 3, 3, pad=(1, 1, 1, 1), groups=groups)
+    tactic = next(t for t in candidates(problem, DEVICE, ("fp32", "fp16")) if t.out.layout == "chw32")
+    inputs, weights = random_data(problem)
+    assert_written_once(problem, tactic, DEVICE, inputs, weights)
+
+
+def test_transposed_convolution():
+    problem = ConvTransposeProblem(2, 6, 5, 4, 10, 3, 4, (11, 8), (2, 2), (0, 1), groups=2, bias=True, act=ACTS[1])
+    for dtypes in types_of(problem):
+        check(problem, candidates(problem, DEVICE, dtypes)[-1], dtypes, LARGE if dtypes[0] == "fp32" else 1)
+
+
+FEW = (
+    "pool_max_dilated", "pool_avg_count_pad", "pool_global_max", "pointwise_add", "pointwise_from_nc", "pointwise_by_hw",
+    "pointwise_constant_ncw", "pointwise_chain", "instance_norm", "group_norm_small", "layer_norm", "softmax", "reduce_mean",
+    "reduce_over_ch", "reduce_to_one", "move_slice", "move_d2s_crd", "concat_odd", "concat_rows", "gather_pad",
+    "gather_reverse_all",
+)  # fmt: skip
+MANY = [n for n, p in OTHERS.items() if not single.reason(p) and n not in FEW]
+
+
+def check_types(name):
+    """Both types on each side: the values of the FP16 problem, and for FP32 on all sides large ones too."""
+    problem = OTHERS[name]
+    inputs, weights = random_data(problem)
+    rng = random.Random(name)
+    count = len(problem.in_shapes)
+    mixed = rng.choice([t for t in types_of(problem) if len(set(t)) > 1])
+    for dtypes in (("fp32",) * (count + 1), mixed):
+        (tactic,) = candidates(problem, DEVICE, dtypes)
+        got = execute(Emulated(DEVICE), problem, tactic, inputs, weights)
+        assert_right(problem, tactic, got, reference(problem, inputs, weights))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_other_kernels(name):
+    check_types(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MANY)
+def test_all_other_kernels(name):
+    check_types(name)
+
+
+@pytest.mark.parametrize("name", ["pool_avg", "pointwise_mul", "softmax", "instance_norm", "concat_odd", "gather_pad"])
+def test_values_beyond_fp16(name):
+    problem = OTHERS[name]
+    inputs, weights = random_data(problem)
+    inputs = [np.float32(x) * np.float32(3e5) for x in inputs]
+    (tactic,) = candidates(problem, DEVICE, ("fp32",) * (len(inputs) + 1))
+    got = execute(Emulated(DEVICE), problem, tactic, inputs, weights)
+    assert_right(problem, tactic, got, reference(problem, inputs, weights))
+
+
+@pytest.mark.parametrize("kernel", ["conv", "pool_avg", "pointwise_mul", "softmax", "move_pad", "concat_odd"])
+def test_launches_tell_of_infinity(kernel):
+    """`execute` compares what a launch says with what it stored."""
+    problem = OTHERS.get(kernel) or ConvProblem(1, 3, 5, 5, 4, 3, 3)
+    inputs, weights = random_data(problem)
+    inputs = [np.float32(x) for x in inputs]
+    inputs[0].reshape(-1)[-1] = np.inf
+    (tactic, *_) = candidates(problem, DEVICE, ("fp32",) * (len(inputs) + 1))
+    assert not np.isfinite(execute(Emulated(DEVICE), problem, tactic, inputs, weights)).all()
+
+
+@pytest.mark.parametrize("mode", ["dcr", "crd"])
+def test_depth_to_space_in_the_stores(mode):
+    problem = ConvProblem(2, 5, 4, 5, 36, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=ACTS[1], d2s=3, d2s_mode=mode)
+    check(problem, candidates(problem, DEVICE, ("fp32", "fp32", "fp32"))[0], ("fp32", "fp32", "fp32"))
+    tactic = next(t for t in candidates(problem, DEVICE, ("fp32", "fp32", "fp16")) if t.out.layout == "hwc16")
+    check(problem, tactic, ("fp32", "fp32", "fp16"))
+    inputs, weights = random_data(problem)
+    assert_written_once(problem, tactic, DEVICE, inputs, weights)
+
+
+def test_names_and_reasons():
+    problem = ConvProblem(1, 16, 8, 8, 16, 3, 3)
+    tactics = candidates(problem, DEVICE, ("fp32", "fp16"))
+    assert [str(t.out) for t in tactics] == ["fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32"]
+    assert all(Tactic.parse(t.name) == t and not t.sparse and str(t.ins[0]) == "fp32:chw" for t in tactics)
+    assert not any(t.kernel == "conv_fp32" for t in candidates(problem, DEVICE))
+    pooled = ConvProblem(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
+    assert not candidates(pooled, DEVICE, ("fp32", "fp16"))
+    assert "no max pool in its stores in FP32" in dict(rejected(pooled, DEVICE, ("fp32", "fp16"))).values()
+
+
+def test_predicted_times_follow_the_cuda_cores():
+    """67 TFLOP/s of FP32 on an H200, 19.5 on an A100: a large layer takes somewhat longer than its products there, a tiny one
+    a launch; on tensor cores it would take a tenth or less."""
+    large = ConvProblem(8, 256, 56, 56, 256, 3, 3, pad=(1, 1, 1, 1))
+    for name, tflops in (("h200", 61.8), ("a100", 19.5)):
+        device = named(name)
+        (tactic, *_) = candidates(large, device, ("fp32", "fp32"))
+        found = predict(large, tactic, device)
+        assert 1 < found["total_us"] / (2 * large.macs / tflops / 1e6) < 2 and found["bound"] in ("alu", "issue")
+        dense = min(predict_us(large, t, device) for t in candidates(large, device))
+        assert found["total_us"] > 5 * dense
+    tiny = ConvProblem(1, 8, 4, 4, 8, 1, 1)
+    (tactic,) = candidates(tiny, DEVICE, ("fp32", "fp32"))
+    assert DEVICE.launch_us < predict_us(tiny, tactic, DEVICE) < 4 * DEVICE.launch_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("k,n", [(64, 64), (64, 1), (4, 64), (1, 64)])
+def test_compiles_without_spills(k, n, sm):
+    problem = ConvProblem(n, 8, 64, 64, k, 3, 3, residual=True, act=ACTS[3])
+    tactic = candidates(problem, DEVICE, ("fp32", "fp32", "fp32"))[0]
+    (launch,) = launches(problem, tactic)
+    hold(compile_kernel(launch.kernel, dict(launch.values), sm))
