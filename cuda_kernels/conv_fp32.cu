@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_fp32(const __grid_con
 #pragma unroll
       for (int i = 0; i < P_THREAD; ++i) {
         const int h = row[i] * p.stride_h - p.pad_t + r * p.dil_h, w = col[i] * p.stride_w - p.pad_l + s * p.dil_w;
-        inside[i] = image[i] >= 0 && static_cast<u32>(h) < static_cast<u32>(p.h) && static_cast<u32>(w) < static_cast<u32>(p.w_in);
+        inside[i] = image[i] >= 0 && h >= 0 && h < p.h && w >= 0 && w < p.w_in;
         from[i] = inside[i] ? p.in.at(image[i], 0, h * p.w_in + w) : 0;
       }
 #pragma unroll 2  // more do not fit the registers that the compiler aims at

@@ -44,7 +44,8 @@ OF_KERNEL = {
     "transpose_grouped": conv_transpose, "transpose_depthwise": conv_transpose,
     "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
-    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "library": library,
+    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "matmul_fp32": matmul,
+    "library": library,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),

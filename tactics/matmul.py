@@ -1,21 +1,24 @@
-"""The product of two computed tensors (matmul.cu). All tensors are linear: their rows and columns are the last two axes."""
+"""The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32). All are linear: their rows
+and columns are the last two axes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import Format, Strides, canonical, representative
+from tactics.format import Format, Strides, canonical, num_bytes, representative
 from tactics.problem import MatmulProblem
-from tactics.roofline import moved_us, result
-from tactics.step import NONFINITE, Launch, ints
+from tactics.roofline import moved_us, result, streamed
+from tactics.step import NONFINITE, Launch, grid, ints
 from tactics.tactic import Tactic
 
 LINEAR = Format("fp16", "chw")
 TILE = 64  # rows and columns of a block
 LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
+INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
 
 
@@ -41,6 +44,10 @@ def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     args = (
         NONFINITE, ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
     )  # fmt: skip
+    if tactic.kernel == "matmul_fp32":
+        types = zip(("A_F32", "B_F32", "Y_F32"), (*tactic.ins, tactic.out), strict=True)
+        values = tuple((name, int(fmt.dtype == "fp32")) for name, fmt in types)
+        return (Launch("matmul_fp32", values, grid(outer * inner * p.m * p.n), (256, 1, 1), 0, args),)
     blocks = (-(-p.n // TILE), -(-p.m // TILE), outer * inner)
     return (Launch("matmul", tuple(sorted(pairs.items())), blocks, (128, 1, 1), 0, args),)
 
@@ -55,8 +62,12 @@ def pack(p: MatmulProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) ->
 
 
 def predict(p: MatmulProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """Loads of fragments through L1, one warp's per clock and SM, are what bounds it."""
+    """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues."""
     clk_us = 1 / device.clock_mhz
+    if tactic.kernel == "matmul_fp32":
+        read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
+        work = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)
+        return streamed(device, launches(p, tactic), read, num_bytes(tactic.out, p.out_shape), work)
     blocks = int(np.prod(launches(p, tactic)[0].grid))
     steps = -(-p.k // 16)
     waves = -(-blocks // device.num_sms)

@@ -16,6 +16,7 @@ from tactics.problem import (
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
+    MatmulProblem,
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
@@ -28,7 +29,7 @@ FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
 KERNELS = {
     ConvProblem: "conv_fp32", ConvTransposeProblem: "transpose_fp32", PointwiseProblem: "pointwise", PoolProblem: "pool",
     ReduceProblem: "rows", NormalizeProblem: "rows", MoveProblem: "move", ConcatProblem: "move", GatherProblem: "gather",
-    ResizeProblem: "resize",
+    ResizeProblem: "resize", MatmulProblem: "matmul_fp32",
 }  # fmt: skip
 ANY_LAYOUT = ("conv_fp32", "transpose_fp32")  # these take an FP16 tensor in any layout
 

@@ -15,7 +15,7 @@ MARKS = {
 }  # fmt: skip
 KERNELS = (
     *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "rows", "gather", "resize", "matmul", "squeeze_excite", "library",
+    "rows", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "library",
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ OTHERS = [
         ("pool", {"VEC": 1, "AVG": 0}), ("pool", {"VEC": 1, "AVG": 1}), ("resize", {"VEC": 1}),
         ("rows", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("rows", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
         ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
+    ("matmul_fp32", {"A_F32": 1, "B_F32": 1, "Y_F32": 1}),
     ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 0, "IN_TYPE": 1, "OUT_F32": 1}),
 ]  # fmt: skip
 

@@ -95,7 +95,7 @@ FEW = (
     "pool_max_dilated", "pool_avg_count_pad", "pool_global_max", "pointwise_add", "pointwise_from_nc", "pointwise_by_hw",
     "pointwise_constant_ncw", "pointwise_chain", "instance_norm", "group_norm_small", "layer_norm", "softmax", "reduce_mean",
     "reduce_over_ch", "reduce_to_one", "move_slice", "move_d2s_crd", "concat_odd", "concat_rows", "gather_pad",
-    "gather_reverse_all",
+    "gather_reverse_all", "matmul", "matmul_both_turned",
 )  # fmt: skip
 MANY = [n for n, p in OTHERS.items() if not single.reason(p) and n not in FEW]
 
@@ -124,7 +124,7 @@ def test_all_other_kernels(name):
     check_types(name)
 
 
-@pytest.mark.parametrize("name", ["pool_avg", "pointwise_mul", "softmax", "instance_norm", "concat_odd", "gather_pad"])
+@pytest.mark.parametrize("name", ["pool_avg", "pointwise_mul", "softmax", "instance_norm", "concat_odd", "matmul"])
 def test_values_beyond_fp16(name):
     problem = OTHERS[name]
     inputs, weights = random_data(problem)

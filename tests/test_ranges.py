@@ -117,10 +117,48 @@ STUCK = {
         {"a": LARGE, "b": weights(4, 12, 1, 1, scale=1e-4), "pads": np.int64([0, 0, 1, 0, 0, 0, 0, 0]), "starts": np.int64([1]),
          "ends": np.int64([7]), "axes": np.int64([2]), "back": np.int64([0, 0, 0, 0, 0, 0, 0, -2])}, ["q", "s", "t", "u", "v"],
     ),
+    "normalized": (
+        [node("Conv", "x a", "p"), node("InstanceNormalization", "p s t", "q"), node("Conv", "q b", "y")],
+        {"a": LARGE, "s": weights(8, seed=1), "t": weights(8, seed=2), "b": weights(4, 8, 1, 1, seed=3)}, ["p"],
+    ),
+    "softmax": ([node("Conv", "x a b", "p"), node("Softmax", "p", "y", axis=1)],
+                {"a": weights(8, 4, 3, 3, scale=3), "b": np.full(8, 9e4, np.float32)}, ["p"]),
+    "pools": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("MaxPool", "q", "r", kernel_shape=(2, 2)), *silu("r", "s"),
+         node("AveragePool", "s", "t", kernel_shape=(2, 2)), node("Resize", "t _ scales", "u", mode="linear"),
+         *silu("u", "v"), node("Transpose", "v", "w", perm=(0, 1, 3, 2)), *silu("w", "z"),
+         node("ReduceL2", "z", "n", axes=(1,)), node("Div", "z n", "m"), node("Conv", "m b", "y")],
+        {"a": LARGE, "scales": np.float32([1, 1, 2, 2]), "b": weights(4, 8, 1, 1, seed=1)}, ["q", "r"],
+    ),
+    "attention": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("Reshape", "q rows", "r"),
+         node("Transpose", "r", "s", perm=(0, 2, 1)), node("MatMul", "s r", "t"), node("Mul", "t small", "u"),
+         node("Softmax", "u", "v", axis=-1), node("MatMul", "r v", "w"), node("Reshape", "w image", "z"),
+         node("Conv", "z b", "y")],
+        {"a": LARGE, "rows": np.int64([1, 8, 36]), "image": np.int64([1, 8, 6, 6]), "small": np.float32([3e-12]),
+         "b": weights(4, 8, 1, 1, scale=1e-5, seed=1)}, ["q", "r", "s", "t", "w", "z"],
+    ),
+    # Ops that would be one launch if what lies between them were FP16, and siblings of which one cannot be.
+    "launches": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("Conv", "x a2", "p2"), *silu("p2", "q2"),
+         node("GlobalAveragePool", "q", "g"), node("Conv", "g c", "h"), *silu("h", "i"), node("Conv", "i d", "j"),
+         node("Sigmoid", "j", "k"), node("Mul", "q k", "l"), node("Add", "l q2", "m"), node("Conv", "m b", "y")],
+        {"a": LARGE, "a2": weights(8, 4, 3, 3, seed=1), "b": weights(4, 8, 1, 1, scale=1e-4, seed=2),
+         "c": weights(8, 8, 1, 1, seed=3) + 1, "d": weights(8, 8, 1, 1, scale=1e-6, seed=4)}, ["q", "g", "i", "l", "m"],
+    ),
+    "shuffle": (
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("Reshape", "q apart", "r"),
+         node("Transpose", "r", "s", perm=(0, 2, 1, 3, 4)), node("Reshape", "s image", "t"), node("Split", "t", "u v", axis=1),
+         *silu("u", "w"), node("Concat", "w v", "m", axis=1), node("Conv", "m b", "n", group=2), *silu("n", "o"),
+         node("Conv", "o c", "y")],
+        {"a": LARGE, "apart": np.int64([1, 2, 4, 6, 6]), "image": np.int64([1, 8, 6, 6]), "b": weights(8, 4, 3, 3, seed=1),
+         "c": weights(4, 8, 1, 1, scale=1e-4, seed=2)}, ["t", "u", "v", "w", "m", "o"],
+    ),
 }  # fmt: skip
+QUICK = ("output", "residuals", "normalized", "softmax")
 
 
-@pytest.mark.parametrize("name", STUCK)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STUCK])
 def test_what_cannot_be_scaled_is_fp32(tmp_path, name):
     """Right answers; FP32 tensors only where they must be; every layer in FP32 says why; nothing infinite anywhere."""
     nodes, constants, wide = STUCK[name]
@@ -129,7 +167,7 @@ def test_what_cannot_be_scaled_is_fp32(tmp_path, name):
         warnings.simplefilter("error")
         engine = build(tmp_path, proto)
     found = engine.plan["range"]
-    assert {t for t, _ in found["single"]} == set(wide) and not found["stuck"]
+    assert {t for t, _ in found["single"] if " (" not in t} == set(wide) and not found["stuck"]
     x = {"x": np.random.default_rng(0).random((1, 4, 8, 8), np.float32)}
     with engine.context(device="emulator", poison=True) as ctx, warnings.catch_warnings():
         warnings.simplefilter("error")
