@@ -88,11 +88,11 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
             unable.append(op)
-    able = _without(network, unable)
+    able, stuck = _without(network, unable), f"{network.name}: no tactic runs these layers on {device.title}:\n"
     if unable and able is not None:  # fused otherwise: an option that no kernel can do is none
         network, times = replace(network, ops=tuple(able.values()), groups=_options(network, unable)), [times[i] for i in able]
-    elif unable:
-        raise ModelError(f"{network.name}: no tactic runs these layers on {device.title}:\n" + "\n".join(missing))
+    elif not all(op.when for op in unable):
+        raise ModelError(stuck + "\n".join(missing))
 
     formats = {t: (*fmts, *turned.get(t, ())) for t, fmts in named.items()}
     formats = {t: tuple(dict.fromkeys(canonical(f, network.tensors[t]) for f in fmts)) for t, fmts in formats.items()}
@@ -123,6 +123,11 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
         whole = replace(graph, pinned=pinned, formats=own)
         tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats, scratch, turned))
+    if unable and able is None:  # ops of several decisions: some combinations of options have no plan, or all
+        try:
+            plan.solve(tables[0].graph)
+        except ValueError:
+            raise ModelError(stuck + "\n".join(missing)) from None
     return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
 
 

@@ -146,6 +146,12 @@ STUCK = {
         {"a": LARGE, "a2": weights(8, 4, 3, 3, seed=1), "b": weights(4, 8, 1, 1, scale=1e-4, seed=2),
          "c": weights(8, 8, 1, 1, seed=3) + 1, "d": weights(8, 8, 1, 1, scale=1e-6, seed=4)}, ["q", "g", "i", "l", "m"],
     ),
+    "pairs": (  # the second convolution is an op of two decisions: one launch with the first, and the residual
+        [node("Conv", "x a", "p"), *silu("p", "q"), node("Conv", "q b", "r", pads=(1, 1, 1, 1)), node("Relu", "r", "s"),
+         node("Conv", "s c", "t"), node("Conv", "x d", "u"), node("Add", "t u", "v"), node("Relu", "v", "y")],
+        {"a": LARGE, "b": weights(16, 8, 3, 3, scale=1e-4, seed=1), "c": weights(16, 16, 1, 1, seed=2),
+         "d": weights(16, 4, 3, 3, seed=3)}, ["q"],
+    ),
     "shuffle": (
         [node("Conv", "x a", "p"), *silu("p", "q"), node("Reshape", "q apart", "r"),
          node("Transpose", "r", "s", perm=(0, 2, 1, 3, 4)), node("Reshape", "s image", "t"), node("Split", "t", "u v", axis=1),
