@@ -168,6 +168,9 @@ def _product(layer: Layer) -> MatmulProblem:
 def _kernel(layer: Layer, weights) -> np.ndarray:
     """The weights as [K, C/g, R, S]."""
     rank = len(shape_of(layer.node.inputs[0]))
+    computed = [v.name for v in layer.node.inputs[1:] if v is not None and constant(v) is None]
+    if computed:
+        raise Refused(f"expected constant weights, got those computed as {', '.join(map(repr, computed))}")
     if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
         raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
     kernel = layer.weights["w"]

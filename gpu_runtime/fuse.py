@@ -25,7 +25,7 @@ from gpu_runtime.onnx_import import Imported
 from tactics.pointwise_ops import NONE, Activation, Stage
 
 STEM_CHANNELS = 4  # what tactics/conv_stem.py takes: the one family that pools
-SEVERAL = ("Split", "LayerNormalization", "TopK")  # operators whose outputs are layers of their own
+SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 

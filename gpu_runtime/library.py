@@ -7,6 +7,7 @@ import numpy as np
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused, constants, nchw
 from gpu_runtime.onnx_graph import attribute, constant, shape_of, type_of
+from gpu_runtime.reductions import REDUCE
 from tactics.library_functions import FUNCTIONS
 from tactics.library_problem import FLOAT, LibraryProblem
 
@@ -15,7 +16,7 @@ AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")
 # Functions for what has kernels where it is floating-point.
 KERNELS = (
     "Add", "Sub", "Mul", "Div", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose", "Concat", "Slice", "Expand",
-    "Tile",
+    "Tile", "Split", "MaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
 )  # fmt: skip
 STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant, decides the output's size or the axis
 
@@ -47,7 +48,14 @@ def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
     if layer.op == "Cast":
         attributes = {"to": {FLOAT: "float32"}.get(type_of(layer.output), type_of(layer.output))}
     if layer.op == "LpPool":
-        attributes = _windows(layer, attributes)
+        attributes = _windows(layer) | {"p": attributes.get("p", 2)}
+    if layer.op == "MaxPool":
+        attributes = _windows(layer) | {"storage_order": attributes.get("storage_order", 0)}
+    if layer.op == "Split":
+        axis = attributes.get("axis", 0) % len(shape_of(values[0]))
+        attributes, values = {"axis": axis, "sizes": tuple(shape_of(y)[axis] for y in node.outputs)}, values[:1]
+    if layer.op in REDUCE:
+        attributes, values = _reduction(layer, attributes), values[:1]
     arguments, inputs, weights = [], [], {}
     for v in values:
         array = constant(v)
@@ -83,8 +91,17 @@ def _slices(layer: Layer) -> dict:
             "steps": tuple(r.step for r in rows)}  # fmt: skip
 
 
-def _windows(layer: Layer, attributes: dict) -> dict:
-    """LpPool's attributes with pads, strides and the output's size spelled out."""
+def _reduction(layer: Layer, attributes: dict) -> dict:
+    """Axes counted from 0, wherever they stand; all where none are given, unless those mean none."""
+    axes, rank = constants(layer, 1)[0], len(shape_of(layer.inputs[0]))
+    if not axes:
+        axes = () if attributes.get("noop_with_empty_axes", 0) else range(rank)
+    return {"axes": tuple(int(a) % rank for a in axes), "keepdims": attributes.get("keepdims", 1)}
+
+
+def _windows(layer: Layer) -> dict:
+    """A pool's attributes with pads, strides and the output's size spelled out."""
+    attributes = {name: attribute(layer.node, name) for name in layer.node.attributes}
     size, out = shape_of(layer.inputs[0])[2:], shape_of(layer.output)[2:]
     n, kernel = len(size), attributes["kernel_shape"]
     strides, dilations = (attributes.get(name, (1,) * n) for name in ("strides", "dilations"))
@@ -93,5 +110,4 @@ def _windows(layer: Layer, attributes: dict) -> dict:
         reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
         total = [max(r - i, 0) for r, i in zip(reach, size, strict=True)]
         pads = tuple((t + 1) // 2 if mode == "SAME_LOWER" else t // 2 for t in total) * 2
-    return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out,
-            "p": attributes.get("p", 2)}  # fmt: skip
+    return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out}

@@ -35,8 +35,8 @@ Shape4 = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A network input or output. `shape` is ONNX's, `dtype` "fp32", "fp16" or one of EXACT as declared; `shape4` the same
-    elements, NCHW."""
+    """A network input or output. `shape` is ONNX's, `dtype` "fp32", "fp16", "uint8" (of inputs) or one of EXACT as declared;
+    `shape4` the same elements, NCHW."""
 
     name: str
     shape: tuple[int, ...]
@@ -356,7 +356,6 @@ PROBLEMS = {
 }  # fmt: skip
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
-    "Clip": "expected constant scalar bounds",
     "Dropout": "expected inference mode",
 }
 

@@ -143,7 +143,11 @@ def pad(layer: Layer, shapes, out, weights) -> Problem:
     for i, a in enumerate(axes):
         before, after = pads[i], pads[i + len(axes)]
         if before or after:
-            tables[a] = PADDING[mode](np.arange(-before, shape[a] + after), shape[a])
+            first, size = max(-before, 0), shape[a] - max(-before, 0) - max(-after, 0)  # what is left is padded
+            if size < 1 and mode != "constant":
+                raise Refused(f"its pads leave nothing of axis {a} of {list(shape)} for mode {mode} to repeat")
+            table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)
+            tables[a] = np.where(table < 0, -1, table + first)
     return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             _float_exponents(model)
             _pads_into_windows(model)
             _softmax_where_it_lies(model)
+            _join_constants(model)
             common.RemoveUnusedNodesPass()(model)
             common.TopologicalSortPass()(model)
             told.clear()
@@ -120,8 +122,11 @@ def _bounded() -> Callable[[ir.Node], bool | None]:
 
 
 def _erase_half(model: ir.Model) -> None:
-    """Make every floating-point constant, input and Cast FP32; forget the types of the values between."""
+    """Make every floating-point constant, input and Cast FP32, inputs of pixels too; forget the types of values between."""
     floats = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+    for v in model.graph.inputs:
+        if v.dtype == ir.DataType.UINT8:  # only Casts read it, and they keep what FP32 holds exactly
+            v.dtype = ir.DataType.FLOAT
     for v in (*model.graph.inputs, *model.graph.initializers.values()):
         if v.dtype in floats or (v.const_value is not None and v.const_value.dtype in floats):
             if v.const_value is not None:
@@ -181,9 +186,7 @@ def _split_sums(model: ir.Model) -> None:
         for i, term in enumerate(terms):
             steps.append(ir.Node("", op, [steps[-1].outputs[0] if steps else total, term], name=f"{node.name}_{i}"))
         if node.op_type == "Mean" and terms:
-            part = f"{node.name}_part"
-            share = ir.Value(name=part, const_value=ir.tensor(np.float32(1 / len(node.inputs)), name=part))
-            model.graph.register_initializer(share)
+            share = _initializer(model, f"{node.name}_part", np.float32(1 / len(node.inputs)))
             steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
         steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
         steps[-1].name = node.name
@@ -210,9 +213,7 @@ def _plain_gemms(model: ir.Model) -> None:
             return steps[-1].outputs[0]
 
         def stored(name: str, array) -> ir.Value:
-            value = ir.Value(name=name, const_value=ir.tensor(np.asarray(array, np.float32), name=name))
-            model.graph.register_initializer(value)
-            return value
+            return _initializer(model, name, np.asarray(array, np.float32))
 
         if left is not None:
             matrix = stored(f"{node.name}_left", alpha * (left.T if turn_a else left))
@@ -236,7 +237,10 @@ def _float_exponents(model: ir.Model) -> None:
     """Integer exponents of floating-point tensors become floating-point."""
     for node in [n for n in model.graph if n.op_type == "Pow" and n.inputs[0].dtype == ir.DataType.FLOAT]:
         exponent = node.inputs[1]
-        if exponent.dtype in (ir.DataType.INT32, ir.DataType.INT64):
+        if exponent.const_value is not None:
+            array = exponent.const_value.numpy().astype(np.float32)
+            node.replace_input_with(1, _initializer(model, f"{node.name}_exponent", array))
+        elif exponent.dtype in (ir.DataType.INT32, ir.DataType.INT64):
             cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
             model.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
@@ -317,6 +321,52 @@ def _only_reader(node: ir.Node) -> ir.Node | None:
     """The node that alone reads what `node` gives."""
     uses = node.outputs[0].uses()
     return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+
+
+def _join_constants(model: ir.Model) -> None:
+    """Concat with constants among floating-point tensors -> the tensors with zeros where constants lie, plus the constants
+    with zeros where tensors lie: moves and a sum, which kernels compute and which change no value."""
+    for node in [n for n in model.graph if n.op_type == "Concat"]:
+        shapes = [() if v.shape is None or not v.shape.is_static() else v.shape.numpy() for v in node.inputs]
+        stored = [v.const_value is not None for v in node.inputs]
+        kinds = {v.dtype for v, constant in zip(node.inputs, stored, strict=True) if not constant}
+        if not all(shapes) or all(stored) or kinds != {ir.DataType.FLOAT}:
+            continue
+        axis = node.attributes["axis"].value % len(shapes[0])
+        if not any(s[axis] for s, constant in zip(shapes, stored, strict=True) if constant):
+            continue
+        ends = list(itertools.accumulate(s[axis] for s in shapes))
+        constants = np.zeros((*shapes[0][:axis], ends[-1], *shapes[0][axis + 1 :]), np.float32)
+        pieces: list[list] = []  # a tensor, zeros before it, zeros behind it
+        before = 0
+        for v, constant, shape, end in zip(node.inputs, stored, shapes, ends, strict=True):
+            if constant:
+                constants[(*(slice(None),) * axis, slice(end - shape[axis], end))] = v.const_value.numpy()
+                if pieces:
+                    pieces[-1][2] += shape[axis]
+                else:
+                    before += shape[axis]
+            else:
+                pieces.append([v, 0 if pieces else before, 0])
+        before_axis, behind_axis = [0] * axis, [0] * (len(shapes[0]) - 1 - axis)
+        steps, names = [], iter(f"{node.name}_{i}" for i in range(len(pieces) + 1))
+        for i, (v, *zeros) in enumerate(pieces):
+            if any(zeros):
+                pads = np.int64([p for count in zeros for p in (*before_axis, count, *behind_axis)])
+                steps.append(ir.node("Pad", [v, _initializer(model, f"{node.name}_zeros_{i}", pads)], name=next(names)))
+                pieces[i][0] = steps[-1].outputs[0]
+        if len(pieces) > 1:
+            steps.append(ir.node("Concat", [v for v, *_ in pieces], {"axis": axis}, name=next(names)))
+        whole = _initializer(model, f"{node.name}_constants", constants)
+        steps.append(ir.node("Add", [steps[-1].outputs[0], whole], name=node.name))
+        _replace(model, node, steps)
+
+
+def _initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    """A stored constant of the graph."""
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    model.graph.register_initializer(value)
+    return value
 
 
 def _replace(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:

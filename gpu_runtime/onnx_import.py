@@ -47,7 +47,7 @@ OPS = {
 @dataclass(frozen=True, slots=True)
 class Imported:
     """`model`: the cleaned graph, FP32 throughout. `dtypes`: of every network input and output as declared, "fp32", "fp16" or
-    one of EXACT.
+    one of EXACT; an input also "uint8", and its values FP32 in the graph.
 
     `pruned`: initializers changed to 2:4; `not_pruned`: (initializer, reason) of those that cannot be.
     """
@@ -108,14 +108,17 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     found, types = {}, FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
+    uncast = {name for node in graph.node if node.op_type != "Cast" for name in node.input} | {v.name for v in graph.output}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type
-            found[v.name] = types.get(t)
+            found[v.name] = "uint8" if t == TensorProto.UINT8 and v.name not in uncast else types.get(t)
             if found[v.name] in (None, "bf16", "fp64"):
                 got = type_name(t).lower() if t else "no tensor type"
+                pixels = ", or uint8 that only Cast reads" if kind == "input" else ""
                 raise ModelError(
-                    f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool, got {got}: cast it outside the model"
+                    f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool{pixels}, got {got}: "
+                    "cast it outside the model"
                 )
     return found
 

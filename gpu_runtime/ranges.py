@@ -64,6 +64,9 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     if calibration is None:
         rng = np.random.default_rng(0)
         feeds, source = {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"
+        if pixels := [t.name for t in network.inputs if t.dtype == "uint8"]:
+            feeds |= {name: 255 * feeds[name] for name in pixels}
+            source += ", of pixels 0 to 255"
     else:
         feeds, source = calibration, "calibration input"
         for t in network.inputs:

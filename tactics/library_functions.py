@@ -8,6 +8,7 @@ the device: sizes come from shapes and attributes, never from values.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -48,6 +49,28 @@ def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
         rows = (slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, out, strides, strict=True))
         total = total + powers[(slice(None), slice(None), *rows)]
     return total ** (1 / p)
+
+
+def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_order=0):
+    """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
+    pixels of a channel are numbered column by column."""
+    n, sizes = len(kernel_shape), x.shape[2:]
+    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
+    behind = [max(r - size - before, 0) for r, size, before in zip(reach, sizes, pads[:n], strict=True)]
+    padded = xp.pad(x, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)], constant_values=-np.inf)
+    pixels = xp.arange(math.prod(sizes)).reshape(sizes[::-1] if storage_order else sizes)
+    numbers = xp.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * n) * math.prod(sizes)
+    numbers = numbers + (pixels.T if storage_order else pixels)
+    numbers = xp.pad(numbers, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)], constant_values=-1)
+    best = where = None
+    for at in itertools.product(*map(range, kernel_shape)):
+        first = [i * d for i, d in zip(at, dilations, strict=True)]
+        rows = tuple(slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, out, strides, strict=True))
+        value, number = padded[(slice(None), slice(None), *rows)], numbers[(slice(None), slice(None), *rows)]
+        larger = (number >= 0) if best is None else (number >= 0) & ((value > best) | (where < 0))
+        best = xp.where(larger, value, -np.inf if best is None else best)
+        where = xp.where(larger, number, -1 if where is None else where)
+    return best, where.astype(xp.int64)
 
 
 def global_lp_pool(xp, x, *, p=2):
@@ -198,6 +221,19 @@ def div(xp, a, b):
     return xp.sign(a) * xp.sign(b) * (abs(a) // abs(b))
 
 
+def clip(xp, x, low=None, high=None):
+    x = x if low is None else xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
+
+
+def power(xp, a, b):
+    """Of integers: exact where the exponent is not negative, else 1 / a ** -b, cut off towards zero."""
+    if b.dtype.kind == "f":
+        return xp.power(a.astype(xp.float64), b)
+    odd = 1 - 2 * (b % 2)
+    return xp.where(b >= 0, xp.power(a, xp.maximum(b, 0)), xp.where(a == 1, 1, xp.where(a == -1, odd, 0)))
+
+
 # ---- elements elsewhere, of any type
 
 
@@ -212,7 +248,20 @@ def slice_(xp, x, *, axes, starts, counts, steps):
     return x
 
 
+def split(xp, x, *, axis, sizes):
+    ends = list(itertools.accumulate(sizes))
+    return tuple(x[(*(slice(None),) * axis, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True))
+
+
 # ---- rows
+
+
+def _reduction(name):
+    def reduced(xp, x, *, axes, keepdims):
+        more = {"dtype": x.dtype} if name in ("sum", "prod") else {}  # NumPy would widen int32
+        return getattr(xp, name)(x, axis=tuple(axes), keepdims=bool(keepdims), **more) if axes else x
+
+    return reduced
 
 
 def lp_normalization(xp, x, *, axis=-1, p=2):
@@ -255,5 +304,7 @@ FUNCTIONS = {
     "Div": div, "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
     "Reshape": lambda xp, x, *, out: x.reshape(out), "Transpose": lambda xp, x, *, perm: x.transpose(perm),
     "Concat": concat, "Slice": slice_, "Expand": lambda xp, x, *, out: xp.broadcast_to(x, out),
-    "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats),
+    "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats), "Split": split, "Clip": clip, "Sign": _unary("sign"), "Pow": power,
+    **{f"Reduce{name.capitalize()}": _reduction(name) for name in ("max", "min", "prod", "sum")},
+    "MaxPool": max_pool,  # where the maxima stood
 }  # fmt: skip

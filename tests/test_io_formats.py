@@ -99,6 +99,29 @@ def test_two_stems_write_into_one_tensor(tmp_path):
     check(path, engine)
 
 
+@pytest.mark.parametrize("formats", [None, "hwc", "uint8:hwc", "fp32:chw"])
+def test_a_model_whose_input_is_uint8(tmp_path, formats):
+    """As preprocessing exported with a network has it: the first convolution reads the pixels as they are."""
+    rng = np.random.default_rng(0)
+    w = (rng.standard_normal((16, 3, 3, 3)) / 1000).astype(np.float16).astype(np.float32)
+    nodes = [helper.make_node("Cast", ["x"], ["f"], "cast", to=TensorProto.FLOAT),
+             helper.make_node("Conv", ["f", "w"], ["y"], "conv")]  # fmt: skip
+    info = [helper.make_tensor_value_info(n, t, [1, c, *s]) for n, t, c, s in
+            (("x", TensorProto.UINT8, 3, (9, 12)), ("y", TensorProto.FLOAT, 16, (7, 10)))]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [numpy_helper.from_array(w, "w")])
+    path = tmp_path / "pixels.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    engine = gr.build(path, device="h200", input_formats=formats)
+    assert engine.inputs[0]["format"] == {None: "uint8:chw", "hwc": "uint8:hwc"}.get(formats, formats)
+    assert engine.plan["range"]["source"] == "random values from 0 to 1, of pixels 0 to 255"
+    assert engine.plan["steps"][0]["kernel"] == "conv_stem"
+    x = rng.integers(0, 256, (1, 3, 9, 12)).astype(np.uint8)
+    (expected,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    with engine.context(device="emulator", poison=True) as ctx:
+        y = ctx.run({"x": x.astype(TYPES[engine.inputs[0]["dtype"]])})["y"]
+    assert np.abs(y - expected).max() < 2e-3 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("y", SIX)
 @pytest.mark.parametrize("x", SIX)
 def test_convolutions_take_and_give_every_format(folder, x, y):

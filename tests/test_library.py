@@ -69,6 +69,21 @@ CASES = {
     "expand_integers": (node("Expand", "x s", "y"), {"x": ((6, 1, 7), INT)}, {"s": np.int64([2, 6, 5, 1])}, 17, INT),
     "tile_integers": (node("Tile", "x r", "y"), {"x": ((2, 3), INT)}, {"r": np.int64([2, 3])}, 17, INT),
     "transpose_integers": (node("Transpose", "x", "y", perm=[0, 2, 3, 1]), {"x": (X, INT)}, {}, 17, INT),
+    **{f"{op}_integers": (node(op, "x a", "y", keepdims=0), {"x": (X, INT)}, {"a": np.int64([1, -1])}, 18, INT)
+       for op in ("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum")},
+    "reduce_all_integers": (node("ReduceSum", "x", "y"), {"x": (X, INT)}, {}, 17, INT),
+    "reduce_no_integers": (node("ReduceSum", "x", "y", noop_with_empty_axes=1), {"x": (X, INT)}, {}, 17, INT),
+    "reduce_integers_by_attribute": (node("ReduceMax", "x", "y", axes=[2]), {"x": (X, INT)}, {}, 13, INT),
+    "split_integers": (node("Split", "x s", "u y", axis=-1, name="y"), {"x": (X, INT)}, {"s": np.int64([3, 4])}, 17, INT),
+    "clip_integers": (node("Clip", "x lo", "y"), {"x": (X, INT)}, {"lo": np.int64(1)}, 17, INT),
+    "sign_integers": (node("Sign", "x", "y"), {"x": (X, INT)}, {}, 17, INT),
+    "pow_integers": (node("Pow", "x z", "y"), {"x": (X, INT), "z": ((5, 7), INT)}, {}, 17, INT),
+    "pow_of_integers": (node("Pow", "x z", "y"), {"x": (X, INT)}, {"z": np.float32(1.5)}, 17, INT),
+    **{f"max_pool_indices_{order}": (
+        node("MaxPool", "x", "v y", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], dilations=[1, 2], ceil_mode=1,
+             storage_order=order, name="y"), {"x": X}, {}, 17, INT) for order in (0, 1)},
+    "max_pool_indices_of_rank_3": (node("MaxPool", "x", "v y", kernel_shape=[4], auto_pad="SAME_LOWER", strides=[3], name="y"),
+                                   {"x": (2, 4, 9)}, {}, 17, INT),
     "scalar": (node("Where", "c x z", "y"), {"c": ((), BOOL), "x": ()}, {"z": np.float32(2)}),
     "gather_integers": (node("Gather", "x i", "y", axis=1), {"x": (X, INT)}, {"i": np.int64([3, -1])}, 17, INT),
     "gather": (node("Gather", "x i", "y", axis=1), {"x": X, "i": ((2, 2), INT)}, {}),
@@ -93,6 +108,7 @@ def case(name: str):
     proto = model([operator], {n: s for n, (s, _) in kinds.items()}, "y", constants, opset)
     for v in (*proto.graph.input, *proto.graph.output):
         v.type.tensor_type.elem_type = kinds[v.name][1] if v.name in kinds else kind
+    del proto.graph.value_info[:]  # inferred from other types
     rng = np.random.default_rng(4)
     feeds = {n: np.round(rng.uniform(-1, 1, s) * 512) / 512 * (1.5 if n == "g" else 1) for n, (s, _) in kinds.items()}
     feeds = {n: a if kinds[n][1] == TensorProto.FLOAT else rng.integers(0, 2, np.shape(a)) for n, a in feeds.items()}
@@ -243,11 +259,29 @@ def test_tactics_are_linear_and_their_time_is_that_of_their_bytes():
 
 
 def test_integers_reach_no_kernel():
-    proto = model([node("ReduceSum", "x a", "y")], {"x": (2, 3)}, "y", {"a": np.int64([1])})
+    proto = model([node("Pad", "x p", "y")], {"x": (2, 3)}, "y", {"p": np.int64([0, 1, 0, 0])})
     for v in (*proto.graph.input, *proto.graph.output):
         v.type.tensor_type.elem_type = INT
-    with pytest.raises(ModelError, match="ReduceSum y: 'x' is of type INT64; expected floating-point tensors"):
+    with pytest.raises(ModelError, match="Pad y: 'x' is of type INT64; expected floating-point tensors"):
         network(proto)
+
+
+def test_powers_with_negative_exponents():
+    got = bound("Pow", {})(np, [np.int64([2, -1, 1, 0, -3]), np.int64([-1, -3, -2, 2, 3])])
+    assert got.tolist() == [0, -1, 1, 0, -27]
+
+
+def test_maxima_and_where_they_stood(tmp_path):
+    """Both outputs of one node: the maxima by the pool's kernel."""
+    proto = model([node("MaxPool", "x", "y i", kernel_shape=[2, 2], strides=[2, 2])], {"x": (2, 3, 6, 8)}, "y i")
+    proto.graph.output[1].type.tensor_type.elem_type = INT
+    onnx.save(proto, tmp_path / "m.onnx")
+    x = np.random.default_rng(2).permutation(2 * 3 * 6 * 8).reshape(2, 3, 6, 8).astype(np.float32)
+    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    with engine.context(device="emulator", poison=True) as ctx:
+        got = ctx.run({"x": x})
+    assert all(np.array_equal(got[name], y) for name, y in ort_run(proto, {"x": x}).items())
+    assert sorted(layer["type"] for layer in engine.plan["layers"] if layer["type"] != "reformat") == ["library", "pool"]
 
 
 def test_wrong_functions_are_refused():

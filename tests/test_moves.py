@@ -18,6 +18,10 @@ pytestmark = pytest.mark.slow
 INT = np.int64
 
 
+def drawn(*shape) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
 def kinds(net) -> list[str]:
     return [type(op.problem).__name__.removesuffix("Problem") for op in net.ops]
 
@@ -37,6 +41,9 @@ CASES = {
     "pad_edge": ([node("Pad", "x p", "y", mode="edge")], (1, 3, 4, 5), {"p": INT([0, 0, 2, 3, 1, 0, 3, 4])}, ["Gather"]),
     "pad_wrap": ([node("Pad", "x p", "y", mode="wrap")], (1, 3, 4, 5), {"p": INT([0, 0, 2, 3, 0, 0, 3, 4])}, ["Gather"]),
     "pad_crops": ([node("Pad", "x p", "y")], (1, 3, 4, 5), {"p": INT([0, 0, -1, 3, 0, 0, 3, -2])}, ["Move"]),
+    "pad_wrap_crops": (  # what is cut off is not what wraps
+        [node("Pad", "x p", "y", mode="wrap")], (1, 3, 4, 5), {"p": INT([0, 0, -1, 3, 0, 0, 3, -2])}, ["Gather"],
+    ),
     "pad_images": (
         [node("Pad", "x p v", "y")], (1, 3, 4), {"p": INT([1, 0, 0, 1, 0, 2]), "v": np.float32(2.5)}, ["Gather"],
     ),
@@ -48,6 +55,15 @@ CASES = {
     "concat_rows": ([node("Relu", "x", "r"), node("Concat", "x r x", "y", axis=2)], (2, 3, 2, 4), {}, ["Pointwise", "Concat"]),
     "concat_columns": ([node("Relu", "x", "r"), node("Concat", "x r", "y", axis=-1)], (2, 3, 4), {}, ["Pointwise", "Concat"]),
     "concat_images": ([node("Relu", "x", "r"), node("Concat", "x r", "y", axis=0)], (2, 3, 4, 1), {}, ["Pointwise", "Concat"]),
+    "concat_constant": ([node("Concat", "x c", "y", axis=1)], (2, 3, 4, 5), {"c": drawn(2, 8, 4, 5)},
+                        ["Move", "Pointwise"]),
+    "concat_constant_token": ([node("Concat", "c x", "y", axis=1)], (2, 4, 16), {"c": drawn(2, 1, 16)},
+                              ["Move", "Pointwise"]),
+    "concat_constants_between": (
+        [node("Relu", "x", "r"), node("Concat", "c r d x e c", "y", axis=-1)], (2, 3, 4, 5),
+        {"c": drawn(2, 3, 4, 2), "d": drawn(2, 3, 4, 1), "e": drawn(2, 3, 4, 0)},
+        ["Pointwise", "Move", "Move", "Concat", "Pointwise"],
+    ),
     "concat_of_rank_5": (
         [node("Relu", "x", "r"), node("Concat", "x r", "y", axis=4)], (2, 3, 2, 2, 3), {},
         ["Pointwise", "View", "View", "Concat", "View"],

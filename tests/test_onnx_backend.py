@@ -58,8 +58,6 @@ EXCLUDED = {
         test_dropout_default_mask test_dropout_default_mask_ratio test_training_dropout_zero_ratio_mask""",
     "corners aligned with a fraction of a pixel; here, as in PyTorch and onnxruntime, with the last whole one": """
         test_resize_downsample_scales_cubic_align_corners test_resize_downsample_scales_linear_align_corners""",
-    "where a maximum stood": "test_maxpool_with_argmax_2d_precomputed_pads test_maxpool_with_argmax_2d_precomputed_strides",
-    "integers to a fractional power": "test_pow_types_int32_float32 test_pow_types_int64_float32",
     "a transposed convolution of volumes": "test_convtranspose_3d",
 }  # fmt: skip
 REASON = {name: reason for reason, names in EXCLUDED.items() for name in names.split()}
