@@ -325,20 +325,36 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem | tuple[PoolProblem
 def _chain(layer: Layer, shapes, out, weights) -> PointwiseProblem:
     over = shape_of(layer.output)
     constants = [name for name in weights if name != "slope"]
-    spans = [_span(shape, over) for shape in (*map(shape_of, layer.inputs), *(weights[name].shape for name in constants))]
+    shape4, spans = _spans([*map(shape_of, layer.inputs), *(weights[name].shape for name in constants)], over)
     count = len(layer.inputs)
-    return PointwiseProblem(*out, layer.stages, tuple(spans[:count]), tuple(spans[count:]))
+    return PointwiseProblem(*shape4, layer.stages, tuple(spans[:count]), tuple(spans[count:]))
 
 
-def _span(shape: tuple[int, ...], over: tuple[int, ...]) -> str:
-    """The axes of NCHW along which `shape` spans a tensor of shape `over`; NumPy aligns their dimensions at the end."""
-    shape = (1,) * (len(over) - len(shape)) + tuple(shape)
-    if shape == over:
-        return "nchw"
-    have, out = nchw(shape), nchw(over)
-    if any(d not in (1, o) for d, o in zip(have, out, strict=True)):
-        raise Refused(f"{list(shape)} repeats over {list(over)} along some of the axes between the second and the last only")
-    return "".join(a for a, d, o in zip("nchw", have, out, strict=True) if d == o > 1)
+def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4, list[str]]:
+    """(an NCHW shape of the elements of a tensor of shape `over`, along which of its axes each of `shapes` spans it); NumPy
+    aligns their dimensions at the end. It is `nchw` where that keeps apart what repeats, else neighbours alike are one axis."""
+    wide = [(1,) * (len(over) - len(shape)) + tuple(shape) for shape in shapes]
+    sizes, have = nchw(over), [nchw(shape) for shape in wide]
+    if any(d not in (1, o) for four in have for d, o in zip(four, sizes, strict=True)):
+        runs: list[tuple[int, tuple[bool, ...]]] = []  # size, which of `shapes` span it
+        for a, size in enumerate(over):
+            among = tuple(shape[a] == size for shape in wide)
+            if size == 1:
+                continue
+            if runs and runs[-1][1] == among:
+                runs[-1] = (runs[-1][0] * size, among)
+            else:
+                runs.append((size, among))
+        if len(runs) > 4:
+            given = ", ".join(str(list(shape)) for shape in shapes)
+            raise Refused(f"{given} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
+        runs = [(1, (False,) * len(shapes))] * (4 - len(runs)) + runs
+        sizes = tuple(size for size, _ in runs)
+        have = [tuple(size if among[i] else 1 for size, among in runs) for i in range(len(shapes))]
+    return sizes, [
+        "nchw" if shape == over else "".join(a for a, d, o in zip("nchw", four, sizes, strict=True) if d == o > 1)
+        for shape, four in zip(wide, have, strict=True)
+    ]
 
 
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")

@@ -254,25 +254,27 @@ def resize(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
             raise Refused(f"nearest_mode {rounding} is not known")
         tables = {a: nearest(shape[a], target[a], scale[a], turn, rounding, crop[a]) for a in changed}
         return _repeated(shape, tables) or indexed(shape, tables, outside)
-    if len(changed) > 2:
-        raise Refused(f"expected at most two axes that mode {mode} resizes, got {changed} of {list(shape)}")
-    if not changed or (rank == 4 and changed == [2]):
-        changed.append(rank - 1)
-    shape4, at = frame(shape, changed)
-    rows = [at[a] for a in changed]
-    turned = (*(a for a in range(4) if a not in rows), *rows)
-    n, c, h, w = (shape4[a] for a in turned)
-    pair = [None] * (2 - len(changed)) + changed  # one axis alone is columns
-    problem = ResizeProblem(
-        n, c, h, w, tuple(h if a is None else target[a] for a in pair), mode, turn,
-        tuple(1.0 if a is None else float(scale[a]) for a in pair), float(attribute(node, "cubic_coeff_a", -0.75)),
-        bool(attribute(node, "exclude_outside", 0)), bool(attribute(node, "antialias", 0)),
-        sum(((0.0, 1.0) if a is None else crop[a] for a in pair), ()), float(outside),
-    )  # fmt: skip
-    if turned == (0, 1, 2, 3):
-        return problem
-    back = tuple(turned.index(a) for a in range(4))
-    return GatherProblem(shape4, turned), problem, GatherProblem(problem.out_shape, back)
+    steps: list[Problem] = []
+    while changed or not steps:  # two axes at a time, the last ones first: interpolation is one of interpolations
+        pair, changed = changed[-2:], changed[:-2]
+        shape4, at = frame(shape, pair)
+        rows = [at[a] for a in pair]
+        turned = (0, 1, 2, 3) if rows == [2] else (*(a for a in range(4) if a not in rows), *rows)
+        pair = [*pair, None] if rows == [2] else [None] * (2 - len(pair)) + pair  # else one axis alone is columns
+        n, c, h, w = (shape4[a] for a in turned)
+        problem = ResizeProblem(
+            n, c, h, w, tuple(size if a is None else target[a] for a, size in zip(pair, (h, w), strict=True)), mode, turn,
+            tuple(1.0 if a is None else float(scale[a]) for a in pair), float(attribute(node, "cubic_coeff_a", -0.75)),
+            bool(attribute(node, "exclude_outside", 0)), bool(attribute(node, "antialias", 0)),
+            sum(((0.0, 1.0) if a is None else crop[a] for a in pair), ()), float(outside),
+        )  # fmt: skip
+        if turned == (0, 1, 2, 3):
+            steps.append(problem)
+        else:
+            back = tuple(turned.index(a) for a in range(4))
+            steps += [GatherProblem(shape4, turned), problem, GatherProblem(problem.out_shape, back)]
+        shape = tuple(target[a] if a in pair else size for a, size in enumerate(shape))
+    return tuple(steps)
 
 
 def _repeated(shape: tuple[int, ...], tables) -> MoveProblem | None:

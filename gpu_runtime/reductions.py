@@ -9,13 +9,14 @@ import numpy as np
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused, Shape4, axis4, constants, nchw
 from gpu_runtime.onnx_graph import attribute, constant, shape_of
-from tactics.problem import PointwiseProblem, PoolProblem
+from tactics.problem import PointwiseProblem, PoolProblem, Problem
 from tactics.row_problem import NormalizeProblem, ReduceProblem
 
 REDUCE = {
     "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod", "ReduceL1": "l1",
     "ReduceL2": "l2", "ReduceSumSquare": "sum_square", "ReduceLogSum": "log_sum", "ReduceLogSumExp": "log_sum_exp",
 }  # fmt: skip
+OF_ITSELF = ("sum", "mean", "max", "min", "prod")  # kinds that may reduce some axes first and then the others
 
 
 def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
@@ -25,33 +26,54 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
     if rank <= 4:
         at = {axis4(a, rank) for a in axes}
         return nchw(shape), "".join(a for i, a in enumerate("nchw") if i in at)
-    sizes, among = [], []
-    for a, size in enumerate(shape):
-        if among and among[-1] == (a in axes):
-            sizes[-1] *= size
-        else:
-            sizes.append(size)
-            among.append(a in axes)
-    if len(sizes) > 4:
+    runs = _fates(shape, axes)
+    if len(runs) > 4:
         raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
-    ones = 4 - len(sizes)
-    return (*(1,) * ones, *sizes), "".join(a for a, chosen in zip("nchw"[ones:], among, strict=True) if chosen)
+    ones = 4 - len(runs)
+    letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
+    return (*(1,) * ones, *(size for size, _ in runs)), "".join(letters)
 
 
-def reduce(layer: Layer, shapes, out, weights) -> ReduceProblem | PoolProblem | PointwiseProblem:
+def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
+    """(size, whether `axes` has them) of neighbouring axes that share this."""
+    runs: list[tuple[int, bool]] = []
+    for a, size in enumerate(shape):
+        if runs and runs[-1][1] == (a in axes):
+            runs[-1] = (runs[-1][0] * size, a in axes)
+        else:
+            runs.append((size, a in axes))
+    return runs
+
+
+def reduce(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
     given = constants(layer, 1)[0]
     if not given and attribute(layer.node, "noop_with_empty_axes", 0):
         if kind not in ("sum", "mean", "max", "min", "prod"):
             raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
         return PointwiseProblem(*shapes[0])
-    shape4, axes = _runs(shape, {int(a) % len(shape) for a in given} if given else set(range(len(shape))))
+    chosen = {int(a) % len(shape) for a in given} if given else set(range(len(shape)))
+    if kind in OF_ITSELF and len(_fates(shape, chosen)) > 4:
+        return _one_run_after_the_other(shape, chosen, kind)
+    shape4, axes = _runs(shape, chosen)
     if axes == "hw" and kind in ("mean", "max"):
         n, c, h, w = shape4
         return PoolProblem(n, c, h, w, "avg" if kind == "mean" else "max", h, w, (1, 1))
     if not axes:  # a scalar
         axes = "w"
     return ReduceProblem(*shape4, kind, axes)
+
+
+def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) -> tuple[Problem, ...]:
+    """The last neighbours among `axes` first: each leaves axes of size 1."""
+    problems = []
+    while axes:
+        first = max(a for a in axes if a - 1 not in axes)
+        run = {a for a in axes if a >= first}
+        shape4, among = _runs(shape, run)
+        problems.append(ReduceProblem(*shape4, kind, among))
+        shape, axes = tuple(1 if a in run else size for a, size in enumerate(shape)), axes - run
+    return tuple(problems)
 
 
 def softmax(layer: Layer, shapes, out, weights) -> NormalizeProblem:

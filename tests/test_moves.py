@@ -156,6 +156,9 @@ def test_resize(mode, turn):
     ((2, 5, 4, 3), (1, 2, 3.5, 1), ["Gather", "Resize", "Gather"]),  # rows and columns of an NHWC tensor
     ((2, 3, 5, 4), (1, 1, 1.6, 1), ["Resize"]),
     ((4, 6), (1.5, 2), ["Gather", "Resize", "Gather"]),
+    ((1, 2, 3, 4, 5), (1, 1, 2, 1.5, 2.2), ["View", "Resize", "View", "Resize", "View"]),
+    ((1, 2, 3, 4, 5), (1, 1, 1.7, 1, 1), ["View", "Resize", "View"]),
+    ((1, 2, 3, 4, 5), (1, 1, 1, 1, 1), ["View", "Resize", "View"]),
 ])  # fmt: skip
 def test_linear_resize_of_other_axes(shape, scales, problems):
     proto = model([node("Resize", "x _ s", "y", mode="linear")], {"x": shape}, "y", {"s": np.float32(scales)}, 19)

@@ -10,6 +10,7 @@ from reference_run import check_against_ort, feeds_for, model, network, node, or
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
 from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
@@ -138,6 +139,20 @@ RANKS = [((4, 7), (7,)), ((4, 7), (4, 1)), ((2, 3, 9), (2, 3, 1)), ((2, 3, 9), (
 def test_other_ranks(shape, other):
     chain(model([node("Mul", "x z", "y")], {"x": shape, "z": other}, "y"))
     chain(model([node("Add", "x c", "y")], {"x": shape}, "y", {"c": rng.standard_normal(other).astype(np.float32)}))
+
+
+@pytest.mark.parametrize("other", [(3, 4, 1, 1), (2, 1, 4, 5, 1), (3, 1, 5, 6), (1, 1, 4, 1, 1), (2, 3, 1, 5, 1)], ids=str)
+def test_any_axes_of_rank_5_may_be_repeated(other):
+    """As a mask for each window of an attention; constants too."""
+    nodes = [node("Mul", "x o", "p"), node("Add", "p c", "y")]
+    c = rng.uniform(-1, 1, other).astype(np.float32)
+    assert chain(model(nodes, {"x": (2, 3, 4, 5, 6), "o": other}, "y", {"c": c})) == ["mul(t1)", "add(c0)"]
+
+
+def test_five_runs_of_axes_are_refused():
+    shapes = {"x": (2, 3, 4, 5, 6), "a": (2, 1, 4, 1, 6), "b": (2, 3, 1, 1, 1)}
+    with pytest.raises(ModelError, match=r"2, 1, 4, 1, 6.* repeat over \[2, 3, 4, 5, 6\] along 5 runs of axes; expected 4"):
+        network(model([node("Mul", "x a", "p"), node("Add", "p b", "y")], shapes, "y"))
 
 
 def test_both_sides_may_be_repeated():

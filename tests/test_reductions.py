@@ -9,6 +9,7 @@ from reference_run import check_against_ort, feeds_for, model, network, node, or
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
 from tactics.problem import PointwiseProblem, PoolProblem
@@ -61,6 +62,17 @@ RANKS = [
 def test_reduce_any_rank(shape, axes):
     only(model([node("ReduceL1", "x a", "y")], {"x": shape}, "y", {"a": np.int64(axes)}, 18))
     only(model([node("ReduceMean", "x", "y", axes=axes, keepdims=0)], {"x": shape}, "y", {}, 13))
+
+
+@pytest.mark.parametrize("axes", [(1, 3), (0, 2, 4), (-1, 0, 2)])
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceSum"])
+def test_reduce_more_runs_than_axes_of_a_problem(op, axes):
+    """One run of axes after the other; what depends on all of them at once is refused."""
+    proto = model([node(op, "x a", "y", keepdims=0)], {"x": (2, 3, 4, 5, 6)}, "y", {"a": np.int64(axes)}, 18)
+    problems = [op.problem for op in check_against_ort(proto, 1e-5).ops if not isinstance(op.problem, ViewProblem)]
+    assert [p.kind for p in problems] == [op.removeprefix("Reduce").lower()] * len(axes)
+    with pytest.raises(ModelError, match="expected axes that leave at most 4 runs"):
+        network(model([node("ReduceL2", "x a", "y")], {"x": (2, 3, 4, 5, 6)}, "y", {"a": np.int64(axes)}, 18))
 
 
 def test_reduce_nothing():
