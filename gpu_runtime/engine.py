@@ -42,7 +42,7 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                   lost_energy|null, best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
                   other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us}|null,
                   other_cost_us|null, flip_speedup|null, p_sparse_faster|null,
-                  floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}}]}
+                  floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}|null (runs in FP32)}]}
                   (gpu_runtime.reasons says what each means)
     plan        {total_us, status ("proven" or not), method, width, gap, rivals: {all_dense_us, best_single_format:
                   {format, us}, greedy_us}, measured_us (end to end, where it was)}

@@ -46,6 +46,8 @@ def _cell(row: Mapping, plan: Mapping) -> str:
     if sparse:
         times += f" / ~{sparse['us']:.2f}"
     merged = f"\nas {printable(row['layer'])}" if len(row["layers"]) > 1 else ""
+    if row["floor"] is None:  # runs in FP32: its floors are those of no tensor core
+        return f"FP32\n{times}\n{RESOURCES[dense['bound']]}{merged}"
     return f"{SHORT[row['reason']]}\n{times}\n{RESOURCES[row['floor']['bound']]}{merged}"
 
 

@@ -1,7 +1,8 @@
 """Tactics for problems some of whose tensors are FP32, since FP16 cannot hold their values: right before fast.
 
 Such a tensor is linear (fp32:chw). Convolution then runs in FP32 on CUDA cores and takes its other tensors in any layout; the
-other kernels are those that FP16 has, with another type on that side and linear memory on all of them.
+other kernels are those that FP16 has, with another type on that side and linear memory on all of them. What is FP16 inside a
+network may be FP32 where it is the network's input or output.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ def reason(problem: Problem) -> str:
 
 
 def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or kind of problem, reason against it or ""). `dtypes`: "fp16" or "fp32" of each input, then of the output."""
+    """(tactic or kind of problem, reason against it or ""). `dtypes`: of each input, then of the output, "fp32" for what must
+    be that, "fp16" for what may be either."""
     if why := reason(problem):
         yield type(problem).__name__, why
         return
     kernel = KERNELS[type(problem)]
     if isinstance(problem, ConcatProblem) and problem.axis != 1:
         kernel = "gather"
-    half = HALF_FORMATS if kernel in ANY_LAYOUT else (HALF,)
-    for *ins, out in product(*((FP32,) if d == "fp32" else half for d in dtypes)):
+    either = (*(HALF_FORMATS if kernel in ANY_LAYOUT else (HALF,)), FP32)
+    for *ins, out in product(*((FP32,) if d == "fp32" else either for d in dtypes)):
         yield Tactic(kernel, None, tuple(ins), out), ""

@@ -214,13 +214,14 @@ PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | JOINED
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
     """(case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; of CONVS, DEPTHWISE and JOINED `per_conv` of each
-    family, drawn once."""
+    family, drawn once; and of each, what runs it where all of its tensors are FP32."""
     result = []
     for name, problem in PROBLEMS.items():
         tactics = candidates(problem, device)
         if name in CONVS | DEPTHWISE | JOINED:
             families = [t for t in tactics if not t.sparse], [t for t in tactics if t.sparse]
             tactics = [t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f)))]
+        tactics = *tactics, *candidates(problem, device, ("fp32",) * (len(problem.in_shapes) + 1))
         result += [(name, problem, tactic) for tactic in tactics]
     return result
 

@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tactics import single
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
 from tactics.predict import predict, predict_us
-from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.problem import ConvProblem, ConvTransposeProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
@@ -28,6 +29,11 @@ LARGE = 2.0**17  # what FP32 sides are multiplied by
 def types_of(problem):
     """Every mix of types of inputs and output in which something is FP32."""
     return [t for t in product(TYPES, repeat=len(problem.in_shapes) + 1) if "fp32" in t]
+
+
+def tactics_of(problem, dtypes):
+    """Those in which every tensor has its type."""
+    return [t for t in candidates(problem, DEVICE, dtypes) if tuple(f.dtype for f in (*t.ins, t.out)) == tuple(dtypes)]
 
 
 def check(problem, tactic, dtypes, scale=LARGE):
@@ -55,21 +61,22 @@ def drawn_convolution(rng: random.Random) -> ConvProblem:
                        act_first=after)  # fmt: skip
 
 
-def test_drawn_convolutions():
+@pytest.mark.parametrize("draws", [12, pytest.param(400, marks=pytest.mark.long)])
+def test_drawn_convolutions(draws):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    for _ in range(12):
+    for _ in range(draws):
         problem = drawn_convolution(rng)
         dtypes = rng.choice([t for t in types_of(problem) if t[0] == "fp32"])
-        tactic = rng.choice(candidates(problem, DEVICE, dtypes))
+        tactic = rng.choice(tactics_of(problem, dtypes))
         check(problem, tactic, dtypes)
 
 
 @pytest.mark.parametrize("dtypes", types_of(ConvProblem(1, 1, 1, 1, 1, 1, 1, residual=True)), ids="-".join)
 def test_every_mix_of_types(dtypes):
     problem = ConvProblem(2, 24, 7, 6, 20, 3, 3, pad=(1, 0, 2, 1), bias=True, residual=True, act=ACTS[1])
-    tactics = candidates(problem, DEVICE, dtypes)
+    tactics = tactics_of(problem, dtypes)
     assert {linear(t.out) for t in tactics} == ({True} if dtypes[-1] == "fp32" else {True, False})
     tactic = max(tactics, key=lambda t: [not linear(f) for f in (*t.ins, t.out)])  # vectors wherever there may be
     inputs, weights = random_data(problem)
@@ -88,7 +95,7 @@ def test_every_byte_is_written_once(k, groups):
 def test_transposed_convolution():
     problem = ConvTransposeProblem(2, 6, 5, 4, 10, 3, 4, (11, 8), (2, 2), (0, 1), groups=2, bias=True, act=ACTS[1])
     for dtypes in types_of(problem):
-        check(problem, candidates(problem, DEVICE, dtypes)[-1], dtypes, LARGE if dtypes[0] == "fp32" else 1)
+        check(problem, tactics_of(problem, dtypes)[-1], dtypes, LARGE if dtypes[0] == "fp32" else 1)
 
 
 FEW = (
@@ -108,7 +115,7 @@ def check_types(name):
     count = len(problem.in_shapes)
     mixed = rng.choice([t for t in types_of(problem) if len(set(t)) > 1])
     for dtypes in (("fp32",) * (count + 1), mixed):
-        (tactic,) = candidates(problem, DEVICE, dtypes)
+        (tactic,) = tactics_of(problem, dtypes)
         got = execute(Emulated(DEVICE), problem, tactic, inputs, weights)
         assert_right(problem, tactic, got, reference(problem, inputs, weights))
 
@@ -158,12 +165,18 @@ def test_depth_to_space_in_the_stores(mode):
 def test_names_and_reasons():
     problem = ConvProblem(1, 16, 8, 8, 16, 3, 3)
     tactics = candidates(problem, DEVICE, ("fp32", "fp16"))
-    assert [str(t.out) for t in tactics] == ["fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32"]
+    assert [str(t.out) for t in tactics] == ["fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32", "fp32:chw"]
     assert all(Tactic.parse(t.name) == t and not t.sparse and str(t.ins[0]) == "fp32:chw" for t in tactics)
     assert not any(t.kernel == "conv_fp32" for t in candidates(problem, DEVICE))
     pooled = ConvProblem(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
     assert not candidates(pooled, DEVICE, ("fp32", "fp16"))
     assert "no max pool in its stores in FP32" in dict(rejected(pooled, DEVICE, ("fp32", "fp16"))).values()
+
+
+def test_every_kind_of_problem_has_a_kernel():
+    """But those that are options of a plan only, that launch nothing, or that take both types anyway."""
+    others = {"BackToBackProblem", "SqueezeExciteProblem", "ViewProblem", "ReformatProblem", "LibraryProblem"}
+    assert {c.__name__ for c in get_args(Problem)} == others | {c.__name__ for c in single.KERNELS}
 
 
 def test_predicted_times_follow_the_cuda_cores():
