@@ -75,24 +75,28 @@ def views(op: Op) -> Iterator[tuple[str, str]]:
     elif isinstance(p, GatherProblem) and p.is_transpose:
         last = (Format("fp16", "hwc"),)
         pairs = [*product((*representative(p.shape), *last), (*representative(p.out_shape), *last))]
-        pairs += [(Format(dtype, "chw"), Format(dtype, "hwc")) for dtype in ("fp32", "uint8")]  # of a network's input
+        ends = [(Format(dtype, "chw"), Format(dtype, "hwc")) for dtype in ("fp32", "uint8")]  # of the network
+        pairs += [*ends, *((last, linear) for linear, last in ends)]
         for x, y in pairs:
             steps, turned = _steps(x, p.shape), _steps(y, p.out_shape)
             if steps and turned and all(steps[a] == t or p.shape[a] == 1 for a, t in zip(p.perm, turned, strict=True)):
                 yield canonical(x, p.shape), canonical(y, p.out_shape)
 
 
-def channels_last(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
-    """Tensor -> formats that it may have beside its own, of those that a transposition takes from or to channels last: without
-    padding between pixels the transposition moves nothing. `io`: the formats of the network's inputs and outputs."""
+def beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
+    """Tensor -> formats that it may have beside its own, because a view or transposition then moves nothing: without padding
+    between pixels where channels become last or were, and of the type that the network's input or output has at the other
+    side. `io`: the formats of the network's inputs and outputs."""
     found: dict[str, tuple[Format, ...]] = {}
     for op in network.ops:
-        p = op.problem
-        if isinstance(p, GatherProblem) and p.is_transpose and p.perm == (0, 2, 3, 1):
-            found[op.inputs[0]] = (Format("fp16", "hwc"),)
-        elif isinstance(p, GatherProblem) and p.is_transpose and p.perm == (0, 3, 1, 2):
-            dtypes = {"fp16": None} | {f.dtype: None for f in io.get(op.inputs[0], ()) if f.layout == "chw"}
-            found[op.output] = tuple(Format(dtype, "hwc") for dtype in dtypes)
+        p, (x, *_), y = op.problem, op.inputs or ("",), op.output
+        known = ("fp32",) if y in io else ("fp32", "uint8")  # types that kernels write, and read
+        asked = {t: {f.dtype: None for f in io.get(t, ()) if f.layout == "chw" and f.dtype in known} for t in (x, y)}
+        if isinstance(p, ViewProblem):
+            found[x] = tuple(Format(dtype, "chw") for dtype in asked[y])
+        elif isinstance(p, GatherProblem) and p.is_transpose and p.perm in ((0, 2, 3, 1), (0, 3, 1, 2)):
+            turned, outside = (x, asked[y]) if p.perm == (0, 2, 3, 1) else (y, asked[x])
+            found[turned] = tuple(Format(dtype, "hwc") for dtype in {"fp16": None} | outside)
     return {t: fmts for t, fmts in found.items() if t not in network.only}
 
 

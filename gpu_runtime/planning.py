@@ -39,7 +39,7 @@ class Table:
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
     sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
-    tactic may use, None: any number; `turned`: what inplace.channels_last lets tensors be.
+    tactic may use, None: any number; `beside`: what inplace.beside lets tensors be.
     """
 
     network: Network
@@ -50,7 +50,7 @@ class Table:
     sparse: bool = True
     reformats: Mapping[ReformatProblem, Mapping[Tactic, Time]] = field(default_factory=dict)
     scratch: int | None = None
-    turned: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
 
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
@@ -69,8 +69,8 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     named = {t: network.formats(t) for t in network.tensors}
     keys = {t: {canonical(f, network.tensors[t]) for f in fmts} for t, fmts in named.items()}
     # What no kernel's own format coincides with: read or written directly by what can, else reformatted.
-    turned = inplace.channels_last(network, asked)
-    edges = {t: dict.fromkeys((*asked.get(t, ()), *turned.get(t, ()))) for t in named}
+    beside = inplace.beside(network, asked)
+    edges = {t: dict.fromkeys((*asked.get(t, ()), *beside.get(t, ()))) for t in named}
     edges = {t: tuple(f for f in fmts if canonical(f, network.tensors[t]) not in keys[t]) for t, fmts in edges.items()}
     usable = {t: named[t] + edges[t] for t in named}
     times, missing, unable = [], [], []
@@ -94,7 +94,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     elif not all(op.when for op in unable):
         raise ModelError(stuck + "\n".join(missing))
 
-    formats = {t: (*fmts, *turned.get(t, ())) for t, fmts in named.items()}
+    formats = {t: (*fmts, *beside.get(t, ())) for t, fmts in named.items()}
     formats = {t: tuple(dict.fromkeys(canonical(f, network.tensors[t]) for f in fmts)) for t, fmts in formats.items()}
     placed = inplace.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 2)
     formats = {t: (*own, *placed[t]) for t, own in formats.items()}
@@ -122,7 +122,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         pinned = {t: canonical(f, network.tensors[t]) for t, f in chosen.items()}
         own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
         whole = replace(graph, pinned=pinned, formats=own)
-        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats, scratch, turned))
+        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats, scratch, beside))
     if unable and able is None:  # ops of several decisions: some combinations of options have no plan, or all
         try:
             plan.solve(tables[0].graph)
@@ -134,7 +134,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
 def format_of(table: Table, tensor: str, key: str) -> Format:
     """The name of a canonical key on a tensor: that of the kernels, else that of the network's edge."""
     shape = table.network.tensors[tensor]
-    for fmt in (*table.network.formats(tensor), table.io.get(tensor), *table.turned.get(tensor, ())):
+    for fmt in (*table.network.formats(tensor), table.io.get(tensor), *table.beside.get(tensor, ())):
         if fmt is not None and canonical(fmt, shape) == base(key):
             return fmt
     raise ValueError(f"tensor {tensor} has no format {key}")

@@ -68,3 +68,22 @@ def test_heads_of_a_detector_are_written_as_they_are_read(tmp_path):
 def test_rows_of_several_images_are_joined_by_a_copy(tmp_path):
     """They are not one run of memory each."""
     assert ("concat", "y") in moved(engine_within_budget(heads(n=2), tmp_path / "m.onnx"))
+
+
+ENDS = {  # what follows a convolution of 24 channels
+    "softmax": [node("GlobalAveragePool", "a", "p"), node("Flatten", "p", "f"), node("Softmax", "f", "y")],
+    "gelu": [node("Gelu", "a", "y")],
+    "pool": [node("AveragePool", "a", "y", kernel_shape=(2, 2), strides=(2, 2))],
+    "resize": [node("Resize", "a _ scales", "r", mode="linear"), node("Transpose", "r", "y", perm=(0, 2, 3, 1))],
+    "rows": [node("ReduceMean", "a axes", "m", keepdims=0), node("Reshape", "m flat", "y")],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+def test_what_computes_in_fp32_writes_a_network_s_output_so(tmp_path, end):
+    w = {"scales": np.float32([1, 1, 2, 2]), "flat": np.int64([1, -1]), "axes": np.int64([1])}
+    proto = model([*conv("x", "a", 3, 24, w), *ENDS[end]], {"x": (1, 3, 10, 12)}, "y", w, opset=20)
+    engine = engine_within_budget(proto, tmp_path / "m.onnx")
+    assert engine.plan["layers"][-1]["outputs"][0]["format"].startswith("fp32"), moved(engine)
+    assert "Reformatting CopyNode for Output Tensor 0 y" not in [name for _, name in moved(engine)]
