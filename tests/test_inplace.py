@@ -430,6 +430,20 @@ AROUND = {
         ConvTransposeProblem(1, 32, 4, 5, 8, 2, 2, (8, 10), (2, 2), sparse24=True), "transpose_sparse24", SPARSE, (H8, H8),
         ((8, 48, H8), (16, 32, H8)),
     ),
+    "conv_fp32": (
+        ConvProblem(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True), "conv_fp32", None, (H8, CHW32, H8),
+        ((8, 56, H8), (32, 80, CHW32), (16, 72, H8)),
+    ),
+    "conv_fp32_in": (
+        ConvProblem(1, 7, 6, 5, 13, 3, 3), "conv_fp32", None, (Format("fp32", "chw"), CHW), (None, (5, 20, CHW)),
+    ),
+    "conv_fp32_out": (
+        ConvProblem(1, 24, 6, 5, 13, 3, 3), "conv_fp32", None, (H8, Format("fp32", "chw")), ((8, 56, H8), None),
+    ),
+    "transpose_fp32": (
+        ConvTransposeProblem(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_fp32", None, (H8, H8),
+        ((8, 32, H8), (16, 32, H8)),
+    ),
     "conv_linear": (ConvProblem(2, 7, 6, 5, 13, 3, 3), "conv_dense", DENSE, (CHW, CHW), ((3, 11, CHW), (5, 20, CHW))),
     "pool": (PoolProblem(2, 16, 9, 8, "max", 3, 3, (4, 4), (2, 2)), "pool", None, (H8, H8), ((8, 32, H8), (8, 40, H8))),
     "pool_global": (PoolProblem(2, 24, 5, 4, "avg", 5, 4, (1, 1)), "pool_global", None, (H8, H8), ((8, 40, H8), (16, 48, H8))),
@@ -484,7 +498,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
         first, channels, whole_fmt = place or (0, shape[1], fmt)
         whole = (shape[0], channels, *shape[2:])
         s = strides(whole_fmt, whole)
-        around = np.full(num_bytes(whole_fmt, whole), 0xFF, np.uint8).view(np.float16)
+        around = np.full(num_bytes(whole_fmt, whole), 0xFF, np.uint8).view(DTYPES[whole_fmt.dtype])
         image = from_memory(around, whole_fmt, whole, padding=True)
         if x is not None:
             image[:, first : first + shape[1]] = x
@@ -495,7 +509,8 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
         gpu.write(address, to_memory(image, whole_fmt))
         lie.append(s)
         images.append((address, whole_fmt, padded))
-        addresses.append(address + 2 * ((first >> s.log2v) * s.block + (first & ((1 << s.log2v) - 1))))
+        elements = (first >> s.log2v) * s.block + (first & ((1 << s.log2v) - 1))
+        addresses.append(address + elements * DTYPES[whole_fmt.dtype].itemsize)
     sections = pack_weights(problem, tactic, weights)
     held = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
     for name, array in sections.items():
@@ -506,7 +521,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
         gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held, scratch))
     address, whole_fmt, padded = images[-1]
-    flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(np.float16)
+    flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(DTYPES[whole_fmt.dtype])
     whole = from_memory(flat, whole_fmt, padded)
     first, c = (places[-1] or (0,))[0], problem.out_shape[1]
     end = first + (padded_channels(tactic.out.layout, c) if first + c == (places[-1] or (0, c))[1] else c)
