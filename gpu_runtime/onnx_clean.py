@@ -48,6 +48,7 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             _pads_into_windows(model)
             _softmax_where_it_lies(model)
             _join_constants(model)
+            _whole_batches(model)
             common.RemoveUnusedNodesPass()(model)
             common.TopologicalSortPass()(model)
             told.clear()
@@ -360,6 +361,35 @@ def _join_constants(model: ir.Model) -> None:
         whole = _initializer(model, f"{node.name}_constants", constants)
         steps.append(ir.node("Add", [steps[-1].outputs[0], whole], name=node.name))
         _replace(model, node, steps)
+
+
+def _whole_batches(model: ir.Model) -> None:
+    """MatMul of batches that repeat otherwise than kernels take them -> of operands repeated before it, constants here.
+
+    Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or
+    both of two axes, or altogether.
+    """
+    for node in [n for n in model.graph if n.op_type == "MatMul"]:
+        if any(v.shape is None or not v.shape.is_static() for v in node.inputs):
+            continue
+        shapes = [tuple(v.shape.numpy()) for v in node.inputs]
+        over = np.broadcast_shapes(*(s[:-2] for s in shapes))
+        stored = [v.const_value is not None for v in node.inputs]
+        for slot, (v, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
+            own = (1,) * (len(over) - len(shape[:-2])) + shape[:-2]
+            first = next((i for i, d in enumerate(own) if d != 1), len(own))
+            whole = own == over or math.prod(own) == 1
+            if whole or (own[first:] == over[first:] if stored[slot] else len(over) <= 2 and not any(stored)):
+                continue
+            wanted = (*over, *shape[-2:])
+            if not stored[slot]:
+                size = _initializer(model, f"{node.name}_batches_{slot}", np.int64(wanted))
+                repeated = ir.node("Expand", [v, size], name=f"{node.name}_operand_{slot}")
+                model.graph.insert_before(node, repeated)
+                node.replace_input_with(slot, repeated.outputs[0])
+            elif math.prod(wanted) <= MOST_FOLDED:
+                array = np.broadcast_to(v.const_value.numpy(), wanted)
+                node.replace_input_with(slot, _initializer(model, f"{node.name}_operand_{slot}", np.ascontiguousarray(array)))
 
 
 def _initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
