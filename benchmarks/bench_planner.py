@@ -4,8 +4,8 @@
 
 Rivals: each layer's fastest for itself (greedy), one format everywhere, and the same question written down plainly for HiGHS
 (a binary per entry, per format made and per reformat), which gets `--limit` seconds. The times that plans are made of are
-predicted; how long planning takes is measured on this machine as CPU time of its one thread, the best of three runs, tables not
-included.
+predicted; how long planning takes is measured on this machine as CPU time of its one thread, the best of ten runs (what else
+runs there adds to it), tables not included.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from gpu_runtime import fuse, io_formats, lower, onnx_import, pipeline, planning
 from gpu_runtime.errors import ModelError
 from tactics import plan, timing
 from tactics.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of
+
+RUNS = 10
 
 
 def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool]:
@@ -104,7 +106,7 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
     table = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     graph = table.graph
     seconds = []
-    for _ in range(3):
+    for _ in range(RUNS):
         start = time.process_time()
         best = plan.solve(graph)
         seconds.append(time.process_time() - start)

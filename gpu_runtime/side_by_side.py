@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.explain import RESOURCES
@@ -28,7 +29,8 @@ def text(plans: Sequence[Mapping]) -> str:
     ]
     rows += [[label, *(cell(p) for p in plans)] for label, cell in TOTALS]
     lines = [*wrap(head), "", *table(["layer", *names], rows, caps=(26, *[max(13, 92 // len(plans))] * len(plans)), gap=True)]
-    lines += ["", "A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer."]
+    lines += ["", *wrap("A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
+                        "device's peak rates.")]  # fmt: skip
     differing = [layer for layer in by_layer[0] if len({rows[layer]["verdict"] for rows in by_layer}) > 1]
     lines += ["", *wrap(_differ(differing, by_layer[0]))]
     for layer in differing:
@@ -51,11 +53,19 @@ def _cell(row: Mapping, plan: Mapping) -> str:
     return f"{SHORT[row['reason']]}\n{times}\n{RESOURCES[row['floor']['bound']]}{merged}"
 
 
+def _limits(plan: Mapping) -> str:
+    """What limits the best dense kernels of the layers that also have a sparse one, most frequent first."""
+    rows = [r for r in plan["sparsity"]["rows"] if r.get("best_dense") and r.get("best_sparse")]
+    counts = Counter(RESOURCES[r["best_dense"]["bound"]] for r in rows)
+    return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
+
+
 TOTALS = (
     ("sparse of eligible", lambda p: f"{len(p['sparsity']['picked'])} of {len(p['sparsity']['eligible'])}"),
     ("plan", lambda p: us_text(p["plan"]["total_us"], p)),
     ("without sparse kernels", lambda p: us_text(p["plan"]["rivals"]["all_dense_us"], p)),
     ("gained by 2:4", lambda p: f"{p['plan']['rivals']['all_dense_us'] / p['plan']['total_us']:.3f}x"),
+    ("dense kernels limited by", _limits),
 )
 
 

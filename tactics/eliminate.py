@@ -16,7 +16,7 @@ import numpy as np
 
 NEVER = 1 << 60  # the cost of an impossible cell
 ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
-MANY_CELLS = 5_000_000  # tables of more cells than this in all: a better order is worth looking for
+MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)

@@ -195,12 +195,9 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     model.blocks.update(wide)
     for i in wide:
         for k, v in enumerate(_tensors(graph, model, i)):
-            agrees = np.zeros((len(picks), model.sizes[v]), np.int64)
-            for s, (owner, _, block) in enumerate(picks):
-                if owner == i:
-                    agrees[s] = eliminate.NEVER
-                    agrees[s, block[k]] = 0
-            model.factors.append(((picked, v), agrees))
+            states = range(model.sizes[v])
+            agrees = [[0 if owner != i or s in block[k] else eliminate.NEVER for s in states] for owner, _, block in picks]
+            model.factors.append(((picked, v), np.array(agrees, np.int64)))
         table = np.array([value if owner == i else eliminate.NEVER for owner, value, _ in picks], np.int64)
         model.ops[i] = len(model.factors)
         model.factors.append(_where_taken(graph, graph.choices[i], [picked], table))
