@@ -14,10 +14,12 @@ from problems import assert_right, execute
 from test_kernels import DEVICE, by_tile, variants
 
 from cuda_kernels.launch import Emulated
+from tactics import single
 from tactics.gather_problem import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem, PoolProblem, Problem
 from tactics.step import linear
+from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
 
 ACTIVATIONS = (Activation(), Activation("relu"), Activation("relu"), Activation("clip", (-0.5, 1.0)), Activation("prelu"))
@@ -88,6 +90,15 @@ def resize(seed: int) -> ResizeProblem | GatherProblem:
 DRAWS = {"conv": conv, "pool": pool, "resize": resize}
 
 
+def with_fp32(problem: Problem) -> list[Tactic]:
+    """One tactic for each mix of FP16 and FP32 tensors, where any is FP32; the layouts of the others drawn."""
+    found = {}
+    tactics = [t for t, reason in single.candidates(problem, ("fp16",) * (len(problem.in_shapes) + 1)) if not reason]
+    for t in random.Random(str(problem)).sample(tactics, len(tactics)):
+        found.setdefault(tuple(f.dtype for f in (*t.ins, t.out)), t)
+    return [t for dtypes, t in sorted(found.items()) if "fp32" in dtypes]
+
+
 def check(problem: Problem, tactics) -> None:
     """All of them are run; the first error is raised and says which went wrong. The test's name says how to draw it again."""
     inputs, weights = random_data(problem)
@@ -119,12 +130,12 @@ def test_drawn(kind, seed):
 @pytest.mark.parametrize("seed", range(1000, 1567))
 @pytest.mark.parametrize("kind", DRAWS)
 def test_many_drawn(kind, seed):
-    """Every kernel and tile between linear and vector sides; what differs in nothing but layouts shares these binaries and
-    is drawn. With the 300 chains of test_pointwise.py, 2,001 draws."""
+    """Every kernel and tile between linear and vector sides, and every mix of FP16 and FP32; what differs in nothing but
+    layouts shares these binaries and is drawn. With the 300 chains of test_pointwise.py, 2,001 draws."""
     problem = DRAWS[kind](seed)
     tactics = by_tile(problem)
     assert tactics, f"no tactic for {problem}"
-    check(problem, tactics)
+    check(problem, tactics + with_fp32(problem))
 
 
 def test_wrong_tactics_are_named(monkeypatch):
