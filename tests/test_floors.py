@@ -26,7 +26,7 @@ tactics.families  tactics.launches  tactics.single  tactics.candidates  tactics.
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
 tactics.formulation  tactics.plan
 gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
-gpu_runtime.onnx_convert  gpu_runtime.onnx_clean
+gpu_runtime.onnx_convert  gpu_runtime.onnx_respell  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
 gpu_runtime.library
@@ -96,8 +96,8 @@ def test_imports_go_down():
 
 
 def test_only_import_and_fuse_see_onnx():
-    stages = {f"gpu_runtime.onnx_{name}" for name in ("load", "check", "weights", "convert", "clean", "import", "backend")}
-    stages |= {"gpu_runtime.fuse"}
+    names = ("load", "check", "weights", "convert", "respell", "clean", "import", "backend")
+    stages = {"gpu_runtime.fuse", *(f"gpu_runtime.onnx_{name}" for name in names)}
     for name, path in modules().items():
         if name in stages:
             continue
