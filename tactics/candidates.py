@@ -33,14 +33,16 @@ ANY_INPUT = frozenset((
     "pool", "pool_global", "rows", "gather", "resize",
 ))  # fmt: skip
 ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
-FP32_OUTPUT = frozenset(("pointwise", "pool", "rows", "move", "gather", "resize"))  # these write FP32 as well, in linear memory
+# These write FP32 as well, in linear memory, from linear inputs or from any.
+FP32_OUTPUT = frozenset(("pointwise", "pool", "rows", "move", "gather", "resize"))
+FP32_OUTPUT_OF_ANY = frozenset(("conv_dense", "conv_sparse24", "conv_stem", "transpose_dense", "transpose_sparse24"))
 
 
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
     """`tactic` itself, then the same kernel on formats that a network's inputs (`ins`, per input) or outputs may have.
 
     Only the first input varies, and an output not where a second input shares its format; but what computes in FP32 anyway
-    and moves element by element writes FP32 as well.
+    writes FP32 as well, beside a second input that lies likewise.
     """
     def others(fmt: Format, asked: Collection[Format], able: frozenset[str]) -> list[Format]:
         if tactic.kernel not in able or str(fmt) not in ("fp16:hwc8", "fp16:chw"):
@@ -50,8 +52,9 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
     alone = len(tactic.ins) == 1
     for x, y in product(others(tactic.ins[0], ins[0], ANY_INPUT), others(tactic.out, out if alone else (), ANY_OUTPUT)):
         yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
-    if tactic.kernel in FP32_OUTPUT and all(str(f) == "fp16:chw" for f in (*tactic.ins, tactic.out)):
-        yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and linear(f))
+    same = {str(f) for f in (tactic.ins if tactic.kernel in FP32_OUTPUT else tactic.ins[1:])} | {str(tactic.out)}
+    if tactic.kernel in FP32_OUTPUT | FP32_OUTPUT_OF_ANY and same == {"fp16:chw"}:
+        yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
 
 
 @lru_cache(maxsize=4096)

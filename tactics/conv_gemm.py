@@ -209,6 +209,7 @@ def launches(
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
         "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.d2s} if store else {}),
         **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
+        **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     args = (
         NONFINITE, ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,

@@ -210,7 +210,7 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
         "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
-        "POOL": int(bool(p.pool)),
+        "POOL": int(bool(p.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))

@@ -58,18 +58,18 @@ def disassemble(cubin: bytes, folder: Path) -> collections.Counter:
     return collections.Counter(re.findall(r"\b([A-Z][A-Z0-9]+(?:\.[A-Z0-9_]+)*)\b", text))
 
 
-def conv_launch(kernel, tile, x, y, residual, act):
+def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
     """The launch of a problem in which nothing can be left out."""
     problem = ConvProblem(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
                           sparse24=True)  # fmt: skip
     formats = (Format("fp16", x), Format("fp16", y))
-    tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], formats[1])
+    tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], Format(out, y))
     return tactic, launches(problem, tactic)[0]
 
 
-def compiled(kernel, tile, x, y, residual, act, sm, judge):
+def compiled(kernel, tile, x, y, residual, act, sm, judge, out="fp16"):
     """(tactic, its kernel, after `judge` has seen what it takes), or None where the tile cannot run."""
-    tactic, launch = conv_launch(kernel, tile, x, y, residual, act)
+    tactic, launch = conv_launch(kernel, tile, x, y, residual, act, out)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
     if reason := tile_reason(tactic, replace(NAMED["h200"], sm=sm, smem_per_block=limit)):
         assert "shared memory" in reason if conv_smem(tactic) > limit else "linear input" in reason
@@ -80,8 +80,8 @@ def compiled(kernel, tile, x, y, residual, act, sm, judge):
     return tactic, c
 
 
-def check(kernel, tile, x, y, residual, act, sm, tmp_path):
-    found = compiled(kernel, tile, x, y, residual, act, sm, hold)
+def check(kernel, tile, x, y, residual, act, sm, tmp_path, out="fp16"):
+    found = compiled(kernel, tile, x, y, residual, act, sm, hold, out)
     if found is None:
         return
     tactic, c = found
@@ -123,6 +123,13 @@ def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm):
     """Their main loops are those of the variants above, whose machine code is looked at."""
     for residual, act in ((False, "none"), (False, "silu"), (True, "relu")):
         compiled(kernel, tile, *pair, residual, act, sm, fits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
+def test_fp32_outputs_compile_without_spills(kernel, tile, sm, tmp_path):
+    check(kernel, tile, "hwc8", "chw", True, "prelu", sm, tmp_path, "fp32")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Networks whose inputs and outputs have any format: both dialects, plans, runs against onnxruntime, the command line."""
 
 import json
+import random
 from functools import lru_cache
 
 import numpy as np
@@ -24,11 +25,12 @@ from tactics.row_problem import NormalizeProblem
 from tactics.step import linear
 from tactics.timing_worker import random_data, reference
 from tests.conftest import DIGITS, model_path
-from tests.problems import assert_right, execute
+from tests.problems import CONVS, PROBLEMS, assert_right, execute
 
 pytestmark = pytest.mark.slow
 
 TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
+EXACT = ("none", "relu", "leaky_relu", "prelu", "clip")  # activations without a function that is approximated
 SIX = ("chw", "chw2", "hwc8", "hwc16", "chw16", "chw32")
 
 
@@ -164,6 +166,22 @@ def test_one_binary_takes_and_gives_every_layout(kind):
         gpu = Emulated(device)
         assert_right(problem, found[pair], execute(gpu, problem, found[pair], inputs, weights), expected)
         assert not isinstance(problem, ConvProblem) or gpu.stats[-1].excess_wavefronts == 0
+
+
+@pytest.mark.parametrize("name", [*CONVS, "conv", "conv_residual"])
+def test_convolutions_write_fp32(name):
+    """Of each problem, two tactics of each kernel: right to FP32's last bits, which no rounding to FP16 would leave."""
+    problem, device = PROBLEMS[name], named("h200")
+    inputs, weights = random_data(problem)
+    expected = reference(problem, inputs, weights)
+    edges = [()] * len(problem.in_shapes), (Format("fp32", "chw"), Format("fp32", "hwc"))
+    able = [v for t in candidates(problem, device) for v in at_edges(t, *edges) if v.out.dtype == "fp32"]
+    kernels = {t.kernel for t in able}
+    assert kernels and ("conv_sparse24" in kernels) == problem.sparse24
+    for kernel in sorted(kernels):
+        for t in random.Random(name).sample([t for t in able if t.kernel == kernel], 2):
+            got = execute(Emulated(device), problem, t, inputs, weights)
+            assert assert_right(problem, t, got, expected) < (2e-6 if problem.act.name in EXACT else 2e-5)
 
 
 @pytest.mark.parametrize("x,y", [("chw2", "chw2"), ("hwc", "chw16"), ("chw16", "hwc"), ("chw", "chw2")])

@@ -18,8 +18,12 @@
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
 //   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
+//   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
 #ifndef D2S
 #define D2S 0
+#endif
+#ifndef OUT_F32
+#define OUT_F32 0
 #endif
 #ifndef PRO
 #define PRO 0
@@ -32,6 +36,7 @@ constexpr int B_BYTES = BN * BK * 2;
 
 static_assert(BM % (16 * WARPS_M) == 0 && BN % (16 * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
 static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle knows 64- and 128-byte rows");
+static_assert(OUT_LINEAR || !OUT_F32, "FP32 results are stored one by one");
 static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
 static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each thread loads the same number of chunks");
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
@@ -44,7 +49,7 @@ struct ConvParams {
   const float* bias;       // [16 * m16], zeros where there is none
   const float* slope;      // [16 * m16], prelu only
   const __half* residual;  // y's format
-  __half* y;
+  __half* y;               // OUT_F32: floats
   int n, c, h, w_in, k, p, q, r, s;
   int c8, k_tiles, m16;    // input chunks of 8 channels; stages over K; 16-row tiles of packed weights
   int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
@@ -228,10 +233,43 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   __syncthreads();
 }
 
+// FP32 results go straight from the accumulators: 4 lanes hold 8 neighbouring pixels of a channel, a sector of a plane.
+template <class Offsets>
+__device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[MT][NT][4], int m0, Offsets offset_of) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int first_m = m0 + warp / WARPS_N * WM + g, first_n = warp % WARPS_N * WN + 2 * t;
+  float* y = reinterpret_cast<float*>(p.y);
+  Watch watch;
+  if (SPLIT) __syncthreads();  // the block may go on to another tile, whose loads overwrite what a slower warp still reads
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int offset = offset_of(first_n + j * 8 + e), added_at = residual_offset(p, offset);
+      if (offset < 0) continue;
+#pragma unroll
+      for (int i = 0; i < 2 * MT; ++i) {  // rows g and g + 8 of each MMA tile
+        const int row = first_m + i * 8;
+        if (row >= output_rows(p)) break;
+        const float added = RES ? __half2float(p.residual[added_at + row_offset<true>(p, row)]) : 0.f;
+        const float slope = ACT == ACT_PRELU ? p.slope[row] : 0.f;
+        const float v = finish<ACT, RES>(acc[i / 2][j][i % 2 * 2 + e] + p.bias[row], added, p.alpha, p.beta, slope);
+        y[offset + row_offset<false>(p, row)] = v;
+        watch.see(v);
+      }
+    }
+  }
+  watch.report(p.nonfinite);
+}
+
 template <class Offsets>
 __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
-  stage_results<ACT, RES>(p, acc, smem, m0, offset_of);
-  move_tile<false>(p, smem, smem + STAGING_BYTES, m0, p.y);
+  if constexpr (OUT_F32) {
+    store_single(p, acc, m0, offset_of);
+  } else {
+    stage_results<ACT, RES>(p, acc, smem, m0, offset_of);
+    move_tile<false>(p, smem, smem + STAGING_BYTES, m0, p.y);
+  }
 }
 
 // The same for BN consecutive pixels of all images.

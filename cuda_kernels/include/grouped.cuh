@@ -19,7 +19,7 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.bias += group * p.m16 * 16;
   p.slope += group * p.m16 * 16;
   p.residual += group * p.y_group;
-  p.y += group * p.y_group;
+  p.y += group * p.y_group * (OUT_F32 ? 2 : 1);  // in halfs
 #if SPLIT
   p.partial = static_cast<char*>(p.partial) + static_cast<long long>(group) * gridDim.x * SPLIT * (BM * BN * 4);
   p.counters += group * p.tiles;

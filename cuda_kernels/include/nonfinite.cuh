@@ -8,6 +8,7 @@ struct Watch {
 
   __device__ __forceinline__ void see(__half2 x) { sum = __hfma2(x, __half2half2(__ushort_as_half(0)), sum); }
   __device__ __forceinline__ void see(__half x) { see(__half2half2(x)); }
+  __device__ __forceinline__ void see(float x) { see(__float2half_rn(0.f * x)); }
   __device__ __forceinline__ void see(const uint4& x) {
     const __half2* h = reinterpret_cast<const __half2*>(&x);
 #pragma unroll
