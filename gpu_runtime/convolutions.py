@@ -13,8 +13,6 @@ from gpu_runtime.onnx_graph import attribute, constant, shape_of
 from tactics.gather_problem import GatherProblem
 from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
 
-FP16_MAX = 65504.0
-
 
 def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     node, (n, c, h, w) = layer.node, shapes[0]
@@ -178,11 +176,10 @@ def _kernel(layer: Layer, weights) -> np.ndarray:
 
 
 def _rounded(kernel: np.ndarray) -> np.ndarray:
-    """Weights rounded to FP16, as FP32."""
-    largest = np.abs(kernel).max()
-    if largest > FP16_MAX:
-        raise Refused(f"its weights, with all scales folded in, reach {largest:.4g}: FP16 ends at {FP16_MAX:g}")
-    return kernel.astype(np.float16).astype(np.float32)
+    """Weights rounded to FP16, as FP32; unrounded where FP16 cannot hold them, which is for `ranges` to mend."""
+    with np.errstate(over="ignore"):
+        half = kernel.astype(np.float16).astype(np.float32)
+    return half if np.isfinite(half).all() else kernel.astype(np.float32)
 
 
 def _about(layer: Layer, weights, group_channels: int) -> dict:

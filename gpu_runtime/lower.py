@@ -49,7 +49,8 @@ class Op:
     """One problem between named tensors.
 
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
-    values, "b" [K] if there is a bias; pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered.
+    values (or what FP16 cannot hold, for gpu_runtime.ranges to mend), "b" [K] if there is a bias; pointwise "c0", "c1", ...;
+    prelu "slope" [K]. `nodes`: ONNX nodes covered.
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
     `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
     siblings are one.

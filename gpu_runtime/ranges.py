@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpu_runtime.errors import ModelError
 from gpu_runtime.lower import Network, Op, exists
 from tactics import single
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
@@ -53,32 +54,20 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     """The network with every tensor in FP16's range, as far as it can be, and what was found.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1, where the network is small enough. Raises
-    ValueError for inputs that do not fit.
+    ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
     """
-    macs = sum(getattr(op.problem, "macs", 0) for op in network.ops)
-    if calibration is None and macs > MOST_MACS:
-        return network, Ranges(f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input")
-    elements = sum(map(math.prod, network.tensors.values()))
-    if calibration is None and elements > MOST_ELEMENTS:
-        return network, Ranges(f"not checked: {elements / 1e6:.0f} M elements in all tensors; give a calibration input")
-    if calibration is None:
-        rng = np.random.default_rng(0)
-        feeds, source = {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"
-        if pixels := [t.name for t in network.inputs if t.dtype == "uint8"]:
-            feeds |= {name: 255 * feeds[name] for name in pixels}
-            source += ", of pixels 0 to 255"
-    else:
-        feeds, source = calibration, "calibration input"
-        for t in network.inputs:
-            if t.name not in feeds or np.shape(feeds[t.name]) != t.shape:
-                got = np.shape(feeds[t.name]) if t.name in feeds else "none"
-                raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
-    reached = largest(network, feeds)
+    feeds, source = _feeds(network, calibration)
+    reached = {} if feeds is None else largest(network, feeds)
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
-    if not high:
+    heavy: dict[str, tuple[float, str]] = {}  # output -> largest weight of what writes it, that op, where FP16 cannot hold it
+    for op in network.ops:
+        if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and np.abs(op.weights["w"]).max() > FP16_MAX:
+            heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (float(np.abs(op.weights["w"]).max()), op.name))
+    if not high and not heavy:
         return network, Ranges(source)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
     caps = {t: math.floor(math.log2(ROOM / v)) for t, v in finite.items() if v > ROOM}
+    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(FP16_MAX / v))) for t, (v, _) in heavy.items()}
     fixed = {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
     while True:
@@ -89,14 +78,36 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
         except _Stuck as e:
             fixed = dict.fromkeys(e.tensors, str(e)) | fixed
     scaled = replace(network, ops=ops)
-    large = {
-        t: f"{t!r} reaches {v:g} on {source}; FP16 ends at {FP16_MAX:g}, and no power of two can bring it there: {pinned[t]}"
-        for t, v in high if t not in exponents and t in finite
-    }  # fmt: skip
+    ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
+    large = {t: f"{t!r} reaches {v:g} on {source}; {ends} it there" for t, v in high if t in finite}
+    large |= {t: f"{t!r} is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
+    large = {t: f"{told}: {pinned[t]}" for t, told in large.items() if t not in exponents}
     wide, stuck = _single(scaled, large)
+    if bad := [t for t in heavy if t in stuck]:
+        raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     only = network.only | dict.fromkeys(wide, single.FP32)
     return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+
+
+def _feeds(
+    network: Network, calibration: Mapping[str, np.ndarray] | None
+) -> tuple[Mapping[str, np.ndarray] | None, str]:
+    """(inputs to run the network on, what they are); (none, why nothing is run) where it is too large for random ones."""
+    macs = sum(getattr(op.problem, "macs", 0) for op in network.ops)
+    elements = sum(map(math.prod, network.tensors.values()))
+    if calibration is None and macs > MOST_MACS:
+        return None, f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input"
+    if calibration is None and elements > MOST_ELEMENTS:
+        return None, f"not checked: {elements / 1e6:.0f} M elements in all tensors; give a calibration input"
+    if calibration is None:
+        rng = np.random.default_rng(0)
+        return {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"
+    for t in network.inputs:
+        if t.name not in calibration or np.shape(calibration[t.name]) != t.shape:
+            got = np.shape(calibration[t.name]) if t.name in calibration else "none"
+            raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
+    return calibration, "calibration input"
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

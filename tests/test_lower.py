@@ -136,11 +136,11 @@ def test_weights_are_rounded_to_fp16_and_2_of_4_is_seen():
         assert op.problem.sparse24 is (8 // group % 4 == 0)
 
 
-def test_weights_that_fp16_cannot_hold_are_refused():
+def test_weights_that_fp16_cannot_hold_are_not_rounded():
     nodes = [node("Conv", "x w", "y"), node("Mul", "y s", "z")]
-    proto = model(nodes, {"x": (1, 4, 4, 4)}, "z", {"w": weights(4, 4, 1, 1) + 3, "s": np.float32(1e5)})
-    with pytest.raises(ModelError, match="Conv y: its weights, with all scales folded in, reach .*: FP16 ends at 65504"):
-        network(proto)
+    w = weights(4, 4, 1, 1) + 3
+    proto = model(nodes, {"x": (1, 4, 4, 4)}, "z", {"w": w, "s": np.float32(1e5)})
+    assert np.array_equal(network(proto).ops[0].weights["w"], (np.float64(1e5) * w).astype(np.float32))
 
 
 # ---- the other operators

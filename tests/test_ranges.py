@@ -189,6 +189,35 @@ def test_what_cannot_be_scaled_is_fp32(tmp_path, name):
         budget.check(got, name)
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
+    """Folded scales of 1e6: in weights times a power of two where the output may be stored so, else in FP32. Also where the
+    network is not run to see what it reaches."""
+    if not checked:
+        monkeypatch.setattr(ranges, "MOST_MACS", 10)
+    proto = model(
+        [node("Conv", "x a", "p"), node("Mul", "p s", "q"), node("Relu", "q", "r"), node("Conv", "r b", "y"),
+         node("Conv", "x c", "z"), node("Mul", "z s", "w"), *silu("w", "v")],
+        {"x": (1, 4, 6, 6)}, "y v",
+        {"a": weights(8, 4, 3, 3), "b": weights(4, 8, 1, 1, scale=1e-5), "c": weights(4, 4, 1, 1), "s": np.float32([1e6])},
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = build(tmp_path, proto)
+    found = engine.plan["range"]
+    ((tensor, why),) = found["single"]
+    assert tensor == "v" and found["exponents"].keys() == {"r"} and found["source"].startswith("not") != checked
+    assert re.fullmatch(
+        r"'v' is made with weights of z \+ v_s \+ v that reach 1\.\d+e\+06; FP16 ends at 65504, and no power of two can bring "
+        "them there: it is an output of the network", why)  # fmt: skip
+    x = {"x": np.random.default_rng(0).random((1, 4, 6, 6), np.float32)}
+    with engine.context(device="emulator", poison=True) as ctx, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = ctx.run(x)
+    for name, expected in ort_run(proto, x).items():
+        assert np.abs(got[name] - expected).max() < 2e-3 * np.ptp(expected), name
+
+
 MODELS = small_models()
 ODD = (1, 11)  # dilated SAME pads, which onnxruntime refuses; a Cast to FP16 of the model's own
 
