@@ -55,5 +55,7 @@ def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic
     if isinstance(problem, ConcatProblem) and problem.axis != 1:
         kernel = "gather"
     either = (*(HALF_FORMATS if kernel in ANY_LAYOUT else (HALF,)), FP32)
+    if isinstance(problem, ConcatProblem):  # of many inputs: not every mix of types
+        either = (HALF,)
     for *ins, out in product(*((FP32,) if d == "fp32" else either for d in dtypes)):
         yield Tactic(kernel, None, tuple(ins), out), ""

@@ -14,7 +14,7 @@ from tactics import single
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
 from tactics.predict import predict, predict_us
-from tactics.problem import ConvProblem, ConvTransposeProblem, Problem
+from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
@@ -171,6 +171,12 @@ def test_names_and_reasons():
     pooled = ConvProblem(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
     assert not candidates(pooled, DEVICE, ("fp32", "fp16"))
     assert "no max pool in its stores in FP32" in dict(rejected(pooled, DEVICE, ("fp32", "fp16"))).values()
+
+
+def test_many_inputs_have_few_tactics():
+    joined = ConcatProblem((3,) * 40, (1, 4, 4))
+    (tactic,) = candidates(joined, DEVICE, ("fp16",) * 20 + ("fp32",) * 21)
+    assert [f.dtype for f in tactic.ins] == ["fp16"] * 20 + ["fp32"] * 20
 
 
 def test_every_kind_of_problem_has_a_kernel():
