@@ -60,14 +60,18 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     reached = {} if feeds is None else largest(network, feeds)
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy: dict[str, tuple[float, str]] = {}  # output -> largest weight of what writes it, that op, where FP16 cannot hold it
+    caps: dict[str, int] = {}
     for op in network.ops:
-        if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and np.abs(op.weights["w"]).max() > FP16_MAX:
-            heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (float(np.abs(op.weights["w"]).max()), op.name))
+        size = np.abs(op.weights["w"]) if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) else np.zeros((1, 1))
+        if (most := float(size.max())) > FP16_MAX:
+            heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
+            # Where nobody has seen what the output reaches: what it would on inputs of 1.
+            fits = FP16_MAX / most if feeds is not None else ROOM / float(size.reshape(len(size), -1).sum(1).max())
+            caps[op.output] = min(caps.get(op.output, 0), math.floor(math.log2(fits)))
     if not high and not heavy:
         return network, Ranges(source)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
-    caps = {t: math.floor(math.log2(ROOM / v)) for t, v in finite.items() if v > ROOM}
-    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(FP16_MAX / v))) for t, (v, _) in heavy.items()}
+    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
     fixed = {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
     while True:
