@@ -80,11 +80,9 @@ def compiled(kernel, tile, x, y, residual, act, sm, judge, out="fp16"):
     return tactic, c
 
 
-def check(kernel, tile, x, y, residual, act, sm, tmp_path, out="fp16"):
-    found = compiled(kernel, tile, x, y, residual, act, sm, hold, out)
-    if found is None:
-        return
-    tactic, c = found
+def look_at(tactic, c, tmp_path):
+    """The main loop's machine code."""
+    tile = tactic.tile
     ops = disassemble(c.cubin, tmp_path)
     per_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
     if tactic.sparse:
@@ -102,17 +100,19 @@ def check(kernel, tile, x, y, residual, act, sm, tmp_path, out="fp16"):
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_conv_tiles_compile_without_spills(kernel, tile, pair, sm, tmp_path):
-    """The variant with most live registers: residual and per-channel slope."""
-    check(kernel, tile, *pair, True, "prelu", sm, tmp_path)
+    """The variant with most live registers: residual and per-channel slope. The main loop is that of the input's side."""
+    found = compiled(kernel, tile, *pair, True, "prelu", sm, hold)
+    if found and pair[0] == pair[1]:
+        look_at(*found, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("way", [{"split": 2}, {"stream": 100}], ids=str)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_shared_tiles_compile_without_spills(kernel, tile, way, sm, tmp_path):
+def test_shared_tiles_compile_without_spills(kernel, tile, way, sm):
     if not ("stream" in way and out_of_registers(Tactic(kernel, tile, (HWC8,), HWC8))):
-        check(kernel, replace(tile, **way), "hwc8", "hwc8", True, "prelu", sm, tmp_path)
+        compiled(kernel, replace(tile, **way), "hwc8", "hwc8", True, "prelu", sm, hold)
 
 
 @pytest.mark.long
@@ -128,8 +128,8 @@ def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm):
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_fp32_outputs_compile_without_spills(kernel, tile, sm, tmp_path):
-    check(kernel, tile, "hwc8", "chw", True, "prelu", sm, tmp_path, "fp32")
+def test_fp32_outputs_compile_without_spills(kernel, tile, sm):
+    compiled(kernel, tile, "hwc8", "chw", True, "prelu", sm, hold, "fp32")
 
 
 @pytest.mark.slow
