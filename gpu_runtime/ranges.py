@@ -106,7 +106,9 @@ def _feeds(
         return None, f"not checked: {elements / 1e6:.0f} M elements in all tensors; give a calibration input"
     if calibration is None:
         rng = np.random.default_rng(0)
-        return {t.name: rng.random(t.shape, np.float32) for t in network.inputs}, "random values from 0 to 1"
+        largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in network.inputs}
+        source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
+        return {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in network.inputs}, source
     for t in network.inputs:
         if t.name not in calibration or np.shape(calibration[t.name]) != t.shape:
             got = np.shape(calibration[t.name]) if t.name in calibration else "none"
