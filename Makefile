@@ -1,6 +1,7 @@
 # make demo       install, build an engine from a trained network, run it, show why each layer is sparse or dense
 # make test       install, run all tests (GPU tests skip with the reason where there is no GPU)
 # make check      the quick half of the tests
+# make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-long  the exhaustive runs as well
 # make registers  write anew what every kernel takes of an SM (tests/golden/registers.json)
 # make bench      CPU-side benchmarks: emulator speed, planner against its rivals
@@ -10,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 
-.PHONY: demo test check test-long registers bench gpu clean
+.PHONY: demo test check test-blas test-long registers bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -20,6 +21,10 @@ test: $(STAMP)
 
 check: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
+
+test-blas: $(STAMP)
+	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
+	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"; fi
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) --durations=30

@@ -16,11 +16,13 @@ from cuda_kernels.compile import cache_dir
 
 SOURCES = Path(__file__).parent
 UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
+# GPU_RUNTIME_EMULATOR_MARCH names another instruction set than this CPU's: answers must not depend on it.
+MARCH = os.environ.get("GPU_RUNTIME_EMULATOR_MARCH", "native")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
+    f"-march={MARCH}",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
