@@ -68,6 +68,9 @@ class Device:
 
 KIB, MIB = 1024, 1024 * 1024
 
+# Of every device here: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
+
 # Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
 # which the rates of the data sheets hold. FP16 with FP32 accumulation runs at half the rate on GeForce cards, not on the
 # data-center cards with the same chip. L2 bytes/clk is what all SMs together can draw from L2, published for the A100 only:

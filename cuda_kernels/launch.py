@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cuda_kernels.compile import Compiled, cubin_path, virtual
-from cuda_kernels.device import Device
+from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
 
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
@@ -33,6 +33,14 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Kernel(NamedTuple):
+    """A kernel on the GPU: CuPy's RawKernel, and the bytes of parameters that its machine code takes."""
+
+    name: str
+    function: object
+    param_bytes: int
+
+
 def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
     """(kind, value) pairs -> bytes, each at its natural alignment, as a C struct of those members lies."""
     data = bytearray()
@@ -40,6 +48,21 @@ def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
         code, size = KINDS[kind]
         data += bytes(-len(data) % size) + struct.pack("<" + code, value)
     return bytes(data + bytes(-len(data) % 8))
+
+
+def check_launch(name: str, grid: Sequence[int], block: Sequence[int], params: bytes, param_bytes: int) -> None:
+    """ValueError where the driver would refuse grid or block, or read other bytes than `params` holds.
+
+    `param_bytes`: what the kernel takes; the driver copies as many from wherever it is pointed to and cannot tell that there
+    are fewer. `params` may be longer by the padding to a struct's alignment.
+    """
+    for what, got, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+        if len(got) != 3 or any(not 1 <= n <= m for n, m in zip(got, most, strict=True)):
+            raise ValueError(f"{name}: expected a {what} of 1 to {' x '.join(map(str, most))}, got {tuple(got)}")
+    if math.prod(block) > MAX_THREADS:
+        raise ValueError(f"{name}: expected at most {MAX_THREADS} threads per block, got {math.prod(block)}")
+    if not param_bytes <= len(params) < param_bytes + 8:
+        raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {param_bytes}")
 
 
 class Emulated:
@@ -73,6 +96,7 @@ class Emulated:
         return self._emulator.load(compiled.ptx)
 
     def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
+        check_launch(kernel.name, grid, block, params, kernel.decoded.param_bytes)
         stats = self._emulator.launch(kernel, grid, block, smem, params, self._memory, options=self._options)
         self.stats.append(stats)
 
@@ -108,7 +132,7 @@ class Cuda:
         self.cupy = cupy
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._held = {}
-        self._kernels = {}
+        self._kernels: dict[str, Kernel] = {}
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         memory = self.cupy.cuda.alloc(max(nbytes, 16))
@@ -137,17 +161,19 @@ class Cuda:
         path = str(cubin_path(compiled))
         if path not in self._kernels:
             name = compiled.kernel.rpartition("/")[2].removesuffix(".cu")
-            self._kernels[path] = self.cupy.RawModule(path=path).get_function(name)
+            function = self.cupy.RawModule(path=path).get_function(name)
+            self._kernels[path] = Kernel(name, function, param_bytes(function.kernel.ptr))
         return self._kernels[path]
 
-    def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
+    def launch(self, kernel: Kernel, grid, block, smem: int, params: bytes) -> None:
+        check_launch(kernel.name, grid, block, params, kernel.param_bytes)
         if smem > 48 * 1024:
-            kernel.max_dynamic_shared_size_bytes = smem
+            kernel.function.max_dynamic_shared_size_bytes = smem
         if self.device.dependent_launch:
-            return launch_dependent(kernel.kernel.ptr, grid, block, smem, params, self.stream.ptr)
+            return launch_dependent(kernel.function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
-        kernel(grid, block, (blob,), shared_mem=smem, stream=self.stream)
+        kernel.function(grid, block, (blob,), shared_mem=smem, stream=self.stream)
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         cupy = self.cupy
@@ -176,6 +202,16 @@ class Cuda:
                 graph = self.stream.end_capture()
         graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
+
+
+def param_bytes(function: int) -> int:
+    """Bytes of the one struct that a kernel of ours takes (`function`: driver handle), as the driver read them in its code."""
+    from cuda.bindings import driver
+
+    status, offset, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuFuncGetParamInfo: {status.name}")
+    return offset + size
 
 
 def launch_dependent(function: int, grid, block, smem: int, params: bytes, stream: int) -> None:

@@ -2,11 +2,12 @@
 
 import ctypes
 import struct
+from types import SimpleNamespace
 
 import pytest
 
 from cuda_kernels.device import NAMED
-from cuda_kernels.launch import launch_dependent, pack_params
+from cuda_kernels.launch import Cuda, Emulated, Kernel, check_launch, launch_dependent, pack_params, param_bytes
 
 
 def test_parameters_lie_as_in_a_c_struct():
@@ -48,3 +49,41 @@ def test_a_refused_launch_says_what_was_asked(driver):
 
 def test_which_devices_launch_early():
     assert {d.name for d in NAMED.values() if d.dependent_launch} == {"h100", "h200", "b200", "rtx5090"}
+
+
+@pytest.mark.parametrize(
+    "grid, block, length, says",
+    [
+        ((1, 65536, 1), (32, 1, 1), 16, r"grid of 1 to 2147483647 x 65535 x 65535, got \(1, 65536, 1\)"),
+        ((1, 1, 65536), (32, 1, 1), 16, "grid"),
+        ((2**31, 1, 1), (32, 1, 1), 16, "grid"),
+        ((0, 1, 1), (32, 1, 1), 16, "grid"),
+        ((1, 1, 1), (32, 1, 128), 16, "block of 1 to 1024 x 1024 x 64"),
+        ((1, 1, 1), (1024, 2, 1), 16, "at most 1024 threads per block, got 2048"),
+        ((1, 1, 1), (32, 1, 1), 15, "15 bytes of parameters, the kernel takes 16"),
+        ((1, 1, 1), (32, 1, 1), 24, "24 bytes of parameters, the kernel takes 16"),
+    ],
+)
+def test_a_launch_that_the_driver_would_misread_is_refused(grid, block, length, says):
+    check_launch("k", (2**31 - 1, 65535, 65535), (16, 1, 64), bytes(23), 16)
+    with pytest.raises(ValueError, match=says):
+        check_launch("k", grid, block, bytes(length), 16)
+
+
+def test_both_machines_check_before_they_launch(monkeypatch):
+    gpu = Cuda.__new__(Cuda)
+    gpu.device = NAMED["a100"]
+    with pytest.raises(ValueError, match="8 bytes of parameters, the kernel takes 16"):
+        gpu.launch(Kernel("k", None, 16), (1, 1, 1), (32, 1, 1), 0, bytes(8))
+    program = SimpleNamespace(name="k", decoded=SimpleNamespace(param_bytes=16))
+    with pytest.raises(ValueError, match="grid"):
+        Emulated(NAMED["a100"]).launch(program, (1, 65536, 1), (32, 1, 1), 0, bytes(16))
+
+
+def test_what_a_kernel_takes_is_asked_of_the_driver(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    answers = {7: (driver.CUresult.CUDA_SUCCESS, 0, 88), 8: (driver.CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0)}
+    monkeypatch.setattr(driver, "cuFuncGetParamInfo", lambda function, index: answers[int(function)])
+    assert param_bytes(7) == 88
+    with pytest.raises(RuntimeError, match="cuFuncGetParamInfo: CUDA_ERROR_INVALID_VALUE"):
+        param_bytes(8)

@@ -6,6 +6,7 @@ import bisect
 import ctypes
 import hashlib
 import re
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -225,21 +226,25 @@ class Program:
 
 
 _programs: OrderedDict[str, Program] = OrderedDict()
+_programs_lock = threading.Lock()
 
 
 def load(ptx: str, kernel: str | None = None) -> Program:
     """Parse and decode; remembered by content. EmulatorError names what is not understood, with file and line."""
     key = hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
-    program = _programs.get(key)
-    if program is None:
-        try:
-            program = Program(decode(parse(ptx), kernel))
-        except (ParseError, DecodeError) as e:
-            raise EmulatorError(str(e), "unknown instruction") from None
+    with _programs_lock:
+        program = _programs.get(key)
+        if program is not None:
+            _programs.move_to_end(key)
+            return program
+    try:
+        program = Program(decode(parse(ptx), kernel))
+    except (ParseError, DecodeError) as e:
+        raise EmulatorError(str(e), "unknown instruction") from None
+    with _programs_lock:
         _programs[key] = program
         while len(_programs) > 256:
             _programs.popitem(last=False)
-    _programs.move_to_end(key)
     return program
 
 
