@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -133,6 +134,40 @@ NAMED = {
 # Shared-memory limits by compute capability, for compiling and launching on devices that are not in the table.
 SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
                   120: 99 * KIB}  # fmt: skip
+
+# What the driver calls the named devices.
+DRIVER_NAMES = {
+    "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A10": "a10", "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA L4": "l4",
+    "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
+    "NVIDIA GeForce RTX 5090": "rtx5090",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Where an unnamed device's unreported facts come from: the named one whose SM is most like its own, and what differs."""
+
+    name: str
+    mma_fma_per_clk: int
+    source: str
+
+
+# By compute capability, and whether it is a GeForce card, which accumulates in FP32 at half the rate.
+RELATIVES = {
+    (80, False): Relative("a100", 1024, "GA100 whitepaper"),
+    (86, False): Relative("a10", 512, "GA102 whitepaper: RTX A6000 154.8 TFLOP/s with FP32 accumulation, full rate"),
+    (86, True): Relative("rtx3090", 256, "GA102 whitepaper: half rate"),
+    (87, False): Relative("a100", 1024, "Jetson AGX Orin technical brief: 42.5 TFLOP/s dense FP16 of 16 SMs at 1.3 GHz"),
+    (89, False): Relative("l4", 512, "L40S datasheet: 362 TFLOP/s dense FP16, full rate"),
+    (89, True): Relative("rtx4090", 256, "Ada whitepaper: half rate"),
+    (90, False): Relative("h200", 2048, "H100 whitepaper"),
+    (100, False): Relative("b200", 4096, "DGX B200 datasheet"),
+    (103, False): Relative("b200", 4096, "DGX B300 datasheet: 2.25 PFLOP/s dense FP16, as the B200"),
+    (110, False): Relative("b200", 4096, "Jetson Thor datasheet: 2070 TFLOP/s sparse FP4, an eighth of it dense FP16"),
+    (120, False): Relative("rtx5090", 512, "RTX PRO 6000 Blackwell whitepaper: 503.8 TFLOP/s, full rate"),
+    (120, True): Relative("rtx5090", 256, "RTX Blackwell whitepaper: half rate"),
+    (121, False): Relative("rtx5090", 512, "DGX Spark datasheet: 1 PFLOP/s sparse FP4, an eighth of it dense FP16"),
+}  # fmt: skip
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 
@@ -165,23 +200,48 @@ def why_no_gpu() -> str:
         return f"the CUDA driver does not answer: {str(e).partition(':')[0]}"
 
 
+# cudaDeviceAttr: what the driver reports beside cudaDeviceProp. It may answer 0 for clocks (virtual GPUs, MIG slices).
+CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM = 13, 36, 37, 106
+
+
 def current() -> Device:
-    """The GPU at hand, from the driver. Facts no driver reports (MMA rate, L2 bandwidth) come from its architecture."""
+    """The GPU at hand, from the driver; what no driver reports, from the named device that it is or is most like."""
     import cupy
 
     i = cupy.cuda.Device().id
-    p = cupy.cuda.runtime.getDeviceProperties(i)
+    runtime = cupy.cuda.runtime
+    numbers = (CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM)
+    return reported(runtime.getDeviceProperties(i), {n: runtime.deviceGetAttribute(n, i) for n in numbers})
+
+
+def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
+    """The device that a driver describes: `p` as cudaDeviceProp, `attributes` by number. A 0 among them is "not told"."""
     cc = 10 * p["major"] + p["minor"]
     title = p["name"].decode() if isinstance(p["name"], bytes) else p["name"]
-    rate, share = {80: (1024, 1.0), 90: (2048, 0.63), 100: (4096, 0.3)}.get(cc, (256, 1.0))
-    clock_khz = cupy.cuda.runtime.deviceGetAttribute(13, i)  # cudaDevAttrClockRate
-    mem_khz = cupy.cuda.runtime.deviceGetAttribute(36, i)  # cudaDevAttrMemoryClockRate
-    bus_bits = cupy.cuda.runtime.deviceGetAttribute(37, i)  # cudaDevAttrGlobalMemoryBusWidth
+    known, relative = DRIVER_NAMES.get(title), _relative(cc, "GeForce" in title)
+    like = NAMED[known or relative.name]
+    clock_mhz = attributes[CLOCK_KHZ] // 1000
+    dram_gbps = 2 * attributes[MEMORY_CLOCK_KHZ] * attributes[MEMORY_BUS_BITS] // 8_000_000  # two transfers a clock
+    sms = p["multiProcessorCount"]
+    told = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
+    guessed = [*(field for field, value in told.items() if value <= 0), *(() if known else (LAUNCH, L2, "mma_sync_share"))]
     return Device(
-        name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""),
-        num_sms=p["multiProcessorCount"], clock_mhz=clock_khz // 1000, dram_gbps=max(1, 2 * mem_khz * bus_bits // 8_000_000),
-        l2_bytes=p["l2CacheSize"], l2_bytes_per_clk=5120, smem_per_block=p["sharedMemPerBlockOptin"],
-        smem_per_sm=p["sharedMemPerMultiprocessor"], max_threads_per_sm=p["maxThreadsPerMultiProcessor"],
-        max_blocks_per_sm=32, mma_fma_per_clk=rate, mma_sync_share=share, launch_us=2.0,
-        sources="CUDA driver; MMA rate by architecture", regs_per_sm=p["regsPerMultiprocessor"], measured=True,
+        name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""), num_sms=sms,
+        l2_bytes=p["l2CacheSize"] or like.l2_bytes, l2_bytes_per_clk=round(like.l2_bytes_per_clk * sms / like.num_sms),
+        smem_per_block=p["sharedMemPerBlockOptin"], smem_per_sm=p["sharedMemPerMultiprocessor"],
+        max_threads_per_sm=p["maxThreadsPerMultiProcessor"],
+        mma_fma_per_clk=like.mma_fma_per_clk if known else relative.mma_fma_per_clk, mma_sync_share=like.mma_sync_share,
+        launch_us=like.launch_us, regs_per_sm=p["regsPerMultiprocessor"], measured=True,
+        **{field: value if value > 0 else getattr(like, field) for field, value in told.items()},
+        sources=f"CUDA driver; else {like.title}: {like.sources}" if known else
+        f"CUDA driver; products per clock: {relative.source}; else as {like.title}",
+        assumed=", ".join(dict.fromkeys(guessed)) or like.assumed,
     )  # fmt: skip
+
+
+def _relative(cc: int, geforce: bool) -> Relative:
+    """Of the newest compute capability in the table that is not newer than `cc`; ValueError below 8.0."""
+    at = max((known for known, _ in RELATIVES if known <= cc), default=None)
+    if at is None:
+        raise ValueError(f"compute capability {cc / 10}: expected 8.0 or newer, 2:4 sparse tensor cores begin there")
+    return RELATIVES[at, geforce and (at, True) in RELATIVES]

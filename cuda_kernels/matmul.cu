@@ -31,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(128) matmul(const __grid_constant__
   release_next_launch();
   wait_for_previous_launch();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int m0 = blockIdx.y * 64 + warp / 2 * 32, n0 = blockIdx.x * 64 + warp % 2 * 32;
-  const int outer = blockIdx.z / p.inner, inner = blockIdx.z % p.inner;
+  // All tiles lie along x, columns first: y and z of a grid end at 65,535.
+  const u32 columns_of_tiles = (p.n + 63) / 64, rows_of_tiles = (p.m + 63) / 64, row = blockIdx.x / columns_of_tiles;
+  const int m0 = row % rows_of_tiles * 64 + warp / 2 * 32, n0 = blockIdx.x % columns_of_tiles * 64 + warp % 2 * 32;
+  const int product = row / rows_of_tiles, outer = product / p.inner, inner = product % p.inner;
   const __half* a = p.a + static_cast<long long>(outer) * p.a_outer + static_cast<long long>(inner) * p.a_inner;
   const __half* b = p.b + static_cast<long long>(outer) * p.b_outer + static_cast<long long>(inner) * p.b_inner;
 
@@ -62,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(128) matmul(const __grid_constant__
   }
 
   Watch watch;
-  __half* c = p.c + static_cast<long long>(blockIdx.z) * p.c_batch;
+  __half* c = p.c + static_cast<long long>(product) * p.c_batch;
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll

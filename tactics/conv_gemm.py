@@ -22,7 +22,7 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels import sparse24
-from cuda_kernels.device import Device
+from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
@@ -148,6 +148,8 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
     if m.count == 1:
         return ""
+    if m.count > MAX_GRID[1]:
+        return f"{m.count} groups: a grid holds at most {MAX_GRID[1]} along y"
     if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):

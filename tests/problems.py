@@ -155,6 +155,8 @@ OTHERS: dict[str, Problem] = {
     "matmul": MatmulProblem((1, 1), (1, 1), 70, 40, 33),
     "matmul_batched": MatmulProblem((2, 3), (1, 3), 20, 66, 48),
     "matmul_both_turned": MatmulProblem((1, 2), (2, 1), 9, 17, 40, True, True),
+    "matmul_many": MatmulProblem((70000, 1), (1, 1), 1, 2, 3),
+    "matmul_tall": MatmulProblem((1, 1), (1, 1), 4_200_000, 1, 2),
     "matmul_row": MatmulProblem((1, 1), (1, 4), 1, 5, 7, trans_b=True),
     "resize_linear": ResizeProblem(2, 20, 5, 4, (9, 7), "linear", "half_pixel", (9 / 5, 7 / 4)),
     "resize_from_a_pixel": ResizeProblem(1, 24, 1, 1, (5, 6), "linear", "asymmetric", (5.0, 6.0)),

@@ -3,13 +3,20 @@
 import numpy as np
 import pytest
 
-from cuda_kernels.device import NAMED, SMEM_PER_BLOCK, named
+from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import conv_smem, padded_k
 from tactics.launches import launches, pack_weights
 from tactics.pointwise_ops import Activation
 from tactics.predict import predict, predict_us
-from tactics.problem import ConvProblem, PoolProblem, ReformatProblem, ResizeProblem
+from tactics.problem import (
+    ConvProblem,
+    ConvTransposeProblem,
+    MatmulProblem,
+    PoolProblem,
+    ReformatProblem,
+    ResizeProblem,
+)
 from tactics.tactic import Tactic
 
 RELU = Activation("relu")
@@ -91,6 +98,25 @@ def test_no_prediction_beats_the_roofline(device):
         for t in candidates(p, d):
             peak = d.dense_tflops * (2 if t.sparse else 1)
             assert predict_us(p, t, d) > 2e-6 * p.macs / peak
+
+
+HUGE = [
+    MatmulProblem((1, 1), (1, 1), 1 << 27, 8, 2), MatmulProblem((1 << 20, 1), (1 << 20, 1), 4, 8, 2),
+    ConvProblem(1, 8 * 70_000, 4, 4, 8 * 70_000, 3, 3, pad=(1, 1, 1, 1), groups=70_000),
+    ConvProblem(1, 1 << 20, 4, 4, 1 << 20, 3, 3, pad=(1, 1, 1, 1), groups=1 << 20),
+    ConvTransposeProblem(1, 8 * 70_000, 4, 4, 8 * 70_000, 2, 2, (8, 8), stride=(2, 2), groups=70_000),
+    PoolProblem(1 << 17, 8, 16, 16, "max", 2, 2, (8, 8), (2, 2)), PoolProblem(1 << 18, 8, 16, 16, "avg", 16, 16, (1, 1)),
+    ReformatProblem(1, 1 << 20, 16, 16, "fp32:chw", "fp16:hwc8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", HUGE, ids=str)
+def test_every_launch_of_a_huge_problem_fits_a_grid(problem):
+    tactics = candidates(problem, named("a100"))
+    assert tactics, "it can run"
+    for tactic in tactics:
+        for launch in launches(problem, tactic):
+            assert all(1 <= n <= most for n, most in zip(launch.grid, MAX_GRID, strict=True)), tactic
 
 
 PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h100": 989, "h200": 989, "b200": 2250,

@@ -1,0 +1,70 @@
+"""What is believed of a GPU: the driver's answers, the named devices' facts, and no division by what a driver does not tell."""
+
+import pytest
+
+from cuda_kernels.device import DRIVER_NAMES, NAMED, RELATIVES, reported
+
+CLOCK, MEMORY, BUS, BLOCKS = 13, 36, 37, 106
+
+
+def props(name: str, cc: int, sms: int, **more) -> dict:
+    """As cupy.cuda.runtime.getDeviceProperties answers."""
+    return {
+        "name": name.encode(), "major": cc // 10, "minor": cc % 10, "multiProcessorCount": sms, "l2CacheSize": 6 << 20,
+        "sharedMemPerBlockOptin": 99 << 10, "sharedMemPerMultiprocessor": 100 << 10, "maxThreadsPerMultiProcessor": 1536,
+        "regsPerMultiprocessor": 65536,
+    } | more  # fmt: skip
+
+
+def attributes(clock_khz=1_740_000, memory_khz=7_250_000, bus=384, blocks=16) -> dict:
+    return {CLOCK: clock_khz, MEMORY: memory_khz, BUS: bus, BLOCKS: blocks}
+
+
+@pytest.mark.parametrize(
+    "name, cc, rate, share",
+    [
+        ("NVIDIA A100-SXM4-80GB", 80, 1024, 1.0), ("NVIDIA A100-PCIE-40GB", 80, 1024, 1.0), ("NVIDIA A10", 86, 512, 1.0),
+        ("NVIDIA A40", 86, 512, 1.0), ("NVIDIA RTX A6000", 86, 512, 1.0), ("NVIDIA GeForce RTX 3080", 86, 256, 1.0),
+        ("NVIDIA L4", 89, 512, 1.0), ("NVIDIA L40S", 89, 512, 1.0), ("NVIDIA GeForce RTX 4070", 89, 256, 1.0),
+        ("NVIDIA H100 PCIe", 90, 2048, 0.63), ("NVIDIA B300", 103, 4096, 0.315), ("NVIDIA Thor", 110, 4096, 0.315),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 512, 1.0), ("NVIDIA GeForce RTX 5070", 120, 256, 1.0),
+        ("NVIDIA GB10", 121, 512, 1.0), ("NVIDIA X999", 130, 512, 1.0),
+    ],
+)  # fmt: skip
+def test_products_per_clock_by_name_and_capability(name, cc, rate, share):
+    d = reported(props(name, cc, 84), attributes())
+    assert (d.mma_fma_per_clk, d.mma_sync_share, d.cc, d.measured) == (rate, share, cc, True)
+    assert d.sources and (name in DRIVER_NAMES or "mma_sync_share" in d.assumed)
+
+
+def test_what_the_driver_reports_is_believed():
+    d = reported(props("NVIDIA A40", 86, 84), attributes())
+    assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.num_sms) == (1740, 696, 16, 84)
+    assert reported(props("NVIDIA L40S", 89, 142), attributes(blocks=24)).max_blocks_per_sm == 24
+    assert d.dense_tflops == pytest.approx(149.7, rel=0.003), "the A40's data sheet"
+    l2 = NAMED["a10"]
+    assert d.l2_bytes_per_clk == round(l2.l2_bytes_per_clk * 84 / 72), "per SM as its relative's"
+
+
+def test_a_zero_is_not_believed_and_never_divides():
+    d = reported(props("NVIDIA A40", 86, 84, l2CacheSize=0), attributes(0, 0, 0, 0))
+    a10 = NAMED["a10"]
+    assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.l2_bytes) == (
+        a10.clock_mhz, a10.dram_gbps, a10.max_blocks_per_sm, a10.l2_bytes,
+    )  # fmt: skip
+    assert {"clock_mhz", "dram_gbps", "max_blocks_per_sm"} <= set(d.assumed.split(", "))
+    assert reported(props("NVIDIA A40", 86, 84), attributes(bus=0)).dram_gbps == a10.dram_gbps
+
+
+@pytest.mark.parametrize("title, name", DRIVER_NAMES.items())
+def test_a_named_device_at_hand_is_the_named_one(title, name):
+    d = NAMED[name]
+    found = reported(props(title, d.cc, d.num_sms), attributes(0, 0, 0, 0))
+    for field in ("mma_fma_per_clk", "mma_sync_share", "l2_bytes_per_clk", "launch_us", "clock_mhz", "dram_gbps", "sm"):
+        assert getattr(found, field) == getattr(d, field), field
+
+
+def test_every_relative_is_named_and_has_a_source():
+    assert all(r.name in NAMED and r.source for r in RELATIVES.values())
+    with pytest.raises(ValueError, match="compute capability 7.5: expected 8.0 or newer"):
+        reported(props("Tesla T4", 75, 40), attributes())
