@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
 
 import numpy as np
@@ -21,8 +22,24 @@ from tactics.library_functions import bound
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
+def _alone(method: Callable) -> Callable:
+    """One thread at a time, and only while the context is open."""
+
+    @wraps(method)
+    def locked(self, *args, **options):
+        with self._lock:
+            if self._closed:
+                raise ValueError("this context is closed: make a new one with engine.context()")
+            return method(self, *args, **options)
+
+    return locked
+
+
 class Context:
-    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and CUDA graphs. For one thread.
+    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and CUDA graphs.
+
+    Threads may share one: its calls run one after the other, since all of them use the same memory. What ran last is what
+    `nonfinite` and `tensor` speak of, so threads that ask take a context each; so do threads that are to run at once.
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
     launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
@@ -43,7 +60,7 @@ class Context:
             check_device(self.plan, self.device.sm)
         check_source(self.plan, source_hash())
         self.gpu = open_gpu(self.device, **options)
-        self._closed = False
+        self._closed, self._lock = False, threading.RLock()
         self._poison, self._nonfinite = poison, []
         steps = self.plan["steps"]
         self._kernels = self._load(steps)
@@ -71,6 +88,7 @@ class Context:
     def emulated(self) -> bool:
         return not isinstance(self.gpu, Cuda)
 
+    @_alone
     def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
@@ -80,9 +98,9 @@ class Context:
         arrays, for which nothing waits, ask `nonfinite`. Raises ValueError for a missing or unknown name, a wrong shape or a
         wrong dtype.
         """
-        if self._closed:
-            raise ValueError("this context is closed: make a new one with engine.context()")
         self._check(inputs)
+        if self.emulated:
+            self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
         on_gpu = not self.emulated and all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
         for info in self.plan["inputs"]:
             self._bind(info, inputs[info["name"]], on_gpu)
@@ -93,10 +111,11 @@ class Context:
             whole = all(np.isfinite(y).all() for y in outputs.values())
             warnings.warn(
                 f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}: "
-                "FP16 ends at 65504; build with a calibration input", RuntimeWarning, stacklevel=2,
+                "FP16 ends at 65504; build with a calibration input", RuntimeWarning, stacklevel=3,
             )  # fmt: skip
         return outputs
 
+    @_alone
     def nonfinite(self) -> list[str]:
         """The layers that stored infinite values or NaN in the last run, in order; of runs with CuPy arrays, in all since this
         was last asked. Every kernel tells it by itself, so nothing runs again."""
@@ -107,6 +126,7 @@ class Context:
             self._nonfinite = list(dict.fromkeys((*self._nonfinite, *covered)))
         return list(self._nonfinite)
 
+    @_alone
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
         """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
         if self.emulated:
@@ -129,6 +149,7 @@ class Context:
             rows.append(row)
         return rows
 
+    @_alone
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
         for layer in reversed(self.plan["layers"]):
@@ -147,11 +168,12 @@ class Context:
 
     def close(self) -> None:
         """Give the memory back; using the context afterwards is an error."""
-        if not self._closed:
-            self._closed = True
-            self.gpu.synchronize()
-            for address in (self._arena, self._weights, self._flags):
-                self.gpu.free(address)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.gpu.synchronize()
+                for address in (self._arena, self._weights, self._flags):
+                    self.gpu.free(address)
 
     def __enter__(self) -> Context:
         return self

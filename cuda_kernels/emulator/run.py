@@ -17,6 +17,7 @@ from cuda_kernels.emulator.decode import INS, Decoded, DecodeError, decode
 from cuda_kernels.emulator.parse import ParseError, parse
 
 RED_ZONE = 4096
+KEPT = 256  # decoded programs
 POISON = 0xCB
 NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
@@ -243,7 +244,7 @@ def load(ptx: str, kernel: str | None = None) -> Program:
         raise EmulatorError(str(e), "unknown instruction") from None
     with _programs_lock:
         _programs[key] = program
-        while len(_programs) > 256:
+        while len(_programs) > KEPT:
             _programs.popitem(last=False)
     return program
 
