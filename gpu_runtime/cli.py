@@ -395,7 +395,8 @@ def inspect_sparsity_command(model, as_json) -> None:
 
     rows = onnx_sparsity.inspect(model)
     if as_json:
-        click.echo(json.dumps({"summary": onnx_sparsity.summary(rows), "layers": rows}, indent=1))
+        found = {"summary": onnx_sparsity.summary(rows), "pruning": onnx_sparsity.pruning(rows), "layers": rows}
+        click.echo(json.dumps(found, indent=1))
     else:
         click.echo(onnx_sparsity.text(rows), nl=False)
 

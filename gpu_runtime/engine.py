@@ -34,12 +34,15 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                 kind: arena (offset), weights (offset), i32, i64, f32
                 or {function, attributes, part, args: [[kind, offset, dtype, shape]|null], covers}: a library function, its
                 inputs and then its output
-    sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], not_pruned: [[initializer, why]] (both
-                  with --sparsity=force), summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
+    sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], pruned_energy: the share of their squares
+                  that went, not_pruned: [[initializer, why]] (these three with --sparsity=force),
+                  summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
                   rows: [{layer, layers: [each of merged siblings], op, verdict: "sparse"|"dense"|"not_eligible", reason,
                   detail|null, sentence|null,
                   c, k, groups, kernel, pattern_groups|null, pattern_share|null, first_violation: [k, c, r, s]|null,
-                  lost_energy|null, best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
+                  stored_share|null, lost_energy|null (both of the weights as the file has them),
+                  best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
+                  if_sparse: {as best_sparse, and dense_us, all predicted}|null (weights that lack the pattern),
                   other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us}|null,
                   other_cost_us|null, flip_speedup|null, p_sparse_faster|null,
                   floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}|null (runs in FP32)}]}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
-from gpu_runtime.text import printable, share_text, table, tactic_text, times_are, us_text, versus, wrap
+from gpu_runtime.text import lost_text, printable, share_text, table, tactic_text, times_are, us_text, versus, wrap
 
+PREDICTED = {"timing": {"kind": "predicted"}}  # whose times a measured plan marks all the same
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
 RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
              "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}  # fmt: skip
 UNDECIDED = 0.1  # P(sparse faster) this close to a half is a toss
-NO_GAIN = 1.05  # a layer whose floors are closer than this is called out of reach of 2:4
+NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 
 
 def sparsity_text(plan: Mapping) -> str:
@@ -46,9 +48,11 @@ def _forced(sparsity: Mapping) -> list[str]:
     """What --sparsity=force did to the model: {pruned: [initializer], not_pruned: [(initializer, why)]}."""
     lines = ["--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"]
     if sparsity.get("pruned"):
+        energy = sparsity.get("pruned_energy")
+        taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
         lines = wrap(
             f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity['pruned'])} "
-            "initializers: the outputs are not those of the model as it was given"
+            f"initializers{taken}: the outputs are not those of the model as it was given"
         )
     for name, why in sparsity.get("not_pruned") or ():
         lines += wrap(printable(f"not pruned: {name}: {why}"))
@@ -68,7 +72,7 @@ def network_lines(plan: Mapping) -> list[str]:
     ceiling = (sparsity.get("summary") or {}).get("ceiling_us")
     if ceiling is not None and dense:
         text += (
-            ". The ceiling, all eligible kernels at twice their dense speed where launch and memory allow it, is "
+            ". With all eligible kernels at twice their dense speed, where launch and memory allow it, it would take "
             f"{us_text(ceiling, plan)} ({versus(ceiling, dense)})"
         )
     return wrap(text)
@@ -135,11 +139,11 @@ def _no_sparse_tactic(row: Mapping, plan: Mapping) -> str:
 def _pattern_violation(row: Mapping, plan: Mapping) -> str:
     text, share, lost = "its weights do not have the 2:4 pattern", row.get("pattern_share"), row.get("lost_energy")
     if share is not None:
-        text += f": {share_text(share)} of its groups of 4 input channels have two zeros or more"
+        text += f": {share_text(share)}{_as_stored(row)} of its groups of 4 input channels have two zeros or more"
         if row.get("first_violation"):
             text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
     if lost is not None:
-        text += f". Pruning to the nearest pattern (--sparsity=force) takes away {100 * lost:.2g} % of their energy"
+        text += f". Pruning to the nearest pattern (--sparsity=force) takes away {lost_text(lost)} of their energy"
     return text
 
 
@@ -174,6 +178,9 @@ def _forced_text(row: Mapping, plan: Mapping) -> str:
         return ""
     than = "more" if cost >= 0 else "less"
     text = f" Forced {_other_choice(row)}, the whole plan would take {us_text(abs(cost), plan)} {than}"
+    best = row.get(f"best_{_other_choice(row)}")
+    if other and best and abs(other["us"] - best["us"]) >= 0.005:
+        text += f", with a kernel of {us_text(other['us'], plan)} for the formats around it"
     if other and (abs(other["reformat_us"]) >= 0.005 or abs(other["around_us"]) >= 0.005):
         text += f" ({_parts(other, plan)})"
     return text + "."
@@ -205,24 +212,40 @@ def _flip(row: Mapping) -> str:
 
 
 def _limit(row: Mapping, plan: Mapping) -> str:
-    """What bounds the layer, and so the most that 2:4 could gain, where that is what a reader would ask next."""
-    floor = row.get("floor")
-    if not floor or row["reason"] not in ("dense_faster", "no_sparse_tactic", "pattern_violation"):
+    """What 2:4 would give a layer that does without, and the most that it could, where a reader would ask that next."""
+    floor, dense = row.get("floor"), row.get("best_dense")
+    if not floor or not dense or row["reason"] not in ("dense_faster", "no_sparse_tactic", "pattern_violation"):
         return ""
-    bound, gain = RESOURCES[floor["bound"]], floor["dense_us"] / floor["sparse_us"]
-    if gain < NO_GAIN:
-        cure = {
-            "launch": "a larger batch or image would give the tensor cores more to do",
-            "dram": "its time goes into activations, which 2:4 does not shrink",
-            "l2": "its time goes into activations, which 2:4 does not shrink",
-            "mma": "other limits are as near",
-        }[floor["bound"]]
-        return f" 2:4 has next to nothing to give here: the layer is bound by {bound}; {cure}."
-    if row["reason"] == "pattern_violation":
-        return f" As 2:4 it could gain up to {gain:.2f}x (bound by {bound}): prune and retrain it if that is worth it."
+    most = dense["us"] / floor["sparse_us"]
+    if row.get("if_sparse"):
+        return _would(row, most)
+    if most < NO_GAIN:
+        return f" 2:4 has next to nothing to give here: no sparse kernel could be more than {_up(most)} as fast as that."
     if row["reason"] == "dense_faster":
-        return f" The layer itself could gain up to {gain:.2f}x (bound by {bound}): what lacks is a faster sparse kernel."
+        bound = RESOURCES[floor["bound"]]
+        return f" No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
+    if row["reason"] == "pattern_violation" and len(row.get("layers") or ()) > 1:
+        return " Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows what that would take."
     return ""
+
+
+def _up(ratio: float) -> str:
+    """Rounded up, as a bound must be."""
+    return f"{math.ceil(100 * ratio - 1e-9) / 100:.2f}x"
+
+
+def _would(row: Mapping, most: float) -> str:
+    """The predictions for a layer's best kernels with and without the pattern, whatever the plan's times are."""
+    would, pruned = row["if_sparse"], row["reason"] == "pattern_violation"
+    sparse, dense, gain = f"~{would['us']:.2f} us", f"~{would['dense_us']:.2f} us", would["dense_us"] / would["us"]
+    head = "Pruned to 2:4" if pruned else "With --sparsity=enable"
+    if gain <= 1:
+        return f" {head} it would gain nothing: its kernel is predicted to take {sparse} sparse and {dense} dense."
+    text = f" {head} its kernel is predicted to take {sparse} instead of {dense} ({gain:.2f}x, limited by "
+    text += f"{RESOURCES[would['bound']]}); no sparse kernel could be more than {_up(most)} as fast"
+    if gain >= NO_GAIN:
+        return text + (": prune and retrain it if that is worth it." if pruned else ".")
+    return text + ("; a larger batch or image would give the tensor cores more to do." if would["bound"] == "launch" else ".")
 
 
 def _best(best: Mapping | None, plan: Mapping) -> str:
@@ -239,6 +262,8 @@ def layer_text(row: Mapping, plan: Mapping) -> str:
     facts = [("why", sentence(row, plan)), ("weights", _weights(row))]
     for key in ("dense", "sparse"):
         facts.append((key, _kernel(row.get(f"best_{key}"), plan)))
+    if row.get("if_sparse"):
+        facts.append(("if 2:4", f"{_kernel(row['if_sparse'], PREDICTED)}; predicted"))
     other = row.get("other")
     if other:
         kernel = f"{us_text(other['us'], plan)} {other['in']}->{other['out']} {tactic_text(other['tactic'])}"
@@ -248,9 +273,10 @@ def layer_text(row: Mapping, plan: Mapping) -> str:
     floor = row.get("floor")
     if floor:
         times = ", ".join(f"{RESOURCES[key]} {us_text(floor[f'{key}_us'], plan)}" for key in ("mma", "dram", "l2", "launch"))
+        least = [us_text(floor[f"{kind}_us"], plan) for kind in ("dense", "sparse")]
         facts.append((
-            "bound", f"{RESOURCES[floor['bound']]}; at the device's peak: {times}. No dense kernel could take less than "
-            f"{us_text(floor['dense_us'], plan)}, no sparse one less than {us_text(floor['sparse_us'], plan)}",
+            "bound", f"{RESOURCES[floor['bound']]}; at the device's peak: {times}. Forming every product, no dense kernel "
+            f"could take less than {least[0]}, no sparse one less than {least[1]}",
         ))  # fmt: skip
     lines = [f"{printable(row['layer'])}   {row['verdict']}: {row['reason']}"]
     for key, value in facts:
@@ -264,11 +290,20 @@ def _weights(row: Mapping) -> str:
     text = f"[{row['k']},{row['c'] // row['groups']},{row['kernel'][0]},{row['kernel'][1]}], groups {row['groups']}; "
     if row.get("pattern_share") is None:
         return text + f"{row['c'] // row['groups']} input channels per group are no multiple of 4"
-    text += f"2:4: {share_text(row['pattern_share'])} of {row['pattern_groups']} groups of 4 fit"
+    text += f"2:4: {share_text(row['pattern_share'])}{_as_stored(row)} of {row['pattern_groups']} groups of 4 fit"
     if row.get("first_violation"):
         text += ", first that does not: [k,c,r,s] = [{},{},{},{}]".format(*row["first_violation"])
-        text += f"; the nearest pattern loses {100 * row['lost_energy']:.2g} % of the energy"
+        if row.get("lost_energy") is not None:
+            text += f"; the nearest pattern loses {lost_text(row['lost_energy'])} of the energy"
     return text
+
+
+def _as_stored(row: Mapping) -> str:
+    """The file's own share of fitting groups, where FP16 has turned tiny weights into zeros and so changed it."""
+    stored = row.get("stored_share")
+    if stored is None or share_text(stored) == share_text(row["pattern_share"]):
+        return ""
+    return f" in FP16 ({share_text(stored)} as stored)"
 
 
 def _kernel(best: Mapping | None, plan: Mapping) -> str:

@@ -144,7 +144,7 @@ def _parameters(layer: Mapping, predicted: bool) -> dict:
             "Operations": lines,
         }
     if kind == "library":
-        basis = "a lower bound: each byte once, one launch" if predicted else "measured"
+        basis = "counted as each byte once, in one launch" if predicted else "measured"
         return {"ParameterType": "Library", "Function": p["function"], "TimeBasis": basis} | {
             f"Attribute_{name}": value for name, value in p["attributes"].items()}  # fmt: skip
     if kind in ("normalize", "reduce"):
@@ -208,6 +208,7 @@ def _sparsity_keys(layer: Mapping, row: Mapping, plan: Mapping) -> dict:
         "SparsityInputChannelsPerGroup": row["c"] // row["groups"] if row.get("c") else None,
         "SparsityPatternGroups": row.get("pattern_groups"),
         "SparsityPatternShare": row.get("pattern_share"),
+        "SparsityPatternShareStored": row.get("stored_share"),
         "SparsityLostEnergy": row.get("lost_energy"),
         "SparsityFlipSpeedup": row.get("flip_speedup"),
         "SparsityProbabilityFaster": row.get("p_sparse_faster"),
@@ -220,6 +221,9 @@ def _sparsity_keys(layer: Mapping, row: Mapping, plan: Mapping) -> dict:
             keys |= {f"{kind}BestFormats": f"{best['in']} -> {best['out']}", f"{kind}BestBound": best.get("bound")}
             if None not in (best.get("low_us"), best.get("high_us")):
                 keys |= {f"{kind}BestLowMs": _ms(best["low_us"]), f"{kind}BestHighMs": _ms(best["high_us"])}
+    if would := row.get("if_sparse"):
+        keys |= {"PredictedIfSparseMs": _ms(would["us"]), "PredictedIfDenseMs": _ms(would["dense_us"])}
+        keys |= {"PredictedIfSparseTactic": would["tactic"]}
     other, floor = row.get("other"), row.get("floor")
     if row.get("other_cost_us") is not None:
         keys["OtherChoiceCostMs"] = _ms(row["other_cost_us"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,7 +24,7 @@ from gpu_runtime.onnx_check import FLOATS, LARGEST_TENSOR, check_graph, check_op
 from gpu_runtime.onnx_clean import clean
 from gpu_runtime.onnx_convert import convert
 from gpu_runtime.onnx_load import load_whole, named, stored_tensors, type_name
-from gpu_runtime.onnx_weights import name_nodes, prune_weights
+from gpu_runtime.onnx_weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from tactics.library_problem import EXACT
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
@@ -49,7 +49,8 @@ class Imported:
     """`model`: the cleaned graph, FP32 throughout. `dtypes`: of every network input and output as declared, "fp32", "fp16" or
     one of EXACT; an input also "uint8", and its values FP32 in the graph.
 
-    `pruned`: initializers changed to 2:4; `not_pruned`: (initializer, reason) of those that cannot be.
+    `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
+    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them.
     """
 
     model: ir.Model
@@ -57,6 +58,8 @@ class Imported:
     dtypes: Mapping[str, str]
     pruned: tuple[str, ...] = ()
     not_pruned: tuple[tuple[str, str], ...] = ()
+    before: Stored | None = None
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
 
 def read(
@@ -82,11 +85,12 @@ def read(
         check_graph(proto.graph)
         check_ops(proto, OPS)
         check_values(proto.graph)
-        pruned, not_pruned = prune_weights(proto.graph) if prune else ((), ())
+        pruned, not_pruned = prune_weights(proto.graph) if prune else ({}, ())
         dtypes = _dtypes(proto.graph)
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
         _fix_inputs(proto.graph, shapes or {})
         name_nodes(proto.graph.node)
+        stored = stored_by_layer(proto.graph)
         check_schema(proto)
         check_sizes(proto)
         model = clean(convert(proto))
@@ -95,7 +99,7 @@ def read(
             if name in weights:
                 t.CopyFrom(weights[name])
         save(save_pruned, as_stored.SerializeToString())
-    return Imported(model, path.stem, dtypes, pruned, not_pruned)
+    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored)
 
 
 def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:

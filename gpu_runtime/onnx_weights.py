@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,62 @@ from onnx import TensorProto
 from cuda_kernels import sparse24
 from gpu_runtime.onnx_check import FLOATS, check_graph, check_values, to_array
 from gpu_runtime.onnx_load import load_whole, named, stored_tensors, title, type_name
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How weights stand to 2:4 as the file stores them, before anything is folded into them and before FP16.
+
+    `groups`: number of 4-groups of input channels; `fitting`: those with at most 2 non-zeros; `energy`: sum of the squared
+    weights; `lost`: the part of it that the nearest 2:4 pattern, which --sparsity=force prunes to, sets to zero.
+    """
+
+    groups: int
+    fitting: int
+    lost: float
+    energy: float
+
+    @property
+    def fits(self) -> bool:
+        return self.fitting == self.groups
+
+    @property
+    def share(self) -> float:
+        return self.fitting / self.groups if self.groups else 1.0
+
+    @property
+    def lost_energy(self) -> float:
+        """The share of the squared weights that pruning would set to zero, 0 to 0.5: the one that every command shows."""
+        return self.lost / self.energy if self.energy else 0.0
+
+
+def as_stored(w: np.ndarray, axis: int) -> Stored:
+    ok = sparse24.fits(w, axis)
+    return Stored(ok.size, int(ok.sum()), *sparse24.energy(w, axis))
+
+
+def together(parts: Iterable[Stored]) -> Stored:
+    """Several weights as one."""
+    rows = [(p.groups, p.fitting, p.lost, p.energy) for p in parts]
+    return Stored(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stored(0, 0, 0.0, 0.0)
+
+
+def stored_by_layer(graph: onnx.GraphProto) -> dict[str, Stored]:
+    """Node -> its weights, of every layer whose weights can have the pattern. Nodes have their names by now."""
+    found: dict[tuple[str, int], Stored] = {}
+    rows = {}
+    for node, name, t, axis, reason in weights(graph):
+        if not reason:
+            if (name, axis) not in found:
+                found[name, axis] = as_stored(_values(name, t), axis)
+            rows[node.name] = found[name, axis]
+    return rows
+
+
+def _values(name: str, t: TensorProto) -> np.ndarray:
+    """As stored; bfloat16 as FP32, which holds it."""
+    values = to_array(name, t)
+    return values.astype(np.float32) if t.data_type == TensorProto.BFLOAT16 else values
 
 
 def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.ndarray | None, int, str]]:
@@ -30,28 +87,25 @@ def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.
         name_nodes(proto.graph.node)
         rows = list(weights(proto.graph))
     for node, name, t, axis, reason in rows:
-        values = None if t is None else to_array(name, t)
-        if t is not None and t.data_type == TensorProto.BFLOAT16:
-            values = values.astype(np.float32)
-        yield node.name, node.op_type, name, values, axis, reason
+        yield node.name, node.op_type, name, None if t is None else _values(name, t), axis, reason
 
 
-def prune_weights(graph: onnx.GraphProto) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Prune weights of convolutions and matrix products in place along their input channels -> (changed, (name, reason) of
-    those kept).
+def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
+    """Prune weights of convolutions and matrix products in place along their input channels -> (changed: what each was,
+    (name, reason) of those kept).
 
     A shared weight is pruned once; one that has the pattern already is in neither list.
     """
-    pruned, kept = [], {}
+    pruned, kept = {}, {}
     for _, name, t, axis, reason in weights(graph):
         if reason:
             kept[name] = reason
         elif not sparse24.fits(w := to_array(name, t), axis).all():
+            pruned[name] = as_stored(_values(name, t), axis)
             for field in ("float_data", "int32_data", "double_data"):
                 t.ClearField(field)
             t.raw_data = sparse24.prune(w, axis).tobytes()
-            pruned.append(name)
-    return tuple(pruned), tuple(kept.items())
+    return pruned, tuple(kept.items())
 
 
 def weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorProto | None, int, str]]:

@@ -184,9 +184,11 @@ def _explained(imported, network, reached: ranges.Ranges, ends, target: Device, 
     progress("explain", network.name)
     beside = planning.rivals(table)
     explained = reasons.sparsity(
-        table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"], single=dict(reached.single)
-    )
+        table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"], single=dict(reached.single),
+        stored=imported.stored,
+    )  # fmt: skip
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
+    explained["pruned_energy"] = imported.before and imported.before.lost_energy
     return table, chosen, explained, beside
 
 

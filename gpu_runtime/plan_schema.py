@@ -110,6 +110,7 @@ ROW = {
     "layer": TEXT, "op": TEXT, "verdict": one_of("sparse", "dense", "not_eligible"), "reason": TEXT, "detail": Maybe(TEXT),
     "sentence": Maybe(TEXT), "c": COUNT, "k": COUNT, "groups": COUNT, "kernel": [COUNT], "pattern_groups": Maybe(SIZE),
     "pattern_share": Maybe(NUMBER), "first_violation": Maybe((SIZE,) * 4), "lost_energy": Maybe(NUMBER),
+    "stored_share": Maybe(NUMBER), "if_sparse": Maybe(BEST | {"dense_us": NUMBER}),
     "best_dense": Maybe(BEST), "best_sparse": Maybe(BEST), "other": Maybe(OTHER), "other_cost_us": Maybe(NUMBER),
     "flip_speedup": Maybe(NUMBER), "p_sparse_faster": Maybe(NUMBER),
     "floor": Maybe(FLOOR),
@@ -132,7 +133,7 @@ PLAN = {
     "inputs": [BOUND], "outputs": [BOUND], "layers": [LAYER], "steps": [RECORD],
     "sparsity": {
         "mode": one_of("disable", "enable", "force"), "eligible": [TEXT], "picked": [TEXT], "rows": [ROW],
-        "pruned": Maybe([TEXT]), "not_pruned": Maybe([(TEXT, TEXT)]), "summary": Maybe(SUMMARY),
+        "pruned": Maybe([TEXT]), "pruned_energy": Maybe(NUMBER), "not_pruned": Maybe([(TEXT, TEXT)]), "summary": Maybe(SUMMARY),
     },
     "plan": {
         "total_us": NUMBER, "status": Maybe(TEXT), "method": Maybe(TEXT), "width": Maybe(SIZE), "gap": Maybe(NUMBER),

@@ -19,7 +19,7 @@ from tactics.families import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
 from tactics.graph import MAX_FORMATS, Choice
 from tactics.launches import launches
-from tactics.problem import ConcatProblem, Problem, ReformatProblem
+from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.tactic import Tactic
 from tactics.timing import Time
 
@@ -29,7 +29,8 @@ MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyon
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
 __all__ = [
-    "PREFERRED", "Table", "forced", "format_of", "ops_of", "representative", "rivals", "tabulate", "untimed", "workspace",
+    "PREFERRED", "Table", "forced", "format_of", "if_sparse", "ops_of", "representative", "rivals", "tabulate", "untimed",
+    "workspace",
 ]  # fmt: skip
 
 
@@ -67,19 +68,14 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
         raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
     named = {t: network.formats(t) for t in network.tensors}
-    keys = {t: {canonical(f, network.tensors[t]) for f in fmts} for t, fmts in named.items()}
-    # What no kernel's own format coincides with: read or written directly by what can, else reformatted.
     beside = inplace.beside(network, asked)
-    edges = {t: dict.fromkeys((*asked.get(t, ()), *beside.get(t, ()))) for t in named}
-    edges = {t: tuple(f for f in fmts if canonical(f, network.tensors[t]) not in keys[t]) for t, fmts in edges.items()}
+    edges = {t: _outside(network, t, (*asked.get(t, ()), *beside.get(t, ()))) for t in named}
     usable = {t: named[t] + edges[t] for t in named}
     times, missing, unable = [], [], []
     for op in network.ops:
         progress(op.name)
-        around = [edges[t] for t in op.inputs], edges[op.output]
-        able = candidates(op.problem, device, network.dtypes(op))
-        tactics = (v for t in able if sparse or not t.sparse for v in at_edges(t, *around))
-        wanted = [t for t in _wanted(op, tactics, usable) if scratch is None or workspace(op, t) <= scratch]
+        able = [t for t in candidates(op.problem, device, network.dtypes(op)) if sparse or not t.sparse]
+        wanted = _wanted(op, able, named, edges, scratch)
         rows = timer(op.problem, wanted)
         if exhaustive:
             rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(network, op, device, wanted))))
@@ -129,6 +125,24 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         except ValueError:
             raise ModelError(stuck + "\n".join(missing)) from None
     return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
+
+
+def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
+    """(the op with weights that have the 2:4 pattern, the sparse tactics that could then run it in this table)."""
+    if not isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) or table.network.dtypes(op):
+        return op, []
+    network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
+    around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
+    edges = {t: _outside(network, t, formats) for t, formats in around.items()}
+    able = [t for t in candidates(op.problem, table.device) if t.sparse]
+    return op, _wanted(op, able, {t: network.formats(t) for t in edges}, edges, table.scratch)
+
+
+def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
+    """Those that no kernel's own format coincides with: read or written directly by what can, else reformatted."""
+    shape = network.tensors[tensor]
+    own = {canonical(f, shape) for f in network.formats(tensor)}
+    return tuple(f for f in dict.fromkeys(formats) if canonical(f, shape) not in own)
 
 
 def format_of(table: Table, tensor: str, key: str) -> Format:
@@ -242,9 +256,14 @@ def _with_namesakes(op: Op, times: Mapping[Tactic, Time], others: Mapping[Tactic
     return {t: best[t.kernel, t.tile, _addresses(op, t)] for t in times}
 
 
-def _wanted(op: Op, tactics: Iterable[Tactic], usable: Mapping[str, tuple[Format, ...]]) -> list[Tactic]:
-    """Of tactics with the same kernel, tile and addresses one, that whose formats bear the most usual names; none with
-    addresses that its tensors cannot have."""
+Formats = Mapping[str, tuple[Format, ...]]
+
+
+def _wanted(op: Op, able: Iterable[Tactic], named: Formats, edges: Formats, scratch: int | None) -> list[Tactic]:
+    """`able` and what they become at the network's `edges`: of tactics with the same kernel, tile and addresses one, that whose
+    formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`."""
+    usable = {t: named[t] + edges[t] for t in edges}
+    tactics = (v for t in able for v in at_edges(t, [edges[x] for x in op.inputs], edges[op.output]))
     tensors = (*op.inputs, op.output)
     shapes = (*op.problem.in_shapes, op.problem.out_shape)
     keys = [{canonical(f, s) for f in usable[t]} for t, s in zip(tensors, shapes, strict=True)]
@@ -256,7 +275,7 @@ def _wanted(op: Op, tactics: Iterable[Tactic], usable: Mapping[str, tuple[Format
             cell = t.kernel, t.tile, addresses
             if cell not in best or odd < best[cell][0]:
                 best[cell] = odd, t
-    return [t for _, t in best.values()]
+    return [t for _, t in best.values() if scratch is None or workspace(op, t) <= scratch]
 
 
 def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:

@@ -11,23 +11,26 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from gpu_runtime import planning
 from gpu_runtime.lower import Op
+from gpu_runtime.onnx_weights import Stored, together
 from gpu_runtime.planning import Table
 from tactics import plan
 from tactics.candidates import candidates, rejected
 from tactics.conv_gemm import sparse_family_reason
+from tactics.format import DTYPES
 from tactics.predict import SIGMA_RATIO, predict
 from tactics.roofline import floors
 from tactics.tactic import Tactic
-from tactics.timing import Time
+from tactics.timing import Time, predicted
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None,
-             single: Mapping[str, str] | None = None) -> dict:  # fmt: skip
+             single: Mapping[str, str] | None = None, stored: Mapping[str, Stored] | None = None) -> dict:  # fmt: skip
     """The engine's `sparsity` record: {mode, eligible, picked, rows, summary}, a row for every layer with weights.
 
     `reason` is one of picked, dense_faster, reformat_outweighs, within_noise (measured plans only), no_sparse_tactic,
     pattern_violation, channels_not_multiple_of_4, grouped_conv; gpu_runtime.engine lists the other keys. `all_dense_us`:
-    what the best plan without sparse tactics takes. `single`: FP32 tensor -> the sentence on why it is none of FP16.
+    what the best plan without sparse tactics takes. `single`: FP32 tensor -> the sentence on why it is none of FP16; `stored`:
+    layer -> its weights as the file has them.
     """
     alternatives: dict[str, list[tuple[Op, Mapping[Tactic, Time]]]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -41,7 +44,8 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
     }
     forced = planning.forced(table, chosen, wanted)
     rows = [
-        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer], single or {})
+        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer], single or {},
+             stored or {})
         for i, op in ops.items()
     ]
     return {
@@ -55,7 +59,7 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
 
 def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str, measured: bool,
          forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
-         single: Mapping[str, str]) -> dict:  # fmt: skip
+         single: Mapping[str, str], stored: Mapping[str, Stored]) -> dict:  # fmt: skip
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
     own, dense, sparse, ran = alternatives[0][0], _best(times, sparse=False), _best(times, sparse=True), op
@@ -63,12 +67,12 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
         found = [(best, other) for other, others in alternatives if (best := _best(others, sparse=True))]
         sparse, ran = min(found, key=lambda pair: pair[0][1].us, default=(None, op))
     row = {
-        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(own.weights),
+        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(own, stored),
         "c": own.problem.c, "k": own.weights["w"].shape[0], "groups": own.problem.groups,
         "kernel": [own.problem.r, own.problem.s],
         "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, ran, table.device),
-        "floor": _rounded(floors(op.problem, table.device)), "other": None, "other_cost_us": None, "flip_speedup": None,
-        "p_sparse_faster": None,
+        "floor": _rounded(floors(op.problem, table.device, _sizes(times))),
+        "if_sparse": None, "other": None, "other_cost_us": None, "flip_speedup": None, "p_sparse_faster": None,
     }  # fmt: skip
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
         told = {"detail": "FP32", "sentence": f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."}
@@ -76,10 +80,12 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     family = sparse_family_reason(own.problem)
     if family:
         code, _, detail = family.partition(": ")
-        return row | {"verdict": "not_eligible", "reason": code, "detail": detail}
+        would = _if_sparse(table, op, dense) if code == "pattern_violation" else None
+        return row | {"verdict": "not_eligible", "reason": code, "detail": detail, "if_sparse": would}
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
-        return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail}
+        would = _if_sparse(table, op, dense) if mode == "disable" else None
+        return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail, "if_sparse": would}
     if forced is not None:
         row["other"] = _other(table, chosen, op, forced.plan)
         row["other_cost_us"] = row["other"]["cost_us"]
@@ -97,33 +103,34 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     return row | {"verdict": "dense", "reason": reason}
 
 
-def _patterns(weights: Mapping[str, np.ndarray]) -> dict:
-    """`pattern` of an op's weights; of two convolutions in one launch, of both together."""
-    arrays = [weights[name] for name in ("w", "w2") if name in weights]
-    rows = [pattern(w) for w in arrays]
+def _patterns(op: Op, stored: Mapping[str, Stored]) -> dict:
+    """`pattern` of an op's weights, of several in one launch together, and of what the file has for them `stored_share`, that
+    of the groups that fit, and `lost_energy`, as gpu_runtime.onnx_weights defines them; None where the file has no such."""
+    rows = [pattern(op.weights[name]) for name in ("w", "w2") if name in op.weights]
+    layers = [stored.get(layer) for layer in op.layers or (op.layer,)]
+    whole = together(layers) if all(layers) else None
+    row = rows[0] | {"stored_share": whole and whole.share, "lost_energy": whole and whole.lost_energy}
     if len(rows) == 1 or None in (r["pattern_groups"] for r in rows):
-        return rows[0]
-    groups, energy = [r["pattern_groups"] for r in rows], [float(np.square(w, dtype=np.float64).sum()) for w in arrays]
-    return {
+        return row
+    groups = [r["pattern_groups"] for r in rows]
+    return row | {
         "pattern_groups": sum(groups),
         "pattern_share": sum(r["pattern_share"] * g for r, g in zip(rows, groups, strict=True)) / sum(groups),
         "first_violation": next((r["first_violation"] for r in rows if r["first_violation"]), None),
-        "lost_energy": round(sum(r["lost_energy"] * e for r, e in zip(rows, energy, strict=True)) / (sum(energy) or 1.0), 6),
     }
 
 
 def pattern(w: np.ndarray) -> dict:
-    """How w [K,C,R,S] stands to 2:4: `pattern_groups`, the number of its 4-groups, `pattern_share` of them that fit,
-    `first_violation` [k, c, r, s] and `lost_energy`, the share of the squared weights that the nearest 2:4 pattern would set to
-    zero. All None where C is no multiple of 4."""
-    row = dict.fromkeys(("pattern_groups", "pattern_share", "first_violation", "lost_energy"))
+    """How w [K,C,R,S], as kernels hold it, stands to 2:4: `pattern_groups`, the number of its 4-groups, `pattern_share` of
+    them that fit, and `first_violation` [k, c, r, s]. All None where C is no multiple of 4."""
+    row = dict.fromkeys(("pattern_groups", "pattern_share", "first_violation"))
     if w.shape[1] % 4:
         return row
     ok = sparse24.fits(w)
-    row |= {"pattern_groups": int(ok.size), "pattern_share": float(ok.mean()), "lost_energy": 0.0}
+    row |= {"pattern_groups": int(ok.size), "pattern_share": float(ok.mean())}
     if not ok.all():
         k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])
-        row |= {"first_violation": [k, 4 * group, r, s], "lost_energy": round(sparse24.lost_energy(w), 6)}
+        row |= {"first_violation": [k, 4 * group, r, s]}
     return row
 
 
@@ -195,6 +202,23 @@ def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> dict | N
         "low_us": round(time.low_us, 6), "high_us": round(time.high_us, 6),
         "bound": predict(op.problem, tactic, device)["bound"],
     }  # fmt: skip
+
+
+def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None) -> dict | None:
+    """What the op's best sparse kernel is predicted to take if its weights had the pattern, {tactic, in, out, us, low_us,
+    high_us, bound}, and `dense_us`, the prediction for its best dense one: a pair that compares, also in a measured plan."""
+    op, tactics = planning.if_sparse(table, op)
+    if not tactics or dense is None:
+        return None
+    times = predicted(table.device)(op.problem, tactics)
+    dense_us = predict(op.problem, dense[0], table.device)["total_us"]
+    return _timed(_best(times, sparse=True), op, table.device) | {"dense_us": round(dense_us, 6)}
+
+
+def _sizes(times: Mapping[Tactic, Time]) -> tuple[int, ...]:
+    """Bytes of an element of each input and the output, in the smallest type that any tactic takes."""
+    around = ([DTYPES[f.dtype].itemsize for f in (*t.ins, t.out)] for t in times)
+    return tuple(min(column) for column in zip(*around, strict=True))
 
 
 def _rounded(record: Mapping) -> dict:

@@ -62,8 +62,8 @@ def _totals(plan: Mapping) -> list[str]:
     )
     library = [layer["time_us"] for layer in plan["layers"] if layer["type"] == "library"]
     if library:
-        basis = ", a lower bound: each byte once, in one launch" if is_predicted(plan) else ""
-        lines.append(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), plan)}{basis}")
+        basis = ", counted as each byte once, in one launch" if is_predicted(plan) else ""
+        lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), plan)}{basis}")
     lines += _range_lines(plan)
     measured = p.get("measured_us")
     if measured is not None:

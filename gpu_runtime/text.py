@@ -47,6 +47,11 @@ def share_text(share: float) -> str:
     return f"{math.floor(share * 10_000) / 100:.2f} %"
 
 
+def lost_text(share: float) -> str:
+    """The share of weight energy that pruning takes away: 0 means none."""
+    return "less than 0.01 %" if 0 < share < 0.00005 else f"{100 * share:.2f} %"
+
+
 def size_text(nbytes: int) -> str:
     if nbytes < 1 << 20:
         return f"{nbytes / 1024:.1f} KiB"

@@ -39,6 +39,7 @@ def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -
 
 
 def predict(p: LibraryProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """A floor, not an estimate: every tensor travels once, in one launch. What the library does inside is its own matter."""
+    """Neither a floor nor an estimate: every tensor travels once, in one launch. A gather may read less; what the library
+    does inside may take longer."""
     read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
     return result(device, moved_us(device, read, num_bytes(tactic.out, p.out_shape)))

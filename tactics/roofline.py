@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, Problem, SqueezeExciteProblem
 from tactics.step import Launch
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
@@ -34,30 +37,95 @@ def moved_us(device: Device, read: float, written: float, weights: float = 0.0) 
     return {"dram": dram / (device.dram_gbps * 1e3 * DRAM_EFFICIENCY), "l2": l2}
 
 
-def floors(p: ConvProblem | ConvTransposeProblem, device: Device) -> dict[str, float | str]:
-    """What no kernel with `mma.sync` can go below on `device`, from its peak rates: `mma_us`, `dram_us`, `l2_us`,
-    `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus the largest of the
-    others. 2:4 halves the products and keeps 9/16 of the weight bytes (half the values, 2 bits for each kept one);
-    activations are counted as in `moved_us`, unpadded.
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a window does along one axis: `read`, how many input indices some tap lies on; `pairs`, how many (output, tap)
+    lie on the input, not on padding; `taps`, how many taps do so anywhere."""
+
+    read: int
+    pairs: int
+    taps: int
+
+
+def axis(size: int, starts: np.ndarray, taps: int, dilation: int) -> Axis:
+    """`starts`: the input index of each output's first tap, negative on padding; tap t lies `dilation` * t further."""
+    touched, pairs, used = np.zeros(size, bool), 0, 0
+    for t in range(taps):
+        at = starts + t * dilation
+        at = at[(at >= 0) & (at < size)]
+        touched[at] = True
+        pairs, used = pairs + len(at), used + bool(len(at))
+    return Axis(int(touched.sum()), pairs, used)
+
+
+def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
+    """Rows (i = 0) or columns (1) of a convolution, for these outputs only, or for those that its pool takes, or all."""
+    size, out, taps = ((p.h, p.p, p.r), (p.w, p.q, p.s))[i]
+    if outputs is None and p.pool:
+        first = np.arange(p.pool[6 + i]) * p.pool[2 + i] - p.pool[4 + i]
+        outputs = np.unique(first[:, None] + np.arange(p.pool[i]))
+        outputs = outputs[(outputs >= 0) & (outputs < out)]
+    starts = (np.arange(out) if outputs is None else outputs) * p.stride[i] - p.pad[i]
+    return axis(size, starts, taps, p.dilation[i])
+
+
+def _transposed(p: ConvTransposeProblem, i: int) -> Axis:
+    """The same of a transposed one: input j and tap t meet output j * stride + t * dilation - pad."""
+    size, taps = ((p.h, p.r), (p.w, p.s))[i]
+    meets = np.arange(size)[:, None] * p.stride[i] + np.arange(taps) * p.dilation[i] - p.pad[i]
+    inside = (meets >= 0) & (meets < p.out[i])
+    return Axis(int(inside.any(1).sum()), int(inside.sum()), int(inside.any(0).sum()))
+
+
+def _needs(p: Problem) -> tuple[int, int, int]:
+    """(elements of the first input that some product needs, products, weights that one of them needs)."""
+    if isinstance(p, SqueezeExciteProblem):
+        return math.prod(p.in_shapes[0]), p.macs, sum(q.k * q.c // q.groups * q.r * q.s for q in (p.first, p.second))
+    if isinstance(p, BackToBackProblem):  # the second is 1 x 1: a stride of it leaves out rows and columns of the first
+        starts = [np.arange(o) * p.second.stride[i] - p.second.pad[i] for i, o in enumerate((p.second.p, p.second.q))]
+        ends = p.first.p, p.first.q
+        rows, columns = (_window(p.first, i, s[(s >= 0) & (s < ends[i])]) for i, s in enumerate(starts))
+        read, macs, weights = _counted(p.first, rows, columns)
+        _, more, others = _counted(p.second, _window(p.second, 0), _window(p.second, 1))
+        return read, macs + more, weights + others
+    each = _transposed if isinstance(p, ConvTransposeProblem) else _window
+    return _counted(p, each(p, 0), each(p, 1))
+
+
+def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -> tuple[int, int, int]:
+    weights = p.k * (p.c // p.groups)
+    return p.n * p.c * rows.read * columns.read, p.n * weights * rows.pairs * columns.pairs, weights * rows.taps * columns.taps
+
+
+def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
+    """What no kernel that forms each product with `mma.sync` can go below on `device`, from its peak rates: `mma_us`,
+    `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus
+    the largest of the others. Of convolutions, also transposed, in pairs and with squeeze-excite.
+
+    Only what must be is counted: products with elements of the image, not of its padding; of the first input, the elements
+    that some tap touches (of a 1x1 convolution with stride 2 a quarter), whatever else lies in their sectors; weights of taps
+    that touch it. `sizes`: bytes of an element of each input and the output, 2 where not given. From DRAM come weights, and of
+    activations what L2 cannot have kept (before the launch) or keep (after it). 2:4 halves the products and keeps 9/16 of
+    the weight bytes (half the values, 2 bits for each kept one).
     """
-    moved = 2 * (sum(math.prod(shape) for shape in p.in_shapes) + math.prod(p.out_shape))
-    parts = (p.first, p.second) if hasattr(p, "first") else (p,)
-    weights = 2 * sum(q.k * (q.c // q.groups) * q.r * q.s for q in parts)
-    mma = p.macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
-    cold = moved if moved > device.l2_bytes / 2 else 0
+    read, macs, weights = _needs(p)
+    counts = [read, *map(math.prod, p.in_shapes[1:]), math.prod(p.out_shape)]
+    *ins, out = (n * size for n, size in zip(counts, sizes or (2,) * len(counts), strict=True))
+    mma = macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
+    cold = max(0, sum(ins) - device.l2_bytes) + max(0, out - device.l2_bytes)
 
     def dram(w: float) -> float:
         return (w + cold) / (device.dram_gbps * 1e3)
 
     def l2(w: float) -> float:
-        return (w + moved) / (device.l2_bytes_per_clk * device.clock_mhz)
+        return (w + sum(ins) + out) / (device.l2_bytes_per_clk * device.clock_mhz)
 
-    few = weights * 9 / 16
-    parts = {"mma": mma, "dram": dram(weights), "l2": l2(weights), "launch": device.launch_us}
+    parts = {"mma": mma, "dram": dram(2 * weights), "l2": l2(2 * weights), "launch": device.launch_us}
+    few = 2 * weights * 9 / 16
     return {
         **{f"{name}_us": us for name, us in parts.items()},
         "bound": max(parts, key=parts.get),
-        "dense_us": device.launch_us + max(mma, dram(weights), l2(weights)),
+        "dense_us": device.launch_us + max(mma, parts["dram"], parts["l2"]),
         "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
     }
 

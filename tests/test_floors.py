@@ -25,7 +25,7 @@ tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.single  tactics.candidates  tactics.predict
 tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
 tactics.formulation  tactics.plan
-gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
+gpu_runtime.errors  gpu_runtime.text  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
 gpu_runtime.onnx_convert  gpu_runtime.onnx_respell  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
@@ -34,7 +34,7 @@ gpu_runtime.lower  gpu_runtime.ranges  gpu_runtime.space_to_depth  gpu_runtime.c
 gpu_runtime.upsampling
 gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
-gpu_runtime.text  gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
+gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
 gpu_runtime.side_by_side  gpu_runtime.autotuning
 gpu_runtime.plan_schema  gpu_runtime.engine
 gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.onnx_backend

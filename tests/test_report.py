@@ -70,6 +70,7 @@ def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
         "layer": name, "layers": [name], "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
         "pattern_share": 1.0, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
         "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip_speedup": None, "lost_energy": 0.0,
+        "if_sparse": None, "stored_share": 1.0,
         "c": 64, "k": 64, "groups": 1, "kernel": [3, 3], "pattern_groups": 9216, "floor": None,
     } | more  # fmt: skip
 
@@ -117,7 +118,7 @@ def example_plan():
     ]  # fmt: skip
     rows = [
         verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,
-                pattern_groups=None, lost_energy=None),
+                pattern_groups=None, lost_energy=None, stored_share=None),
         verdict(wide, "sparse", "picked", best(dense, 40.5), best(sparse, 31.25), 9.25,
                 p_sparse_faster=0.93, other=other(dense, 40.5, 9.25, 0, 0), flip_speedup=1.296,
                 floor=floor("mma")),
@@ -131,7 +132,8 @@ def example_plan():
         verdict("/branch/grouped", "not_eligible", "grouped_conv", best(dense, 11), c=128, groups=64, pattern_share=None,
                 detail="a group has 2 input channels, not a multiple of 4"),
         verdict("/fc/Gemm", "not_eligible", "pattern_violation", best(dense, 2.5), pattern_share=0.99996,
-                first_violation=[3, 16, 0, 0], pattern_groups=25600, lost_energy=0.000123, floor=floor("launch", 0.1, 0.1)),
+                first_violation=[3, 16, 0, 0], pattern_groups=25600, lost_energy=0.000123, stored_share=0.9992,
+                if_sparse=best(sparse, 2.2) | {"dense_us": 2.5}, floor=floor("launch", 0.1, 0.1)),
     ]  # fmt: skip
     total = sum(entry["time_us"] for entry in layers)
     return {
@@ -197,7 +199,8 @@ def test_the_full_account_is_as_committed():
     golden("explain_text.txt", text)
     assert text.isascii() and width(text) <= 120 and "None" not in text
     assert all(t.startswith(("~", "+")) for t in re.findall(r"([^\s(]*\d) us\b", text))
-    assert "~" not in explain.explain_text(measured(plan), measured(plan)["sparsity"]["rows"])
+    rows = [row | {"if_sparse": None} for row in plan["sparsity"]["rows"]]  # what pruning would give was measured by nobody
+    assert "~" not in explain.explain_text(measured(plan), rows)
 
 
 def test_json_is_as_committed():
@@ -264,7 +267,13 @@ def test_predicted_times_are_always_marked(name):
     text = getattr(explain if name == "sparsity_text" else report, name)(example_plan())
     times = re.findall(r"([^\s(]*\d) us\b", text)
     assert times and all(t.startswith("~") for t in times)
-    unmarked = getattr(explain if name == "sparsity_text" else report, name)(measured(example_plan()))
+    plan = measured(example_plan())
+    if name != "plan_text":  # what pruning would give was measured by nobody
+        text = getattr(explain if name == "sparsity_text" else report, name)(plan)
+        assert "predicted to take ~2.20 us instead of ~2.50 us" in " ".join(text.split()) and text.count("~") == 2
+    for row in plan["sparsity"]["rows"]:
+        row["if_sparse"] = None
+    unmarked = getattr(explain if name == "sparsity_text" else report, name)(plan)
     assert "~" not in unmarked and "predicted" not in unmarked and "measured(NVIDIA H200)" in unmarked
 
 

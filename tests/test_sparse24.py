@@ -61,9 +61,14 @@ def test_fits_counts_along_the_input_channels():
     assert ok.shape == (2, 2, 3, 3) and not ok[1, 1, 2, 0] and ok.sum() == ok.size - 1
 
 
-def test_lost_energy():
-    assert sparse24.lost_energy(np.array([[1.0, 1, 1, 1]])) == 0.5
-    assert sparse24.lost_energy(np.array([[3.0, 0, 4, 0]])) == 0.0
+def test_energy(monkeypatch):
+    assert sparse24.energy(np.array([[1.0, 1, 1, 1]])) == (2, 4)
+    assert sparse24.energy(np.array([[3.0, 0, 4, 0]])) == (0, 25)
+    w = np.random.default_rng(0).standard_normal((12, 16, 3, 3)).astype(np.float16)
+    gone = (w - sparse24.prune(w)).astype(np.float64)
+    for groups in (sparse24.ENERGY_GROUPS, 7):
+        monkeypatch.setattr(sparse24, "ENERGY_GROUPS", groups)
+        assert sparse24.energy(w) == pytest.approx((np.square(gone).sum(), np.square(w.astype(np.float64)).sum()))
 
 
 def test_axis_must_be_a_multiple_of_four():

@@ -1,0 +1,83 @@
+"""Numbers that several commands show, or that a plan states of itself, are the same and are true: over real networks."""
+
+from functools import cache
+
+import pytest
+
+from benchmarks.bench_plan import SIZES
+from gpu_runtime import explain, onnx_sparsity
+from gpu_runtime.onnx_load import load_whole
+from gpu_runtime.pipeline import compare
+from gpu_runtime.text import lost_text, share_text
+from tests.conftest import MODELS, model_path
+
+QUICK = ("mnist8", "resnet20_cifar10", "super_resolution_10")
+OTHERS = sorted(path.stem for path in MODELS.glob("*.onnx") if path.stem not in QUICK)
+NETWORKS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+
+
+@cache
+def plans(name: str) -> tuple[dict, dict]:
+    """The network planned with its own weights, and pruned to 2:4."""
+    path, size = model_path(name), SIZES.get(name)
+    shapes = {load_whole(path).graph.input[0].name: tuple(map(int, size.split("x")))} if size else None
+    return tuple(compare(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_layer_gains_more_than_was_said_when_it_is_pruned(name):
+    """What explain predicts of a layer's pruned kernel is what the pruned network's plan has for it, and within the bound."""
+    own, pruned = plans(name)
+    after = {r["op"]: r for r in pruned["sparsity"]["rows"]}
+    seen = 0
+    for row in own["sparsity"]["rows"]:
+        then, would = after.get(row["op"]), row["if_sparse"]
+        if row["reason"] != "pattern_violation" or then is None or then["best_sparse"] is None:
+            continue  # the pruned plan fuses this layer otherwise: its kernels are not these
+        seen += 1
+        gain = then["best_dense"]["us"] / then["best_sparse"]["us"]
+        assert (would["tactic"], would["us"]) == (then["best_sparse"]["tactic"], then["best_sparse"]["us"]), row["layer"]
+        assert would["dense_us"] == then["best_dense"]["us"], row["layer"]
+        assert gain <= row["best_dense"]["us"] / row["floor"]["sparse_us"], row["layer"]
+        text = explain.sentence(row, own)
+        assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= explain.NO_GAIN)
+        assert gain <= 1 or f"({gain:.2f}x, limited by" in text, text
+    assert seen or not any(r["reason"] == "pattern_violation" for r in own["sparsity"]["rows"])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_kernel_and_no_plan_beats_what_is_said_to_be_the_most(name):
+    for plan in plans(name):
+        for row in plan["sparsity"]["rows"]:
+            for kind in ("dense", "sparse"):
+                best = row[f"best_{kind}"]
+                assert not (best and row["floor"]) or best["us"] >= row["floor"][f"{kind}_us"] - 0.005, (row["layer"], kind)
+        summary = plan["sparsity"]["summary"]
+        assert summary["total_us"] >= summary["ceiling_us"] and summary["saved_us"] >= 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_commands_show_one_weight_energy(name):
+    """inspect-sparsity, explain and the log of --sparsity=force speak of the weights as the file has them."""
+    rows = {r["layer"]: r for r in onnx_sparsity.inspect(model_path(name))}
+    own, pruned = plans(name)
+    for row in own["sparsity"]["rows"]:
+        parts = [rows[layer] for layer in row["layers"]]
+        if None in (lost := [p["lost_energy"] for p in parts]):
+            assert row["lost_energy"] is None and row["stored_share"] is None
+            continue
+        energy = [p["energy"] for p in parts]
+        assert row["lost_energy"] == pytest.approx(sum(a * b for a, b in zip(lost, energy, strict=True)) / sum(energy))
+        if row["reason"] == "pattern_violation":
+            assert f"takes away {lost_text(row['lost_energy'])} of" in explain.sentence(row, own)
+            assert share_text(row["stored_share"]) in explain.sentence(row, own)
+    changed = {r["weight"]: r for r in rows.values() if r["verdict"] in ("dense", "sparse, not 2:4")}
+    assert list(changed) == pruned["sparsity"]["pruned"]
+    if changed:
+        whole = sum(r["lost_energy"] * r["energy"] for r in changed.values()) / sum(r["energy"] for r in changed.values())
+        assert whole == pytest.approx(pruned["sparsity"]["pruned_energy"])
+        assert f"initializers, {lost_text(whole)} of their energy" in " ".join(explain.sparsity_text(pruned).split())
+        told = f"would prune {len(changed)} initializers, and take away {lost_text(whole)} of their energy"
+        assert told in onnx_sparsity.pruning(list(rows.values()))
+    after = {r["layer"]: r for r in pruned["sparsity"]["rows"]}
+    assert not any(r["lost_energy"] for r in after.values()), "what is pruned has nothing to lose"
