@@ -71,15 +71,15 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     beside = inplace.beside(network, asked)
     edges = {t: _outside(network, t, (*asked.get(t, ()), *beside.get(t, ()))) for t in named}
     usable = {t: named[t] + edges[t] for t in named}
+    timed: dict[tuple, Mapping[Tactic, Time]] = {}  # by all that decides the times: ops alike are timed once
     times, missing, unable = [], [], []
     for op in network.ops:
         progress(op.name)
-        able = [t for t in candidates(op.problem, device, network.dtypes(op)) if sparse or not t.sparse]
-        wanted = _wanted(op, able, named, edges, scratch)
-        rows = timer(op.problem, wanted)
-        if exhaustive:
-            rows = _with_namesakes(op, rows, timer(op.problem, list(_namesakes(network, op, device, wanted))))
-        times.append(rows)
+        around = tuple((usable[t], edges[t]) for t in (*op.inputs, op.output))
+        alike = op.problem, network.dtypes(op), around
+        if alike not in timed:
+            timed[alike] = _timed(*alike, device, timer, sparse=sparse, exhaustive=exhaustive, scratch=scratch)
+        times.append(timed[alike])
         if not times[-1] and not any(inplace.views(op)):
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
@@ -104,14 +104,18 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
             reformats[problem] = timer(problem, candidates(problem, device))
         return min((_ps(t) for t in reformats[problem].values()), default=None)
 
-    choices = tuple(
-        Choice(op.name, op.inputs, op.output, tuple(_entries(op, rows, placed)), op.when)
-        for op, rows in zip(network.ops, times, strict=True)
-    )
-    graph = plan.prune(plan.Graph(
-        choices, network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
+    made: dict[tuple, tuple[plan.Entry, ...]] = {}  # ops alike share their entries, too
+    choices = []
+    for op, rows in zip(network.ops, times, strict=True):
+        places, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_in_place(op, placed))
+        alike = id(rows), places, own
+        if alike not in made:
+            made[alike] = plan.cheapest((*_entries(op.problem, rows, places), *own))
+        choices.append(Choice(op.name, op.inputs, op.output, made[alike], op.when))
+    graph = plan.Graph(
+        tuple(choices), network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
         formats, reformat_ps,
-    ))  # fmt: skip
+    )  # fmt: skip
     tables = []
     for fmts in product(*asked.values()):
         chosen = dict(zip(asked, fmts, strict=True))
@@ -135,7 +139,8 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
     able = [t for t in candidates(op.problem, table.device) if t.sparse]
-    return op, _wanted(op, able, {t: network.formats(t) for t in edges}, edges, table.scratch)
+    both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
+    return op, _wanted(op.problem, able, both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -171,7 +176,7 @@ def ops_of(network: Network, layer: str) -> list[Op]:
 
 def rivals(table: Table) -> dict:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
-    dense = {name: (lambda e: not e.sparse) for name in (op.name for op in table.network.ops if op.layer)}
+    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
     names = {
         str(f): {t: canonical(f, shape) for t, shape in table.network.tensors.items()} for f in HALF_FORMATS
     }
@@ -189,16 +194,21 @@ def rivals(table: Table) -> dict:
     }
 
 
+def _is_dense(entry: plan.Entry) -> bool:
+    return not entry.sparse
+
+
 def untimed(table: Table, op: Op) -> dict[Tactic, str]:
     """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
-    same = _namesakes(table.network, op, table.device, times)
+    able = candidates(op.problem, table.device, table.network.dtypes(op))
+    same = _namesakes(op.problem, able, times)
     formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
     proofs = {}
-    for t in candidates(op.problem, table.device, table.network.dtypes(op)):
-        keys = zip(_addresses(op, t), (*op.inputs, op.output), strict=True)
-        if table.scratch is not None and workspace(op, t) > table.scratch:
-            proofs[t] = f"needs {workspace(op, t)} bytes of workspace, {table.scratch} are allowed"
+    for t in able:
+        keys = zip(_addresses(op.problem, t), (*op.inputs, op.output), strict=True)
+        if table.scratch is not None and workspace(op.problem, t) > table.scratch:
+            proofs[t] = f"needs {workspace(op.problem, t)} bytes of workspace, {table.scratch} are allowed"
         elif t.sparse and not table.sparse:
             proofs[t] = "sparse, and --sparsity=disable was given"
         elif t in same:
@@ -211,21 +221,32 @@ def untimed(table: Table, op: Op) -> dict[Tactic, str]:
     return proofs
 
 
-def workspace(op: Op, tactic: Tactic) -> int:
+def workspace(problem: Problem, tactic: Tactic) -> int:
     """Bytes of scratch memory that a tactic's launches need."""
-    return max(launch.workspace for launch in launches(op.problem, tactic))
+    return max(launch.workspace for launch in launches(problem, tactic))
 
 
-def _namesakes(network: Network, op: Op, device: Device, timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
-    """Tactic that is not timed -> the timed one that has its kernel, its tile and its addresses."""
-    known = {(t.kernel, t.tile, _addresses(op, t)): t for t in timed}
-    able = candidates(op.problem, device, network.dtypes(op))
-    found = {t: known.get((t.kernel, t.tile, _addresses(op, t))) for t in able}
+Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
+
+
+def _timed(problem: Problem, dtypes: tuple[str, ...], around: Around, device: Device, timer: Timer, *, sparse: bool,
+           exhaustive: bool, scratch: int | None) -> Mapping[Tactic, Time]:  # fmt: skip
+    """The times of every tactic for a problem."""
+    able = candidates(problem, device, dtypes)
+    wanted = _wanted(problem, [t for t in able if sparse or not t.sparse], around, scratch)
+    rows = timer(problem, wanted)
+    return _with_namesakes(problem, rows, timer(problem, list(_namesakes(problem, able, wanted)))) if exhaustive else rows
+
+
+def _namesakes(problem: Problem, able: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
+    """Tactic of `able` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
+    known = {(t.kernel, t.tile, _addresses(problem, t)): t for t in timed}
+    found = {t: known.get((t.kernel, t.tile, _addresses(problem, t))) for t in able}
     return {t: same for t, same in found.items() if same is not None and same != t}
 
 
-def _addresses(op: Op, tactic: Tactic) -> tuple[str, ...]:
-    shapes = (*op.problem.in_shapes, op.problem.out_shape)
+def _addresses(problem: Problem, tactic: Tactic) -> tuple[str, ...]:
+    shapes = (*problem.in_shapes, problem.out_shape)
     return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
 
@@ -248,54 +269,53 @@ def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
     return left
 
 
-def _with_namesakes(op: Op, times: Mapping[Tactic, Time], others: Mapping[Tactic, Time]) -> dict[Tactic, Time]:
-    best = {(t.kernel, t.tile, _addresses(op, t)): time for t, time in times.items()}
+def _with_namesakes(
+    problem: Problem, times: Mapping[Tactic, Time], others: Mapping[Tactic, Time]
+) -> dict[Tactic, Time]:
+    best = {(t.kernel, t.tile, _addresses(problem, t)): time for t, time in times.items()}
     for t, time in others.items():
-        key = t.kernel, t.tile, _addresses(op, t)
+        key = t.kernel, t.tile, _addresses(problem, t)
         best[key] = min(best.get(key, time), time, key=lambda x: x.us)
-    return {t: best[t.kernel, t.tile, _addresses(op, t)] for t in times}
+    return {t: best[t.kernel, t.tile, _addresses(problem, t)] for t in times}
 
 
-Formats = Mapping[str, tuple[Format, ...]]
-
-
-def _wanted(op: Op, able: Iterable[Tactic], named: Formats, edges: Formats, scratch: int | None) -> list[Tactic]:
-    """`able` and what they become at the network's `edges`: of tactics with the same kernel, tile and addresses one, that whose
+def _wanted(problem: Problem, able: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
+    """`able` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that whose
     formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`."""
-    usable = {t: named[t] + edges[t] for t in edges}
-    tactics = (v for t in able for v in at_edges(t, [edges[x] for x in op.inputs], edges[op.output]))
-    tensors = (*op.inputs, op.output)
-    shapes = (*op.problem.in_shapes, op.problem.out_shape)
-    keys = [{canonical(f, s) for f in usable[t]} for t, s in zip(tensors, shapes, strict=True)]
+    usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
+    shapes = (*problem.in_shapes, problem.out_shape)
+    keys = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
     best: dict[tuple, tuple[int, Tactic]] = {}
-    for t in tactics:
-        addresses = _addresses(op, t)
+    for t in (v for tactic in able for v in at_edges(tactic, ins, out)):
+        addresses = _addresses(problem, t)
         if all(key in able for key, able in zip(addresses, keys, strict=True)):
-            odd = sum(f not in usable[x] for f, x in zip((*t.ins, t.out), tensors, strict=True))
+            odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
             cell = t.kernel, t.tile, addresses
             if cell not in best or odd < best[cell][0]:
                 best[cell] = odd, t
-    return [t for _, t in best.values() if scratch is None or workspace(op, t) <= scratch]
+    return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def _entries(op: Op, times: Mapping[Tactic, Time], placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
-    """What may run `op`: each tactic with its tensors in every place that its kernel can reach, and the op in place."""
-    tensors = (*op.inputs, op.output)
+def _entries(problem: Problem, times: Mapping[Tactic, Time], placed: tuple[tuple[str, ...], ...]) -> Iterator[plan.Entry]:
+    """The kernels that may run a problem: each tactic with its tensors in every place of `placed` that its kernel can reach."""
     for tactic, time in times.items():
-        shapes = (*op.problem.in_shapes, op.problem.out_shape)
-        own = [canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True)]
+        own = _addresses(problem, tactic)
         ways = [[k] for k in own]
         if tactic.kernel in STRIDED:
-            ways = [[k, *(p for p in placed[t] if base(p) == k)] for k, t in zip(own, tensors, strict=True)]
-        if isinstance(op.problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
+            ways = [[k, *(p for p in places if base(p) == k)] for k, places in zip(own, placed, strict=True)]
+        if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
         free = tactic.kernel in STRIDED_RESIDUAL
-        if getattr(op.problem, "residual", False) and not free:  # it is read with the output's strides
+        if getattr(problem, "residual", False) and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
             yield plan.Entry(tactic.name, tuple(ins), out, _ps(time), tactic.sparse)
+
+
+def _in_place(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
+    """The ways in which an op launches nothing."""
     for ins, out in inplace.entries(op):
-        keys = zip((*ins, out), tensors, strict=True)
+        keys = zip((*ins, out), (*op.inputs, op.output), strict=True)
         for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
             yield plan.Entry(inplace.IN_PLACE, tuple(ins), out, 0)
     for x, y in (*inplace.views(op), *inplace.through_views(op, placed)):

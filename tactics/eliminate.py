@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,12 +113,27 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
         return None
     made = _up(sizes, placed, leaders, sequence)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
-    for b in reversed(range(len(sequence))):
-        to, over = made.receiver(b), made.scopes[b][1:]
-        known = [(s, t) for s, t, name in made.buckets[to] if name != made.messages + b] + [made.rest[to]]
-        table = _sum(made.sizes, made.scopes[to], known)
-        made.rest[b] = over, np.minimum(table.min(axis=tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)), NEVER)
+    for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
+        own = [(s, t) for s, t, name in made.buckets[to] if name < made.messages]
+        sent = [(name - made.messages, (s, t)) for s, t, name in made.buckets[to] if name >= made.messages]
+        known = _sum(made.sizes, made.scopes[to], [*own, made.rest[to]])
+        for b, table in _without_each(made.sizes, made.scopes[to], sent, known):
+            over = made.scopes[b][1:]
+            gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)
+            made.rest[b] = over, np.minimum(table.min(axis=gone), NEVER)
     return made
+
+
+def _without_each(sizes, scope, items: list[tuple[int, Factor]], known: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(name, `known` and all tables but its own, added up over `scope`) for each (name, table) of `items`: by halves, so that
+    a table is added log2(n) times rather than n."""
+    if len(items) <= 1:
+        yield from ((name, known) for name, _ in items)
+        return
+    half = len(items) // 2
+    for mine, others in ((items[:half], items[half:]), (items[half:], items[:half])):
+        rest = _sum(sizes, scope, [(scope, known), *(factor for _, factor in others)])
+        yield from _without_each(sizes, scope, mine, np.minimum(rest, NEVER))
 
 
 def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[tuple[int, ...], int] | None:
@@ -205,17 +220,24 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
 
 
 def _table(sizes, near, v: int) -> int:
-    """Cells of the table that eliminating v makes."""
-    return sizes[v] * math.prod(sizes[u] for u in near[v])
+    """Cells of the table that eliminating v makes; NEVER where they are as many, which is all there is to know then."""
+    return min(NEVER, sizes[v] * _message(sizes, near, v))
 
 
 def _message(sizes, near, v: int) -> int:
-    """Cells of the table that is left when v is gone."""
-    return math.prod(sizes[u] for u in near[v])
+    """Cells of the table that is left when v is gone, or NEVER: a tensor may have thousands of readers."""
+    cells = 1
+    for u in near[v]:
+        cells *= sizes[u]
+        if cells >= NEVER:
+            return NEVER
+    return cells
 
 
 def _fill(sizes, near, v: int) -> int:
     """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
+    if _message(sizes, near, v) >= NEVER:
+        return NEVER
     return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
 
 
@@ -261,9 +283,16 @@ def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[in
         for v in scope:
             holds[v].append(i)
     leaders = {}
+    known: dict[int, tuple] = {}  # id of a table -> what `_follows` says of it, and the table, which many factors may share
     for i in range(len(factors)):
-        while found := _follows(*factors[i]):
-            v, u, state = found
+        while True:
+            scope, table = factors[i]
+            if id(table) not in known:
+                known[id(table)] = _follows(table), table
+            found = known[id(table)][0]
+            if found is None:
+                break
+            v, u, state = scope[found[0]], scope[found[1]], found[2]
             leaders[v] = u, state
             for j in holds[v]:
                 scope, table = factors[j]
@@ -277,16 +306,16 @@ def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[in
     return factors, leaders
 
 
-def _follows(scope, table) -> tuple[int, int, np.ndarray] | None:
-    """(v, u, state of v per state of u) for the first v in this table that u determines."""
+def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
+    """(axis v, axis u, state of v per state of u) for the first v in this table that u determines."""
     finite = table < NEVER
     count = np.count_nonzero(finite)
-    for i, j in itertools.permutations(range(len(scope)), 2):
+    for i, j in itertools.permutations(range(table.ndim), 2):
         if table.shape[i] > 1 and count * table.shape[i] <= table.size:  # else u cannot determine v
-            both = finite.any(axis=tuple(k for k in range(len(scope)) if k not in (i, j)))
+            both = finite.any(axis=tuple(k for k in range(table.ndim) if k not in (i, j)))
             both = both if i < j else both.T
             if (both.sum(axis=0) <= 1).all():
-                return scope[i], scope[j], both.argmax(axis=0)
+                return i, j, both.argmax(axis=0)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ from tactics.graph import (
     Graph,
     Literals,
     Plan,
+    all_cells,
     always,
-    cells_of,
     exclusive,
     formats_of,
     holds,
@@ -71,54 +71,74 @@ class Model:
     ops: dict[int, int]  # choice -> number of its factor
     blocks: set[int]  # choices whose factor is over blocks of cells
     copies: dict[str, Copies]  # per tensor: its reformats
+    groups: dict[str, tuple[int, tuple[str, ...]]]  # fusion group -> its variable, its options
+    tables: dict[tuple, np.ndarray]  # one for all choices or tensors alike, while the model is made
 
 
 def model_of(graph: Graph, costs: Costs) -> Model:
-    cells = [cells_of(graph, c) for c in graph.choices]
-    copies = copies_of(graph, tensors_of(graph), costs.scale, costs.launch)
-    model = Model([], [], [], {}, {}, cells, {}, set(), copies)
-    for _, names in graph.groups:
-        _variable(model, names)
+    tensors = tensors_of(graph)
+    copies = copies_of(graph, tensors, costs.scale, costs.launch)
+    model = Model([], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
+    for name, options in graph.groups:
+        model.groups[name] = _variable(model, options), options
 
-    makers: dict[str, list[int]] = {t: [] for t in tensors_of(graph)}
-    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors_of(graph)}  # (choice, input position)
+    makers: dict[str, list[int]] = {t: [] for t in tensors}
+    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors}  # (choice, input position)
     same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
     for i, c in enumerate(graph.choices):
         makers[c.output].append(i)
         same.setdefault(c.name, []).append(i)
         for k, t in enumerate(c.inputs):
             readers[t].append((i, k))
-    for t in tensors_of(graph):
+    options, inputs, outputs, used = dict(graph.groups), set(graph.inputs), set(graph.outputs), _formats_used(model.cells)
+
+    def domain(formats: tuple[str, ...], at: list[tuple[int, int]], there: bool) -> tuple:
+        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
+        return _domain(graph, formats, set().union(*columns), there)
+
+    for t in tensors:
         formats = formats_of(graph, t)
-        if t in graph.inputs:
-            whens, domain = [()], {graph.pinned[t]}
+        whens = [()] if t in inputs else [graph.choices[i].when for i in makers[t]]
+        there = always(options, whens)
+        if t in inputs:
+            own = _domain(graph, formats, {graph.pinned[t]}, True)
         else:
-            whens = [graph.choices[i].when for i in makers[t]]
-            domain = {e.out for i in makers[t] for e in cells[i].values()}
-        there = always(graph, whens)
-        model.produced[t] = p = _variable(model, _domain(graph, formats, domain, there or t in graph.outputs))
+            own = domain(formats, [(i, -1) for i in makers[t]], there or t in outputs)
+        model.produced[t] = p = _variable(model, own)
         if not there:
-            model.factors.append(_presence(graph, model, p, whens))
+            model.factors.append(_presence(model, p, whens))
 
         slots = []
         for slot in _slots(graph, readers[t]):  # ops that never exist together read through one slot
-            domain = {ins[k] for i, k in slot for ins, _ in cells[i]}
-            v = _variable(model, _domain(graph, formats, domain, always(graph, [graph.choices[i].when for i, _ in slot])))
+            v = _variable(model, domain(formats, slot, always(options, [graph.choices[i].when for i, _ in slot])))
             slots.append(v)
             model.read.update(dict.fromkeys(slot, v))
-        if t in graph.outputs and t in graph.pinned:
+        if t in outputs and t in graph.pinned:
             slots.append(_variable(model, (graph.pinned[t],)))
         _add_reformats(model, copies[t], p, slots)
 
+    prices: dict[int, dict[tuple, int]] = {}
+    for cells in model.cells:
+        if id(cells) not in prices:
+            prices[id(cells)] = {cell: costs.of(e) for cell, e in cells.items()}
     for ops in same.values():
-        _add_ops(graph, model, {i: {cell: costs.of(e) for cell, e in cells[i].items()} for i in ops})
+        _add_ops(graph, model, {i: prices[id(model.cells[i])] for i in ops})
     return model
+
+
+def _formats_used(cells: list[dict[tuple, Entry]]) -> dict[int, list[set[str]]]:
+    """id of a table of cells -> the formats that it names for each input, and for the output."""
+    found: dict[int, list[set[str]]] = {}
+    for table in cells:
+        if id(table) not in found:
+            found[id(table)] = [set(column) for column in zip(*((*ins, out) for ins, out in table), strict=True)]
+    return found
 
 
 def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
     """The states of all variables as a plan, with the cheapest reformats for it."""
     value = [model.domains[v][s] for v, s in enumerate(states)]
-    options = {name: value[v] for v, (name, _) in enumerate(graph.groups)}
+    options = {name: value[v] for name, (v, _) in model.groups.items()}
     entries = {}
     for i, c in enumerate(graph.choices):
         if holds(c.when, options):
@@ -145,7 +165,7 @@ def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) ->
     table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
         table[state] = value
-    return _where_taken(graph, graph.choices[i], variables, table)
+    return _where_taken(model, graph.choices[i], variables, table)
 
 
 def _tensors(graph: Graph, model: Model, i: int) -> list[int]:
@@ -159,16 +179,34 @@ def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> d
     return {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in costs.items()}
 
 
-def _where_taken(graph: Graph, choice: Choice, variables: list[int], table: np.ndarray) -> eliminate.Factor:
+def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """(variable, name, options) of the fusion groups that are named, in the variables' order."""
+    return sorted((model.groups[name][0], name, model.groups[name][1]) for name in {name for name, _ in when})
+
+
+def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> eliminate.Factor:
     """`table` with an axis in front for each group in the op's `when`, and 0 where the op does not exist."""
     if not choice.when:
         return tuple(variables), table
-    asked = {name for name, _ in choice.when}
-    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in asked]
-    taken = [[s for s, o in enumerate(names) if (g, o) in choice.when] for _, g, names in over]
+    over = _asked(model, choice.when)
     full = np.zeros([*(len(names) for *_, names in over), *table.shape], np.int64)
-    full[np.ix_(*taken)] = table
+    full[np.ix_(*_taken(choice, over))] = table
     return (*(v for v, *_ in over), *variables), full
+
+
+def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tuple[tuple[int, ...], ...]:
+    """The states of groups' variables with which a choice exists."""
+    return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
+
+
+def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
+    """The table of choice i, which is one with those of choices alike."""
+    variables, over = _tensors(graph, model, i), _asked(model, graph.choices[i].when)
+    alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
+    if alike not in model.tables:
+        model.tables[alike] = op_factor(graph, model, i, costs)[1]
+    model.ops[i] = len(model.factors)
+    model.factors.append(((*(v for v, *_ in over), *variables), model.tables[alike]))
 
 
 def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
@@ -182,14 +220,13 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
         size = math.prod(model.sizes[v] for v in _tensors(graph, model, i))
         blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
         if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
-            model.ops[i] = len(model.factors)
-            model.factors.append(op_factor(graph, model, i, cells))
+            _add_op(graph, model, i, cells)
         else:
             wide.append(i)
             picks += [(i, value, block) for value, block in blocks]
     if not wide:
         return
-    if not always(graph, [graph.choices[i].when for i in wide]):
+    if not always(dict(graph.groups), [graph.choices[i].when for i in wide]):
         picks.append((None, eliminate.NEVER, ()))
     picked = _variable(model, picks)
     model.blocks.update(wide)
@@ -200,7 +237,7 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
             model.factors.append(((picked, v), np.array(agrees, np.int64)))
         table = np.array([value if owner == i else eliminate.NEVER for owner, value, _ in picks], np.int64)
         model.ops[i] = len(model.factors)
-        model.factors.append(_where_taken(graph, graph.choices[i], [picked], table))
+        model.factors.append(_where_taken(model, graph.choices[i], [picked], table))
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
@@ -224,11 +261,10 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 # ---- tensors
 
 
-def _presence(graph: Graph, model: Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
+def _presence(model: Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
     """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
     no cell for an absent tensor, and one that does not gains nothing by reading.)"""
-    asked = {name for when in whens for name, _ in when}
-    over = [(v, name, names) for v, (name, names) in enumerate(graph.groups) if name in asked]
+    over = _asked(model, [pair for when in whens for pair in when])
     states = itertools.product(*(names for _, _, names in over))
     taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
     there = np.array([any(holds(when, options) for when in whens) for options in taken])
@@ -269,16 +305,26 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         ]
         return np.stack(rows)
 
+    def add(scope: tuple[int, ...], what: str, make: Callable[[], np.ndarray]) -> None:
+        """`make` tells the table of tensors alike in their copies, formats that are read in any case and domains."""
+        alike = id(copies), what, fixed, *(model.domains[v] for v in scope)
+        if alike not in model.tables:
+            model.tables[alike] = make()
+        model.factors.append((scope, model.tables[alike]))
+
     free = [v for v in dict.fromkeys(slots) if model.sizes[v] > 1]
     fixed = 0
     for v in slots:
-        if v not in free:
+        if model.sizes[v] == 1:
             fixed |= int(masks(v)[0])
     if len(free) <= 2:
-        sets = np.array(fixed, np.int64)
-        for v in free:
-            sets = sets[..., None] | masks(v)
-        model.factors.append(((p, *free), table(sets)))
+        def both() -> np.ndarray:
+            sets = np.array(fixed, np.int64)
+            for v in free:
+                sets = sets[..., None] | masks(v)
+            return table(sets)
+
+        add((p, *free), "slots", both)
         return
     bits = sorted({int(m) for v in free for m in masks(v)} - {0})
     sets = [fixed]
@@ -286,21 +332,26 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         sets += [s | bit for s in sets if not s & bit]
     sets = [s for s in sorted(sets) if (s & ~fixed).bit_count() <= len(free)]
     made = _variable(model, sets)
-    sets = np.array(sets, np.int64)
-    model.factors.append(((p, made), table(sets)))
+    masked = np.array(sets, np.int64)
+    add((p, made), "made", lambda: table(masked))
     for v in free:
-        lacks = (masks(v)[:, None] & ~sets) != 0
-        model.factors.append(((v, made), np.where(lacks, eliminate.NEVER, 0)))
+        add((v, made), "read", lambda v=v: np.where((masks(v)[:, None] & ~masked) != 0, eliminate.NEVER, 0))
 
 
 def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The readers of a tensor, those together that never exist together: each joins the first slot where that is so."""
     slots: list[list[tuple[int, int]]] = []
+    named: dict[str, dict[int, None]] = {}  # group -> the slots whose readers name it: what excludes another has one in common
     for i, k in readers:
         when = graph.choices[i].when
-        for slot in slots:
-            if all(exclusive(when, graph.choices[j].when) for j, _ in slot):
-                slot.append((i, k))
+        groups = {g for g, _ in when}
+        for s in sorted(set().union(*(named.get(g, ()) for g in groups))):
+            if all(exclusive(when, graph.choices[j].when) for j, _ in slots[s]):
                 break
         else:
-            slots.append([(i, k)])
+            s = len(slots)
+            slots.append([])
+        slots[s].append((i, k))
+        for g in groups:
+            named.setdefault(g, {})[s] = None
     return slots

@@ -93,23 +93,40 @@ def exclusive(a: Literals, b: Literals) -> bool:
     return any(not {o for h, o in a if h == g} & {o for h, o in b if h == g} for g in {g for g, _ in a} & {g for g, _ in b})
 
 
-def always(graph: Graph, whens: list[Literals]) -> bool:
-    """Does at least one of `whens` hold whatever options are taken?"""
+def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool:
+    """Does at least one of `whens` hold whatever options of the `groups` are taken?"""
     if () in whens:
         return True
     over = sorted({g for when in whens for g, _ in when})
-    names = dict(graph.groups)
     return all(
         any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
-        for state in itertools.product(*(names[g] for g in over))
+        for state in itertools.product(*(groups[g] for g in over))
     )
 
 
 def cells_of(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
     """(ins, out) -> its cheapest usable entry; ties: dense first, then by name."""
-    allowed = [frozenset(formats_of(graph, t)) for t in (*choice.inputs, choice.output)]
+    return _cells(choice.entries, [formats_of(graph, t) for t in (*choice.inputs, choice.output)])
+
+
+def all_cells(graph: Graph) -> list[dict[tuple, Entry]]:
+    """`cells_of` every choice; one table for all choices with the same tuple of entries over the same formats."""
+    formats = {t: formats_of(graph, t) for t in tensors_of(graph)}
+    known: dict[tuple, dict[tuple, Entry]] = {}
+    found = []
+    for c in graph.choices:
+        over = tuple(formats[t] for t in (*c.inputs, c.output))
+        alike = id(c.entries), over
+        if alike not in known:
+            known[alike] = _cells(c.entries, over)
+        found.append(known[alike])
+    return found
+
+
+def _cells(entries: tuple[Entry, ...], formats: Iterable[tuple[str, ...]]) -> dict[tuple, Entry]:
+    allowed = [*map(frozenset, formats)]
     best: dict[tuple, Entry] = {}
-    for e in choice.entries:
+    for e in entries:
         cell = (e.ins, e.out)
         old = best.get(cell)
         if old is None:
@@ -137,8 +154,11 @@ def connected(graph: Graph, live: list[Choice]) -> bool:
 def worst_ps(graph: Graph) -> int:
     """More than any plan can cost."""
     total = 0
+    most: dict[int, int] = {}
     for c in graph.choices:
-        total += max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
+        if id(c.entries) not in most:
+            most[id(c.entries)] = max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
+        total += most[id(c.entries)]
     for t in tensors_of(graph):
         formats = formats_of(graph, t)
         hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
@@ -151,10 +171,16 @@ def only(graph: Graph, force: Force) -> Graph:
     unknown = sorted(set(force) - {c.name for c in graph.choices})
     if unknown:
         raise ValueError(f"force names ops that the graph does not have: {', '.join(unknown)}")
-    choices = []
+    if not force:
+        return graph
+    choices, known = [], {}  # entries that are one tuple stay one
     for c in graph.choices:
         if c.name in force:
-            c = replace(c, entries=tuple(e for e in c.entries if force[c.name](e)))
+            test = force[c.name]
+            alike = id(c.entries), test
+            if alike not in known:
+                known[alike] = tuple(filter(test, c.entries))
+            c = replace(c, entries=known[alike])
         choices.append(c)
     return replace(graph, choices=tuple(choices))
 
@@ -179,11 +205,11 @@ def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
 
 def check(graph: Graph) -> None:
     """ValueError with a sentence where the graph contradicts itself."""
-    options = dict(graph.groups)
+    options, inputs, outputs = dict(graph.groups), set(graph.inputs), set(graph.outputs)
     if len(options) != len(graph.groups) or not all(options.values()):
         raise ValueError("fusion groups must have distinct names and at least one option each")
     for t in graph.pinned:
-        if t not in graph.inputs and t not in graph.outputs:
+        if t not in inputs and t not in outputs:
             raise ValueError(f"pinned tensor {t} is neither an input nor an output of the network")
     for t in graph.inputs:
         if t not in graph.pinned:
@@ -191,20 +217,24 @@ def check(graph: Graph) -> None:
     makers: dict[str, list[Choice]] = {}
     readers = {t: "the network's output" for t in graph.outputs}
     names: dict[str, list[Choice]] = {}
+    sound: set[tuple[int, int]] = set()  # tuples of entries that were looked at, with that many inputs
     for c in graph.choices:
         for g, o in c.when:
             if o not in options.get(g, ()):
                 raise ValueError(f"op {c.name} exists when {g} = {o!r}, which is not an option of a group")
-        if c.output in graph.inputs:
+        if c.output in inputs:
             raise ValueError(f"network input {c.output} is also produced by {c.name}")
         makers.setdefault(c.output, []).append(c)
         names.setdefault(c.name, []).append(c)
         readers |= dict.fromkeys(c.inputs, c.name)
+        if (id(c.entries), len(c.inputs)) in sound:
+            continue
+        sound.add((id(c.entries), len(c.inputs)))
         for e in c.entries:
             if len(e.ins) != len(c.inputs) or e.time_ps < 0:
                 raise ValueError(f"op {c.name}: {e} must have {len(c.inputs)} input formats and no negative time")
     for t, by in readers.items():
-        if t not in graph.inputs and t not in makers:
+        if t not in inputs and t not in makers:
             raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")
     for what, sets in (("produce tensor", makers), ("are named", names)):
         for key, same in sets.items():
@@ -212,5 +242,5 @@ def check(graph: Graph) -> None:
                 if not exclusive(a.when, b.when):
                     raise ValueError(f"two ops that may exist together {what} {key}: {a.name}, {b.name}")
     for t in tensors_of(graph):
-        if not 1 <= len(formats_of(graph, t)) <= MAX_FORMATS:
-            raise ValueError(f"tensor {t} has {len(formats_of(graph, t))} formats, expected 1 to {MAX_FORMATS}")
+        if not 1 <= (count := len(formats_of(graph, t))) <= MAX_FORMATS:
+            raise ValueError(f"tensor {t} has {count} formats, expected 1 to {MAX_FORMATS}")

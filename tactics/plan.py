@@ -7,6 +7,7 @@ those times or marked with the gap that remains.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,9 @@ from tactics.graph import (
     Force,
     Graph,
     Plan,
+    all_cells,
     cells_of,
     check,
-    connected,
     cycle,
     formats_of,
     holds,
@@ -166,18 +167,15 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
     return None if plan is None else Forced(plan, _break_even(graph, plan, best, names))
 
 
-def prune(graph: Graph) -> Graph:
-    """Per op and formats only the cheapest dense and the cheapest sparse entry: the same plans, also when one forces
-    dense or sparse, in less time per solve."""
-    choices = []
-    for choice in graph.choices:
-        best: dict[tuple, Entry] = {}
-        for e in choice.entries:
-            cell = (e.ins, e.out, e.sparse)
-            if cell not in best or (e.time_ps, e.tactic) < (best[cell].time_ps, best[cell].tactic):
-                best[cell] = e
-        choices.append(replace(choice, entries=tuple(best.values())))
-    return replace(graph, choices=tuple(choices))
+def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Per formats only the cheapest dense and the cheapest sparse entry: the same plans, also when one forces dense or
+    sparse, in less time per solve."""
+    best: dict[tuple, Entry] = {}
+    for e in entries:
+        cell = (e.ins, e.out, e.sparse)
+        if cell not in best or (e.time_ps, e.tactic) < (best[cell].time_ps, best[cell].tactic):
+            best[cell] = e
+    return tuple(best.values())
 
 
 # ---- rivals, to print beside the plan
@@ -186,28 +184,67 @@ def prune(graph: Graph) -> Graph:
 def greedy(graph: Graph) -> Plan:
     """Each op's fastest entry and each group's fastest option by that rule, then whatever reformats that takes."""
     check(graph)
-    fastest: dict[int, Entry] = {}
-    for i, choice in enumerate(graph.choices):
-        cells = cells_of(graph, choice)
-        if cells:
-            fastest[i] = min(cells.values(), key=lambda e: (e.time_ps, e.sparse, e.tactic, e.ins, e.out))
-
-    def size(options) -> tuple[int, int] | None:
-        live = [i for i, c in enumerate(graph.choices) if holds(c.when, options)]
-        if any(i not in fastest for i in live) or not connected(graph, [graph.choices[i] for i in live]):
-            return None
-        return sum(fastest[i].time_ps for i in live), len(live)
-
+    fastest: list[Entry | None] = []
+    known: dict[int, Entry | None] = {}
+    for cells in all_cells(graph):
+        if id(cells) not in known:
+            known[id(cells)] = min(cells.values(), key=lambda e: (e.time_ps, e.sparse, e.tactic, e.ins, e.out), default=None)
+        fastest.append(known[id(cells)])
     options = {group: names[0] for group, names in graph.groups}
+    deciding: dict[str, list[int]] = {}  # group -> the ops that it decides about
+    for i, c in enumerate(graph.choices):
+        for group in {group for group, _ in c.when}:
+            deciding.setdefault(group, []).append(i)
+    live = _Live(graph, fastest)
+    for i, c in enumerate(graph.choices):
+        if holds(c.when, options):
+            live.switch(i, +1)
     for group, names in graph.groups:
-        ranked = [(size(options | {group: name}), k, name) for k, name in enumerate(names)]
-        possible = [r for r in ranked if r[0] is not None]
-        if possible:
-            options[group] = min(possible)[2]
-    if size(options) is None:
+        before, possible = options[group], []
+        for k, name in enumerate(names):
+            live.take(options, group, name, deciding.get(group, ()))
+            if live.complete():
+                possible.append((live.time, live.count, k, name))
+        live.take(options, group, min(possible)[3] if possible else before, deciding.get(group, ()))
+    if not live.complete():
         raise ValueError("greedy: the fastest entries and options make no complete plan")
     entries = {c.name: fastest[i] for i, c in enumerate(graph.choices) if holds(c.when, options)}
     return _rival(graph, options, entries, "greedy")
+
+
+class _Live:
+    """The ops that exist under some options, and what they come to; another option of one group changes a few of them."""
+
+    def __init__(self, graph: Graph, fastest: list[Entry | None]):
+        self.graph, self.fastest = graph, fastest
+        self.time = self.count = self.unable = 0
+        self.made, self.read = Counter(graph.inputs), Counter(graph.outputs)
+        self.missing = sum(t not in self.made for t in self.read)  # tensors that are read, and nothing makes them
+
+    def switch(self, i: int, by: int) -> None:
+        """Let op i exist (+1), or no longer (-1)."""
+        c, entry = self.graph.choices[i], self.fastest[i]
+        self.count += by
+        if entry is None:
+            self.unable += by
+        else:
+            self.time += by * entry.time_ps
+        for t, counts in ((c.output, self.made), *((t, self.read) for t in c.inputs)):
+            self.missing -= self.read[t] > 0 and self.made[t] == 0
+            counts[t] += by
+            self.missing += self.read[t] > 0 and self.made[t] == 0
+
+    def take(self, options: dict[str, str], group: str, option: str, deciding: Iterable[int]) -> None:
+        """Take an option of a group; `deciding`: the ops that the group decides about."""
+        before = [holds(self.graph.choices[i].when, options) for i in deciding]
+        options[group] = option
+        for i, was in zip(deciding, before, strict=True):
+            by = holds(self.graph.choices[i].when, options) - was
+            if by:
+                self.switch(i, by)
+
+    def complete(self) -> bool:
+        return not self.unable and not self.missing
 
 
 def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None) -> Plan | None:
@@ -220,20 +257,27 @@ def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str,
     if names is None:
         keys = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
         names = {key: dict.fromkeys(tensors_of(graph), (key,)) for key in keys}
-    plans = []
+    plans, cells = [], all_cells(graph)
     for name, key in names.items():
-        choices = []
-        for c in graph.choices:
-            usable = tuple(cells_of(graph, c).values())
-            fit = [sum(f in key.get(t, ()) for t, f in zip(c.inputs, e.ins, strict=True)) for e in usable]
-            fit = [n + (e.out in key.get(c.output, ())) for n, e in zip(fit, usable, strict=True)]
-            best = max(fit, default=0)
-            choices.append(replace(c, entries=tuple(e for n, e in zip(fit, usable, strict=True) if n == best)))
+        choices, known = [], {}
+        for c, usable in zip(graph.choices, cells, strict=True):
+            wanted = tuple(key.get(t, ()) for t in (*c.inputs, c.output))
+            alike = id(usable), wanted
+            if alike not in known:
+                known[alike] = _fitting(usable, wanted)
+            choices.append(replace(c, entries=known[alike]))
         narrow = replace(graph, choices=tuple(choices))
         found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
         if found is not None:
             plans.append(_rival(graph, found.options, found.entries, f"single format {name}"))
     return min(plans, key=lambda p: p.total_ps, default=None)
+
+
+def _fitting(cells: Mapping[tuple, Entry], wanted: tuple[tuple[str, ...], ...]) -> tuple[Entry, ...]:
+    """Of the entries those that have most tensors in the formats wanted of each."""
+    fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
+    best = max(fit, default=0)
+    return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
 
 
 def _rival(graph, options, entries, method: str) -> Plan:

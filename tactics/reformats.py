@@ -122,8 +122,12 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
     by_size: dict[int, list[str]] = {}
     for t in tensors:
         by_size.setdefault(len(formats_of(graph, t)), []).append(t)
-    for n, ts in by_size.items():
-        step = np.array([_steps(graph, t, scale, launch) for t in ts], np.int64).reshape(len(ts), n, n)
+    for n, all_ts in by_size.items():
+        rows = {t: (formats_of(graph, t), _steps(graph, t, scale, launch)) for t in all_ts}
+        first: dict[tuple, str] = {}  # tensors alike have one table
+        alike = {t: first.setdefault(row, t) for t, row in rows.items()}
+        ts = [*first.values()]
+        step = np.array([rows[t][1] for t in ts], np.int64).reshape(len(ts), n, n)
         near = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
         exact = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
         for f in range(n):  # the sets whose last member is f: those before it, and f
@@ -137,8 +141,8 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         for f in range(n):  # minimum over supersets, one format at a time
             pairs = serve.reshape(len(ts), -1, 2, 1 << f, n)
             np.minimum(pairs[:, :, 0], pairs[:, :, 1], out=pairs[:, :, 0])
-        for i, t in enumerate(ts):
-            found[t] = Copies(formats_of(graph, t), step[i], near[i], exact[i], serve[i])
+        tables = {t: Copies(rows[t][0], step[i], near[i], exact[i], serve[i]) for i, t in enumerate(ts)}
+        found |= {t: tables[alike[t]] for t in all_ts}
     return found
 
 
@@ -149,12 +153,12 @@ def _sets_by_size(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [((1 << members).sum(axis=1), members) for members in chosen]
 
 
-def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> list[list[int]]:
+def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> tuple[tuple[int, ...], ...]:
     formats = formats_of(graph, tensor)
     rows = []
     for src in formats:
         times = [0 if src == dst else graph.reformat_ps(tensor, src, dst) for dst in formats]
         if any(ps is not None and ps < 0 for ps in times):
             raise ValueError(f"tensor {tensor}: a reformat from {src} takes negative time")
-        rows.append([eliminate.NEVER if ps is None or ps >= NEVER else ps * scale + launch for ps in times])
-    return rows
+        rows.append(tuple(eliminate.NEVER if ps is None or ps >= NEVER else ps * scale + launch for ps in times))
+    return tuple(rows)

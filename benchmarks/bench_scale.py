@@ -1,0 +1,230 @@
+"""How building grows with the graph: kinds of generated graphs from 1,000 nodes on, seconds by stage, ms per node, peak MB.
+
+    python -m benchmarks.bench_scale [--nodes 1000 5000 20000] [--kinds chain fan ...] [--sparsity enable] [--device h200]
+
+Each build runs in a process of its own, whose largest resident set is the peak. Times are predicted, so no GPU is needed;
+seconds are the processor's, so that other programs count for little, and leave out Python's imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+SIDE, CHANNELS = 8, 16
+NODES = (1000, 5000, 20000)
+# (module, function) whose time is a stage's, less that of other stages inside it.
+STAGES = {
+    "import": ("gpu_runtime.onnx_import", "read"), "fuse": ("gpu_runtime.fuse", "fuse"),
+    "lower": ("gpu_runtime.lower", "lower"), "ranges": ("gpu_runtime.ranges", "fit"),
+    "alternatives": ("gpu_runtime.pipeline", "alternatives"), "tabulate": ("gpu_runtime.planning", "tabulate"),
+    "solve": ("tactics.plan", "solve"), "rivals": ("gpu_runtime.planning", "rivals"),
+    "reasons": ("gpu_runtime.reasons", "sparsity"), "assemble": ("gpu_runtime.assemble", "assemble"),
+    "store": ("gpu_runtime.what_if", "store"), "seal": ("gpu_runtime.pipeline", "seal"),
+}  # fmt: skip
+
+
+class _Net:
+    """Nodes and weights of a graph that grows from input "x"; `add` returns the name of a new node's output."""
+
+    def __init__(self, channels: int = CHANNELS):
+        self.channels, self.nodes, self.weights = channels, [], []
+        self.rng = np.random.default_rng(0)
+
+    def add(self, op: str, *inputs: str, **attributes) -> str:
+        self.nodes.append(helper.make_node(op, inputs, [f"t{len(self.nodes)}"], f"n{len(self.nodes)}", **attributes))
+        return self.nodes[-1].output[0]
+
+    def conv(self, x: str, c: int = CHANNELS, k: int = CHANNELS, size: int = 3) -> str:
+        """A convolution of `c` to `k` channels, whose weights keep the size of random activations."""
+        w = self.constant(self.rng.standard_normal((k, c, size, size)).astype(np.float32) / (c * size * size) ** 0.5)
+        return self.add("Conv", x, w, pads=[size // 2] * 4)
+
+    def constant(self, array: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(array, f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def joined(self, tensors: list[str]) -> str:
+        """Their sum, added up in pairs."""
+        while len(tensors) > 1:
+            pairs = [self.add("Add", a, b) for a, b in zip(tensors[::2], tensors[1::2], strict=False)]
+            tensors = pairs + tensors[2 * len(pairs) :]
+        return tensors[0]
+
+    def model(self, y: str) -> onnx.ModelProto:
+        shape = [1, self.channels, SIDE, SIDE]
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in (("x", shape), (y, None)))
+        graph = helper.make_graph(self.nodes, "scale", [x], [y], self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def chain(n: int) -> onnx.ModelProto:
+    """Elementwise nodes in a row."""
+    net, x = _Net(), "x"
+    for i in range(n):
+        x = net.add(("Sigmoid", "Tanh")[i % 2], x)
+    return net.model(x)
+
+
+def fan(n: int) -> onnx.ModelProto:
+    """One tensor with n / 2 elementwise readers, which are added up."""
+    net = _Net()
+    return net.model(net.joined([net.add(("Sigmoid", "Tanh", "Softplus", "Softsign")[i % 4], "x") for i in range(n // 2)]))
+
+
+def conv_fan(n: int) -> onnx.ModelProto:
+    """One tensor with n / 2 convolutions that read it, which are added up."""
+    net = _Net()
+    return net.model(net.joined([net.conv("x", size=1) for _ in range(n // 2)]))
+
+
+def convs(n: int) -> onnx.ModelProto:
+    """Convolutions of one shape in a row."""
+    net, x = _Net(), "x"
+    for _ in range(n):
+        x = net.conv(x)
+    return net.model(x)
+
+
+def shapes(n: int) -> onnx.ModelProto:
+    """1x1 convolutions and ReLUs in a row: 60 numbers of channels, 60 distinct problems."""
+    net, x, c = _Net(), "x", CHANNELS
+    for i in range(n // 2):
+        k = 8 + 8 * (i * 37 % 60)
+        x, c = net.add("Relu", net.conv(x, c, k, 1)), k
+    return net.model(x)
+
+
+def ladder(n: int) -> onnx.ModelProto:
+    """Residual blocks: Conv, Add, ReLU."""
+    net, x = _Net(), "x"
+    for _ in range(n // 3):
+        x = net.add("Relu", net.add("Add", net.conv(x), x))
+    return net.model(x)
+
+
+def concats(n: int) -> onnx.ModelProto:
+    """Split in two, one function each, Concat."""
+    net, x = _Net(), "x"
+    halves = net.constant(np.array([CHANNELS // 2, CHANNELS // 2], np.int64))
+    for i in range(n // 4):
+        net.nodes.append(helper.make_node("Split", [x, halves], [f"a{i}", f"b{i}"], f"split{i}", axis=1))
+        x = net.add("Concat", net.add("Sigmoid", f"a{i}"), net.add("Tanh", f"b{i}"), axis=1)
+    return net.model(x)
+
+
+def dense(n: int) -> onnx.ModelProto:
+    """DenseNet's blocks: six convolutions, each over all before it joined, then a 1x1 convolution back."""
+    net, x = _Net(), "x"
+    while len(net.nodes) < n:
+        features = [x]
+        for i in range(6):
+            whole = net.add("Concat", *features, axis=1) if i else x
+            features.append(net.add("Relu", net.conv(whole, CHANNELS + 8 * i, 8)))
+        x = net.conv(net.add("Concat", *features, axis=1), CHANNELS + 48, CHANNELS, 1)
+    return net.model(x)
+
+
+def reshapes(n: int) -> onnx.ModelProto:
+    """A Reshape that moves channels into rows or back, and a function, in a row."""
+    net, x = _Net(), "x"
+    ways = [net.constant(np.array(s, np.int64)) for s in ((1, CHANNELS // 2, SIDE * 2, SIDE), (1, CHANNELS, SIDE, SIDE))]
+    for i in range(n // 2):
+        x = net.add("Sigmoid", net.add("Reshape", x, ways[i % 2]))
+    return net.model(x)
+
+
+KINDS: dict[str, Callable[[int], onnx.ModelProto]] = {
+    f.__name__: f for f in (chain, fan, conv_fan, convs, shapes, ladder, concats, dense, reshapes)
+}
+
+
+@contextmanager
+def stage_seconds() -> Iterator[dict[str, float]]:
+    """The processor's seconds that each of STAGES takes inside the block, without those of other stages that it calls."""
+    import importlib
+
+    spent, inner, undo = dict.fromkeys(STAGES, 0.0), [], []
+
+    def timed(stage: str, function: Callable) -> Callable:
+        def call(*args, **options):
+            start = time.process_time()
+            inner.append(0.0)
+            try:
+                return function(*args, **options)
+            finally:
+                took = time.process_time() - start
+                spent[stage] += took - inner.pop()
+                if inner:
+                    inner[-1] += took
+
+        return call
+
+    for stage, (module, name) in STAGES.items():
+        where = importlib.import_module(module)
+        undo.append((where, name, getattr(where, name)))
+        setattr(where, name, timed(stage, getattr(where, name)))
+    try:
+        yield spent
+    finally:
+        for where, name, function in undo:
+            setattr(where, name, function)
+
+
+def run(kind: str, nodes: int, sparsity: str, device: str) -> dict:
+    """One build in this process: {kind, nodes, layers, seconds, stages, ms_per_node, peak_mb}."""
+    from gpu_runtime import build
+
+    warnings.simplefilter("ignore", RuntimeWarning)
+    with tempfile.TemporaryDirectory() as folder:
+        path, warm = Path(folder, "scale.onnx"), Path(folder, "warm.onnx")
+        onnx.save(KINDS[kind](nodes), path)
+        onnx.save(chain(2), warm)
+        build(warm, device=device)  # so that no stage pays for Python's imports
+        with stage_seconds() as stages:
+            start = time.process_time()
+            engine = build(path, sparsity=sparsity, device=device)
+            seconds = time.process_time() - start
+    return {
+        "kind": kind, "nodes": nodes, "layers": len(engine.plan["layers"]), "seconds": seconds, "stages": stages,
+        "ms_per_node": 1e3 * seconds / nodes, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS))
+    parser.add_argument("--sparsity", default="enable", choices=("disable", "enable", "force"))
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--one", action="store_true", help="build one kind in this process and print JSON")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(run(args.kinds[0], args.nodes[0], args.sparsity, args.device)))
+        return
+    print("kind      nodes layers  total " + " ".join(f"{s[:7]:>7}" for s in STAGES) + " ms/node peak MB", flush=True)
+    for kind in args.kinds:
+        for nodes in args.nodes:
+            command = (sys.executable, "-m", "benchmarks.bench_scale", "--one", "--kinds", kind, "--nodes", str(nodes),
+                       "--sparsity", args.sparsity, "--device", args.device)  # fmt: skip
+            row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            stages = " ".join(f"{s:7.2f}" for s in row["stages"].values())
+            print(f"{kind:9} {nodes:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
+                  f"{row['peak_mb']:7.0f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
