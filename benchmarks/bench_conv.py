@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cuda_kernels.compile import nvrtc_version, source_hash, write_atomic
+from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
+from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem
@@ -297,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     def save() -> None:
         result["summary"] = summary(result["rows"], batches)
         result["seconds"] = round(time.monotonic() - begun, 1)
-        write_atomic(args.out, json.dumps(result, indent=1).encode() + b"\n")
+        write(args.out, json.dumps(result, indent=1).encode() + b"\n")
 
     timer.prepare((p, tactics(p, device)) for p in (problem(*item) for item in todo))
     compiled = time.monotonic()

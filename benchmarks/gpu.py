@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cuda_kernels.compile import write_atomic
+from cuda_kernels import files
 from cuda_kernels.device import current, why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ MODELS = {
 
 
 def write(path: Path, data: dict) -> None:
-    write_atomic(path, json.dumps(data, indent=1, default=str).encode() + b"\n")
+    files.write(path, json.dumps(data, indent=1, default=str).encode() + b"\n")
 
 
 def run(command: list[str], seconds: float) -> tuple[int | None, str]:

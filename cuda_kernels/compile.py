@@ -1,7 +1,8 @@
 """(kernel, compile-time values, sm) -> PTX and cubin through NVRTC, with or without a GPU; results are cached by content.
 
 The cache key names everything that decides the binary: kernel name, values, architecture, options, NVRTC version and the
-bytes of the source and of every header it includes. Files appear by rename only, so a killed process leaves no torn entry.
+bytes of the source and of every header it includes; no folder does, see _nvrtc. An entry, PTX and log in one file and machine
+code in another, states its key and its hashes: what does not agree with them is compiled again.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import hashlib
 import json
 import os
 import re
-import uuid
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from cuda_kernels.files import cache_dir, keep, open_regular
+
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
 OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "-lineinfo", "--ptxas-options=-v")
+NAMED = "/cuda_kernels"  # where NVRTC is told that the sources lie: binaries must not depend on where they do
+INCLUDED = re.compile(r'^(\s*#\s*include\s+")([^"]+)"', re.MULTILINE)
 
 
 class CompileError(Exception):
@@ -42,29 +47,6 @@ class Compiled:
     log: str
 
 
-def cache_dir() -> Path:
-    """Where compiled kernels, the emulator and timings are kept: GPU_RUNTIME_CACHE, or the user's cache folder."""
-    root = os.environ.get("GPU_RUNTIME_CACHE")
-    path = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gpu_runtime"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a sibling temporary file and rename it over `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temp, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temp, path)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-
-
 def source_path(kernel: str) -> Path:
     """A kernel's file; a name with a path in it (tests) is taken as it is."""
     path = Path(kernel)
@@ -85,7 +67,7 @@ def _with_headers(path: Path) -> list[Path]:
     """A source and the project's headers that it includes, directly or through another: the source, then headers by name."""
     found, open_files = set(), [path]
     while open_files:
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', open_files.pop().read_text(), re.MULTILINE):
+        for _, name in INCLUDED.findall(open_files.pop().read_text()):
             header = INCLUDE / name
             if header not in found and header.exists():
                 found.add(header)
@@ -123,24 +105,42 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     """Compile `kernel`.cu with each value as a macro, for an architecture such as "sm_80" or "sm_90a", or for a virtual one
     such as "compute_90a": the same PTX in less than half the time, and no machine code.
 
-    Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed.
+    Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed; where the
+    cache cannot be written, from this process's memory.
     """
     values = tuple(sorted(dict(values).items()))
     if not source_path(kernel).exists():
         raise CompileError(f"kernel {kernel}: no source {source_path(kernel).name}")
     path = _cache_path(kernel, values, sm)
+    found = _UNKEPT.get(path) or _entry(path)
+    if found is None:
+        found = ptx, cubin, log = _nvrtc(kernel, values, sm)
+        meta = {"key": path.stem, "ptx": ptx, "log": log, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
+        entry = json.dumps(meta | {"sha256": _entry_hash(meta)}).encode()
+        if not (keep(path.with_suffix(".cubin"), cubin) and keep(path, entry)):
+            _UNKEPT[path] = found
+    return _compiled(kernel, values, sm, *found)
+
+
+_UNKEPT: dict[Path, tuple[str, bytes, str]] = {}  # what the cache could not take
+
+
+def _entry(path: Path) -> tuple[str, bytes, str] | None:
+    """(PTX, machine code, log) of a cache entry; None where there is none, or it is not what was written under this key."""
     try:
-        meta = json.loads(path.read_text())
-        cubin = path.with_suffix(".cubin").read_bytes()
-        if hashlib.sha256(cubin).hexdigest() == meta["cubin_sha256"]:
-            return _compiled(kernel, values, sm, meta["ptx"], cubin, meta["log"])
-    except (OSError, ValueError, KeyError):
-        pass  # not cached, or torn: compile again
-    ptx, cubin, log = _nvrtc(kernel, values, sm)
-    write_atomic(path.with_suffix(".cubin"), cubin)
-    meta = {"ptx": ptx, "log": log, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
-    write_atomic(path, json.dumps(meta).encode())
-    return _compiled(kernel, values, sm, ptx, cubin, log)
+        with open_regular(path) as file:
+            meta = json.loads(file.read())
+        with open_regular(path.with_suffix(".cubin")) as file:
+            cubin = file.read()
+        whole = meta["key"] == path.stem and meta["sha256"] == _entry_hash(meta)
+        whole = whole and meta["cubin_sha256"] == hashlib.sha256(cubin).hexdigest()
+        return (meta["ptx"], cubin, meta["log"]) if whole else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # absent, torn or another file altogether
+        return None
+
+
+def _entry_hash(meta: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([meta[name] for name in ("key", "ptx", "log", "cubin_sha256")]).encode()).hexdigest()
 
 
 def virtual(sm: str) -> str:
@@ -149,13 +149,28 @@ def virtual(sm: str) -> str:
 
 
 def cubin_path(compiled: Compiled) -> Path:
-    """The cached file that holds `compiled.cubin`, written again where the cache has lost it."""
+    """A file that holds `compiled.cubin`: the cached one, written again where it holds something else, or one of this process
+    where the cache cannot be written."""
     if not compiled.cubin:
         raise ValueError(f"kernel {compiled.kernel} for {compiled.sm}: no machine code, compile it for an architecture sm_*")
     path = _cache_path(compiled.kernel, compiled.values, compiled.sm).with_suffix(".cubin")
-    if not path.exists():
-        write_atomic(path, compiled.cubin)
-    return path
+    try:
+        with open_regular(path) as file:
+            if file.read() == compiled.cubin:
+                return path
+    except OSError:
+        pass  # written now
+    if keep(path, compiled.cubin):
+        return path
+    own = Path(_own_folder().name, path.name)
+    own.write_bytes(compiled.cubin)
+    return own
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> tempfile.TemporaryDirectory:
+    """A folder that ends with the process."""
+    return tempfile.TemporaryDirectory(prefix="gpu_runtime-")
 
 
 def _cache_path(kernel: str, values, sm: str) -> Path:
@@ -193,11 +208,19 @@ def _nvrtc(kernel: str, values: tuple[tuple[str, int | str], ...], sm: str) -> t
     path = source_path(kernel)
     source = path.read_text()
     options = [
-        f"--gpu-architecture={sm}", *OPTIONS, f"-I{INCLUDE}", f"-I{cuda_include()}",
-        *(f"-D{name}={value}" for name, value in values),
+        f"--gpu-architecture={sm}", *OPTIONS, f"-I{cuda_include()}", *(f"-D{name}={value}" for name, value in values),
     ]  # fmt: skip
-    # The program is named by its file alone, so that -lineinfo does not put this machine's paths into the binary.
-    program = _call(nvrtc.nvrtcCreateProgram, source.encode(), path.name.encode(), 0, [], [])
+    # -lineinfo writes the names of all sources into PTX and binary, relative ones behind the current folder. So they come from
+    # memory under absolute names of our own.
+    headers = {header.name: header.read_text() for header in _with_headers(path)[1:]}
+
+    def named(text: str) -> bytes:
+        return INCLUDED.sub(lambda m: f'{m[1]}{NAMED}/include/{m[2]}"' if m[2] in headers else m[0], text).encode()
+
+    program = _call(
+        nvrtc.nvrtcCreateProgram, named(source), f"{NAMED}/{path.name}".encode(), len(headers), [*map(named, headers.values())],
+        [f"{NAMED}/include/{name}".encode() for name in headers],
+    )  # fmt: skip
     try:
         encoded = [o.encode() for o in options]
         status = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)[0]

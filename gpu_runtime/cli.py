@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
-import signal
 import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from cuda_kernels.compile import CompileError, write_atomic
+from cuda_kernels import files
+from cuda_kernels.compile import CompileError
 
 # trtexec options that ask for what always happens here, or for what only its own inference loop knows.
 ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
@@ -63,20 +63,11 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
         if name is None:
             continue
         path = Path(os.path.realpath(name))
-        folder = path.parent
         twin = next((o for o, other in found.items() if other == path), None)
-        if not name:
-            problem = "expected the name of a file, got none"
-        elif name.startswith("="):  # -o=FILE
+        if name.startswith("="):  # -o=FILE
             problem = "expected the name of a file: write it after a space, or as --option=FILE"
-        elif path.is_dir() or name.endswith("/"):
-            problem = "expected a file, got a folder: add a file name"
-        elif path.exists() and not path.is_file():
-            problem = "expected a regular file, got a device or a pipe"
-        elif not folder.is_dir():
-            problem = f"{folder} is {'not a folder' if folder.exists() else 'no existing folder: create it first'}"
-        elif not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-            problem = "no permission to write it: choose another place, or change the permissions"
+        elif problem := files.fault(name):
+            pass
         elif any(os.path.exists(s) and os.path.samefile(s, name) for s in sources if path.exists()):
             problem = "is a file that this command reads: give another name"
         elif twin:
@@ -88,29 +79,14 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
     return found
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
+def write_all(contents: Mapping[Path, bytes]) -> None:
     """Write every file or none. Raises ValueError that says what went wrong and what was written."""
-    staged: dict[Path, Path] = {}
     try:
-        for path, data in files.items():
-            temp = path.with_name(f".{path.name}.{os.getpid()}")
-            staged[temp] = path
-            write_atomic(temp, data)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # not between two renames
-        try:
-            for temp, path in staged.items():
-                os.replace(temp, path)
-                WRITTEN.append(str(path))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        files.write_all(contents, WRITTEN)
     except OSError as e:
         raise ValueError(
-            f"{path}: could not be written: {e.strerror or e}; {_written()}. Check that its folder is writable and has space"
+            f"{e.filename}: could not be written: {e.strerror}; {_written()}. Check that its folder is writable and has space"
         ) from None
-    finally:
-        for temp in staged:
-            with suppress(OSError):
-                temp.unlink()
 
 
 def _written() -> str:
@@ -272,15 +248,16 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
     """
-    files = _named("--input", inputs, "NAME=FILE.npy", str.partition)
-    paths = check_targets({"--output": output}, [engine, *files.values()])
+    given = _named("--input", inputs, "NAME=FILE.npy", str.partition)
+    paths = check_targets({"--output": output}, [engine, *given.values()])
     from gpu_runtime import EngineError, load
 
     try:
         loaded = load(engine, allow_cubins=allow_cubins)
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
-    arrays = {name: _read_array(name, path) for name, path in files.items()}
+    most = max((8 * math.prod(i["shape"]) for i in loaded.inputs), default=0)
+    arrays = {name: _read_array(name, path, most) for name, path in given.items()}
     try:
         context = loaded.context(device="emulator" if emulate else None)
     except EngineError as e:
@@ -298,11 +275,14 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
         click.echo(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
 
 
-def _read_array(name: str, path: str):
+def _read_array(name: str, path: str, most: int):
+    """The array in a file whose elements take up to `most` bytes, whatever their type: it is checked later."""
     import numpy as np
 
     try:
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > most + (1 << 16):
+                raise ValueError(f"it has {size} bytes, an input of this engine {most} at most")
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"--input {name}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None

@@ -67,12 +67,11 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from cuda_kernels.compile import write_atomic
+from cuda_kernels import files
 from gpu_runtime import plan_schema
 from gpu_runtime.errors import EngineError
 
@@ -154,10 +153,10 @@ def seal(plan: Mapping, arena: np.ndarray) -> dict:
 
 
 def write(engine: Engine, path: str | os.PathLike) -> None:
-    """Write the file beside `path` and rename it over it. Raises EngineError when the target cannot be written."""
+    """Put the file in place at `path`, see cuda_kernels.files. Raises EngineError where that cannot be done."""
     data = encode(engine)
     try:
-        write_atomic(Path(path), data)
+        files.write(path, data)
     except OSError as e:
         raise EngineError(
             f"{path}: the engine could not be written: {e.strerror or e}; nothing was overwritten. "
@@ -186,12 +185,16 @@ def read(path: str | os.PathLike, *, verify: bool = True, allow_cubins: bool = F
     unless `allow_cubins`: it runs on the GPU as it is, so its maker must be trusted.
     """
     try:
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             return decode(file, os.fstat(file.fileno()).st_size, str(path), verify=verify, allow_cubins=allow_cubins)
     except FileNotFoundError:
         raise EngineError(f"{path}: no such file. Build an engine with: build-engine model.onnx -o {path}") from None
     except OSError as e:
         raise EngineError(f"{path}: the engine could not be read: {e.strerror or e}") from None
+    except (TypeError, ValueError) as e:
+        raise e if isinstance(e, EngineError) else EngineError(f"{path!r}: expected the path of an engine file: {e}") from None
+    except MemoryError:
+        raise EngineError(f"{path}: it takes more memory than there is. Free memory, or build it for smaller inputs") from None
 
 
 def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:

@@ -1,5 +1,8 @@
 """The exceptions a caller meets. Each message says what, expected, got, and the cure."""
 
+from collections.abc import Callable
+from functools import wraps
+
 from cuda_kernels.compile import CompileError
 
 
@@ -11,4 +14,20 @@ class EngineError(ValueError):
     """An engine file cannot be used: torn, altered, of a newer format, or for another device."""
 
 
-__all__ = ["CompileError", "EngineError", "ModelError"]
+def bounded(function: Callable) -> Callable:
+    """A function whose first argument is a model's path, and that refuses a model which memory or the stack cannot hold."""
+
+    @wraps(function)
+    def run(model, *args, **options):
+        try:
+            return function(model, *args, **options)
+        except MemoryError:
+            cure = "free memory, or give smaller sizes with --shapes"
+            raise ModelError(f"{model}: it takes more memory than there is: {cure}") from None
+        except RecursionError:
+            raise ModelError(f"{model}: it is nested more deeply than any exporter writes: export it again") from None
+
+    return run
+
+
+__all__ = ["CompileError", "EngineError", "ModelError", "bounded"]

@@ -7,6 +7,7 @@ they are folded and rounded once), fold constants, infer shapes. Every complaint
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Mapping
@@ -14,16 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from cuda_kernels.compile import write_atomic
+from cuda_kernels import files
 from gpu_runtime.errors import ModelError
-from gpu_runtime.onnx_check import FLOATS, LARGEST_TENSOR, check_graph, check_ops, check_schema, check_sizes, check_values
+from gpu_runtime.onnx_check import (
+    FLOATS,
+    LARGEST_TENSOR,
+    MOST_DIMS,
+    check_graph,
+    check_ops,
+    check_schema,
+    check_sizes,
+    check_values,
+)
 from gpu_runtime.onnx_clean import clean
 from gpu_runtime.onnx_convert import convert
-from gpu_runtime.onnx_load import load_whole, named, stored_tensors, type_name
+from gpu_runtime.onnx_load import drop_texts, load_whole, named, stored_tensors, type_name
 from gpu_runtime.onnx_weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from tactics.library_problem import EXACT
 
@@ -75,20 +86,23 @@ def read(
     `save_pruned` (a path, or a file opened for writing bytes) gets that very model as ONNX, all else as it was. Raises
     ModelError; OSError if `save_pruned` cannot be written.
     """
-    path = Path(path)
+    path, shapes = Path(path), {name: tuple(np.atleast_1d(dims).tolist()) for name, dims in (shapes or {}).items()}
+    if bad := [(name, dims) for name, dims in shapes.items() if any(type(d) is not int for d in dims)]:
+        raise ValueError(f"shapes: expected whole numbers for each input, got {bad[0][1]} for {bad[0][0]!r}")
     if save_pruned is not None and not prune:
         raise ValueError("save_pruned is given without prune: there is no pruned model to save")
     with named(path):
         proto = load_whole(path)
         as_stored = onnx.ModelProto()
         as_stored.CopyFrom(proto)
+        drop_texts(proto)
         check_graph(proto.graph)
         check_ops(proto, OPS)
         check_values(proto.graph)
         pruned, not_pruned = prune_weights(proto.graph) if prune else ({}, ())
         dtypes = _dtypes(proto.graph)
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
-        _fix_inputs(proto.graph, shapes or {})
+        _fix_inputs(proto.graph, shapes)
         name_nodes(proto.graph.node)
         stored = stored_by_layer(proto.graph)
         check_schema(proto)
@@ -102,12 +116,18 @@ def read(
     return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored)
 
 
+def check_target(target: str | os.PathLike | BinaryIO) -> None:
+    """OSError where `save` could not write there, as far as it can be told before."""
+    if not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
+        raise OSError(errno.EINVAL, problem, os.fspath(target))
+
+
 def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
-    """Write `data` to a binary file object, or to a path by rename."""
+    """Write `data` to a binary file object, or put it in place at a path."""
     if hasattr(target, "write"):
         target.write(data)
     else:
-        write_atomic(Path(target), data)
+        files.write(target, data)
 
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
@@ -135,6 +155,8 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
     missing = []
     for v in graph.input:
         t = v.type.tensor_type
+        if len(t.shape.dim) > MOST_DIMS:
+            raise ModelError(f"input {v.name!r}: expected {MOST_DIMS} dimensions at most, got {len(t.shape.dim)}")
         ranked = t.HasField("shape")
         dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim]
         given = tuple(shapes.get(v.name, ()))

@@ -12,10 +12,12 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, inliner
 
+from cuda_kernels.files import open_regular
 from gpu_runtime.errors import ModelError
 
 OLDEST_OPSET = 6
-MOST_NODES = 100_000  # of a model whose functions are written out
+MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
+MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 
 
@@ -46,11 +48,16 @@ def load_whole(path: Path) -> onnx.ModelProto:
 
 def _load(path: Path) -> onnx.ModelProto:
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+                raise ModelError(f"it has {size} bytes, expected {MOST_BYTES} at most: keep the weights in external data")
+            data = file.read()
     except FileNotFoundError:
         raise ModelError("no such file; give the path of an ONNX model") from None
     except OSError as e:
         raise ModelError(f"cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise e if isinstance(e, ModelError) else ModelError(f"cannot be read: {e}") from None  # a zero byte in the name
     try:
         proto = onnx.load_model_from_string(data)
     except Exception:
@@ -93,10 +100,10 @@ def _check_functions(proto: onnx.ModelProto) -> None:
     for key in order:
         size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
     total = sum(n * size.get(c, 1) for c, n in Counter(_calls(proto.graph.node)).items())
-    if total > MOST_NODES:
-        raise ModelError(
-            f"with its functions written out it would have {total} nodes, expected {MOST_NODES} at most: export it without"
-        )
+    most = max(MOST_NODES, MOST_COPIES * (len(proto.graph.node) + sum(len(f.node) for f in proto.functions)))
+    if total > most:
+        cure = f"expected {most} at most: export it without"
+        raise ModelError(f"with its functions written out it would have {total} nodes, {cure}")
     for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
         f = functions.get((node.domain, node.op_type))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
@@ -107,39 +114,59 @@ def _check_functions(proto: onnx.ModelProto) -> None:
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
+    """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are."""
+    found, total = [], proto.ByteSize()
     for name, t in stored_tensors(proto.graph):
-        if t.data_location != TensorProto.EXTERNAL:
-            continue
-        info = {e.key: e.value for e in t.external_data}
-        location = info.get("location", "")
+        if t.data_location == TensorProto.EXTERNAL:
+            found.append((name, t, *_place(name, t, folder)))
+            total += found[-1][-1]
+    if total > MOST_BYTES:
+        raise ModelError(
+            f"with the external data of {len(found)} initializers it has {total} bytes, expected {MOST_BYTES} at most"
+        )
+    for name, t, target, offset, length in found:
         try:
-            target = (folder / location).resolve()
-            inside = location and not os.path.isabs(location) and target.is_relative_to(folder.resolve())
-            regular = not target.exists() or target.is_file()
-        except (OSError, ValueError):  # too long a name, or one with a zero byte
-            inside = regular = False
-        if not inside or not regular:
-            raise ModelError(
-                f"initializer {name!r} keeps its data in {location!r}, outside the model's folder; "
-                "expected a file beside the model: move it there and correct the location"
-            )
-        try:
-            offset, end = int(info.get("offset", 0)), target.stat().st_size
-            length = int(info.get("length", end - offset))
-            if offset < 0 or length < 0 or offset + length > end:
-                raise ModelError(
-                    f"initializer {name!r}: expected {length} bytes at offset {offset} of {location!r}, "
-                    f"which has {end}: the file is truncated, fetch it again"
-                )
-            with open(target, "rb") as f:
+            with open_regular(target) as f:
                 f.seek(offset)
                 t.raw_data = f.read(length)
-        except (OSError, ValueError) as e:
-            if isinstance(e, ModelError):
-                raise
-            raise ModelError(f"initializer {name!r}: external data {location!r} cannot be read: {e}") from None
+        except OSError as e:
+            raise ModelError(f"initializer {name!r}: external data {target.name!r} cannot be read: {e.strerror}") from None
         t.data_location = TensorProto.DEFAULT
         del t.external_data[:]
+
+
+def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """(file, offset, bytes) of a tensor's external data."""
+    info = {e.key: e.value for e in t.external_data}
+    location = info.get("location", "")
+    try:
+        target = (folder / location).resolve()
+        inside = location and not os.path.isabs(location) and target.is_relative_to(folder.resolve())
+        regular = not target.exists() or target.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, one with a zero byte, a link to itself
+        inside = regular = False
+    if not inside or not regular:
+        raise ModelError(
+            f"initializer {name!r} keeps its data in {location[:200]!r}, outside the model's folder; "
+            "expected a file beside the model: move it there and correct the location"
+        )
+    try:
+        end = target.stat().st_size
+    except OSError as e:
+        raise ModelError(f"initializer {name!r}: external data {location!r} cannot be read: {e.strerror}") from None
+    offset, length = (info.get(key, "0")[:20] for key in ("offset", "length"))
+    if not all(text.strip().isdecimal() for text in (offset, length)):
+        raise ModelError(
+            f"initializer {name!r}: expected a number as offset and as length of its external data, got {offset!r}, {length!r}"
+        )
+    offset = int(offset)
+    length = int(length) if "length" in info else max(end - offset, 0)
+    if offset + length > end:
+        raise ModelError(
+            f"initializer {name!r}: expected {length} bytes at offset {offset} of {location!r}, "
+            f"which has {end}: the file is truncated, fetch it again"
+        )
+    return target, offset, length
 
 
 def _check_header(proto: onnx.ModelProto) -> None:
@@ -169,6 +196,14 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
         for a in node.attribute:
             if a.type == onnx.AttributeProto.TENSOR:
                 yield node.output[0] if node.op_type == "Constant" and node.output else f"value of {title(node)}", a.t
+
+
+def drop_texts(proto: onnx.ModelProto) -> None:
+    """Forget what is there for people only: every pass would copy it."""
+    graph = proto.graph
+    for part in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
 
 
 def title(node: onnx.NodeProto) -> str:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from gpu_runtime.errors import bounded
 from gpu_runtime.onnx_weights import as_stored, stored_weights
 from gpu_runtime.text import lost_text, share_text
 
@@ -13,6 +14,7 @@ SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text)
 SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
 
 
+@bounded
 def inspect(path: str | os.PathLike) -> list[dict]:
     """One row per Conv, Gemm and MatMul weight: {layer, op, weight, shape, zeros, groups, fit, lost_energy, verdict}.
 

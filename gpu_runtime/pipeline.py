@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cuda_kernels import device as devices
-from cuda_kernels.compile import cache_dir, compile_many, nvrtc_version, source_hash
+from cuda_kernels.compile import compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
+from cuda_kernels.files import cache_dir
 from gpu_runtime import (
     assemble,
     autotuning,
@@ -37,13 +38,14 @@ from gpu_runtime import (
 )
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
-from gpu_runtime.errors import ModelError
+from gpu_runtime.errors import ModelError, bounded
 from tactics import plan, predict, timing
 
 SPARSITY = ("disable", "enable", "force")
 DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
 
 
+@bounded
 def build(
     model: str | os.PathLike,
     *,
@@ -79,6 +81,8 @@ def build(
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     target = pick_device(device)
+    if save_pruned is not None:
+        onnx_import.check_target(save_pruned)
 
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
@@ -125,6 +129,7 @@ def build(
     return engine
 
 
+@bounded
 def compare(
     model: str | os.PathLike,
     device_names: Sequence[str],

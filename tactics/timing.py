@@ -1,4 +1,4 @@
-"""How long tactics take: predicted for a named device, or measured on the GPU at hand; and the cache of measurements.
+"""How long tactics take: predicted for a named device, or measured on the GPU at hand.
 
 A timer is called with (problem, tactics) and returns {tactic: Time}. Tactics that failed are left out; `failures` has
 their texts. `measured` runs them in a child process (tactics/timing_worker.py), because a hung or faulting kernel poisons
@@ -28,7 +28,6 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
@@ -38,9 +37,9 @@ from tactics.predict import SIGMA, predict_us
 from tactics.problem import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
+from tactics.timing_cache import MOST_US, POLICY, Cache, Key
 from tactics.timing_worker import device_key, problem_to_json
 
-POLICY = "graph, activations warm, weights cold, random data, v1"
 ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
 # Out of the race: a median this many times the best of the cell after the first round (the last where that is under 10 us),
 # the 20 % quantile after a later one.
@@ -55,87 +54,6 @@ class Time:
     us: float
     low_us: float
     high_us: float
-
-
-class Key(NamedTuple):
-    """What decides a measurement. `device`: title, sm, SMs, L2 bytes, driver; `source`: kernel, headers, compiler."""
-
-    device: str
-    source: str
-    problem: str
-    tactic: str
-    policy: str = POLICY
-
-
-class Cache:
-    """Measurements in a file of JSON lines, one each, only ever appended to; of several for one key the last counts.
-
-    A line: Key's fields, then either us, low_us, high_us, n, clock_mhz, rel_error or `error`, the text of a failure. Each
-    is one write() to a file opened with O_APPEND, so several processes may share it. A torn last line is ignored, other
-    lines that are no measurement are too, and counted in `malformed`. Another driver, GPU or source is a miss.
-    """
-
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
-        self.malformed = 0
-        self._records: dict[Key, dict] = {}
-        self._file = None
-        data = self.path.read_bytes() if self.path.exists() else b""
-        lines = data.split(b"\n")
-        for i, line in enumerate(lines):
-            record = _parse(line)
-            if record:
-                self._records[Key(*(record[f] for f in Key._fields))] = record
-            elif line.strip() and i < len(lines) - 1:
-                self.malformed += 1
-
-    def get(self, key: Key) -> dict | None:
-        return self._records.get(key)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def add(self, key: Key, **values) -> dict:
-        """Append one measurement, or one failure (`error=text`). OSError where the file cannot be written."""
-        record = {**key._asdict(), **values, "when": int(time.time())}
-        line = json.dumps(record).encode() + b"\n"
-        if _parse(line) is None:
-            raise ValueError(f"not a measurement: {line.decode().strip()}")
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            size = os.fstat(self._file).st_size
-            if size and os.pread(self._file, 1, size - 1) != b"\n":
-                line = b"\n" + line  # behind a torn last line
-        if os.write(self._file, line) != len(line):
-            raise OSError(f"timing cache {self.path}: a line was written in part; is the disk full?")
-        self._records[key] = record
-        return record
-
-    def sync(self) -> None:
-        """Force what was added to the disk."""
-        if self._file is not None:
-            os.fsync(self._file)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self.sync()
-            os.close(self._file)
-            self._file = None
-
-
-def _parse(line: bytes) -> dict | None:
-    """The record on a line of the cache, or None."""
-    try:
-        record = json.loads(line)
-        if not all(isinstance(record[f], str) for f in Key._fields):
-            return None
-        if isinstance(record.get("error"), str):
-            return record
-        low, us, high = (record[f] for f in ("low_us", "us", "high_us"))
-        return record if 0 < low <= us <= high < float("inf") else None
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 @lru_cache(maxsize=1)
@@ -421,7 +339,7 @@ class _Worker:
 
 
 def _good_samples(us, count: int) -> bool:
-    return isinstance(us, list) and len(us) == count and all(isinstance(v, int | float) and 0 < v < 1e9 for v in us)
+    return isinstance(us, list) and len(us) == count and all(isinstance(v, int | float) and 0 < v < MOST_US for v in us)
 
 
 def _cell(tactic: Tactic) -> tuple:

@@ -12,7 +12,7 @@ from cuda_kernels.compile import _with_headers, source_path
 
 ROOT = Path(__file__).parents[1]
 ORDER = """
-cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.compile
+cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.files  cuda_kernels.compile
 cuda_kernels.emulator.*
 cuda_kernels.launch
 tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.conv_problem
@@ -23,7 +23,7 @@ tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.single  tactics.candidates  tactics.predict
-tactics.timing_worker  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
+tactics.timing_worker  tactics.timing_cache  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
 tactics.formulation  tactics.plan
 gpu_runtime.errors  gpu_runtime.text  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
 gpu_runtime.onnx_convert  gpu_runtime.onnx_respell  gpu_runtime.onnx_clean

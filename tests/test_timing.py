@@ -146,8 +146,11 @@ def test_a_torn_last_line_is_ignored_and_the_next_one_starts_afresh(tmp_path):
 def test_lines_that_are_no_measurement_are_counted_and_ignored(tmp_path):
     path = tmp_path / "times.jsonl"
     good = KEY._asdict() | NUMBERS
-    broken = [good | {"us": -1}, good | {"us": "5"}, good | {"us": float("nan")}, {"us": 5.0}, good | {"tactic": 3}]
-    bad = [b"nonsense", b"[]", b"null", b"\xff\xfe", *(json.dumps(b).encode() for b in broken)]
+    broken = [good | {"us": True}, good | {"us": 10**400, "high_us": 10**400}, good | {"low_us": -1, "us": 0}]
+    broken += [good | {name: value} for name in ("us", "high_us") for value in (None, [5.0], {}, 1e300, -5.0)]
+    broken += [good | {"us": -1}, good | {"us": "5"}, good | {"us": float("nan")}, {"us": 5.0}, good | {"tactic": 3}]
+    bad = [b"true", b"[" * 100_000, b'{"us":' * 100_000, b"9" * 5000, bytes(range(11, 256)), b"\0" * 1000]
+    bad += [b"nonsense", b"[]", b"null", b"\xff\xfe", *(json.dumps(b).encode() for b in broken)]
     path.write_bytes(b"\n".join([*bad, b"", json.dumps(good).encode(), b""]))
     cache = Cache(path)
     assert cache.malformed == len(bad) and len(cache) == 1
@@ -159,6 +162,28 @@ def test_only_measurements_can_be_added(tmp_path):
         with pytest.raises(ValueError, match="not a measurement"):
             cache.add(KEY, **values)
     assert not cache.path.exists()
+
+
+def test_a_file_that_cannot_be_written_is_one_warning(tmp_path):
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file" / "times.jsonl")
+    with pytest.warns(RuntimeWarning, match="file/times.jsonl cannot be written .* GPU_RUNTIME_CACHE") as told:
+        for tactic in ("a", "b"):
+            cache.add(KEY._replace(tactic=tactic), **NUMBERS)
+        cache.sync()
+    assert len(told) == 1 and len(cache) == 2 and cache.get(KEY._replace(tactic="b"))["us"] == 5.0
+    cache.close()
+
+
+def test_a_full_disk_is_one_warning(tmp_path):
+    cache = Cache(tmp_path / "times.jsonl")
+    cache.add(KEY, **NUMBERS)
+    os.close(cache._file)
+    cache._file = os.open("/dev/full", os.O_WRONLY)
+    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+        for tactic in ("a", "b"):
+            cache.add(KEY._replace(tactic=tactic), **NUMBERS)
+    assert len(told) == 1 and len(cache) == 3 and len(Cache(cache.path)) == 1
 
 
 def test_two_processes_may_append_at_once(tmp_path):

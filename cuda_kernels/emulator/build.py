@@ -1,4 +1,7 @@
-"""Compile the interpreter for this CPU on first use and load it; the shared object is cached by the hash of its sources."""
+"""Compile the interpreter for this CPU on first use and load it; the shared object is cached by the hash of its sources.
+
+Its name in the cache ends in its own hash: a damaged one is built again, never mapped.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_kernels.compile import cache_dir
+from cuda_kernels.files import cache_dir, keep, open_regular
 
 SOURCES = Path(__file__).parent
 UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
@@ -59,10 +63,7 @@ def library() -> ctypes.CDLL:
     digest = hashlib.sha256(" ".join([*cxx, *FLAGS, _cpu()]).encode())
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    target = cache_dir() / "emulator" / f"emulator-{digest.hexdigest()[:20]}.so"
-    if not target.exists():
-        _compile(cxx, target)
-    lib = ctypes.CDLL(str(target))
+    lib = _load(cxx, digest.hexdigest()[:20])
     lib.emu_program.restype = lib.emu_launch.restype = ctypes.c_void_p
     for name, args in {
         "emu_names": "Pi", "emu_program": "PQPQPQPQP", "emu_program_free": "P", "emu_launch": "PP", "emu_poll": "Pi",
@@ -73,9 +74,30 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def _compile(cxx: list[str], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+def _load(cxx: list[str], key: str) -> ctypes.CDLL:
+    """The cached library of that key, else a new one; from a file of its own where the cache cannot be written."""
+    folder = cache_dir() / "emulator"
+    for path in folder.glob(f"emulator-{key}-*.so"):
+        with suppress(OSError), open_regular(path) as file:
+            if path == _path(folder, key, file.read()):
+                return ctypes.CDLL(str(path))
+    data = _compile(cxx)
+    path = _path(folder, key, data)
+    if keep(path, data):
+        return ctypes.CDLL(str(path))
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(data)
+        file.flush()
+        return ctypes.CDLL(file.name)
+
+
+def _path(folder: Path, key: str, data: bytes) -> Path:
+    return folder / f"emulator-{key}-{hashlib.sha256(data).hexdigest()}.so"
+
+
+def _compile(cxx: list[str]) -> bytes:
+    """The bytes of the shared object. Raises BuildError."""
+    with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
         objects = [str(Path(folder, unit + ".o")) for unit in UNITS]
         jobs = [
             subprocess.Popen([*cxx, *FLAGS, "-c", str(SOURCES / unit), "-o", out], stderr=subprocess.PIPE, text=True)
@@ -90,7 +112,7 @@ def _compile(cxx: list[str], target: Path) -> None:
         link = subprocess.run([*cxx, "-shared", "-pthread", *objects, "-o", str(built)], capture_output=True, text=True)
         if link.returncode:
             raise BuildError(f"{' '.join(cxx)} does not link the emulator:\n{link.stderr}")
-        os.replace(built, target)
+        return built.read_bytes()
 
 
 @lru_cache(maxsize=1)
