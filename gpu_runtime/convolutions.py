@@ -13,6 +13,8 @@ from gpu_runtime.onnx_graph import attribute, constant, shape_of
 from tactics.gather_problem import GatherProblem
 from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
 
+MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
+
 
 def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     node, (n, c, h, w) = layer.node, shapes[0]
@@ -94,6 +96,8 @@ def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
     if stride == (1, 1) and min(before + after) >= 0:  # a convolution leaves out no input
         weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
         return ConvProblem(n, c, h, w, k, *size, pad=(*before, *after), dilation=dilation, **about)
+    if math.prod(stride) > MOST_PHASES:
+        raise Refused(f"strides {list(stride)}; expected a product of {MOST_PHASES} at most, since each phase is a launch")
     return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
 
 

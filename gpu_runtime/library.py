@@ -18,6 +18,7 @@ KERNELS = (
     "Add", "Sub", "Mul", "Div", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose", "Concat", "Slice", "Expand",
     "Tile", "Split", "MaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
 )  # fmt: skip
+MOST_TAPS = 65_536  # of a window along one axis: a library function takes a step for each
 STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant, decides the output's size or the axis
 
 
@@ -51,6 +52,12 @@ def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
         attributes = _windows(layer) | {"p": attributes.get("p", 2)}
     if layer.op == "MaxPool":
         attributes = _windows(layer) | {"storage_order": attributes.get("storage_order", 0)}
+    if layer.op == "CumSum" and not -len(shape_of(values[0])) <= attributes["axis"] < len(shape_of(values[0])):
+        raise Refused(f"its axis {attributes['axis']} is none of its input's {len(shape_of(values[0]))}")
+    if layer.op == "LRN" and (reach := min(attributes["size"], 2 * shape_of(values[0])[1])) > MOST_TAPS:
+        raise Refused(f"a window of {reach} channels; expected {MOST_TAPS} at most")
+    if max(attributes.get("kernel_shape", ()), default=0) > MOST_TAPS:
+        raise Refused(f"a window of {list(attributes['kernel_shape'])}; expected {MOST_TAPS} at most along each axis")
     if layer.op == "Split":
         axis = attributes.get("axis", 0) % len(shape_of(values[0]))
         attributes, values = {"axis": axis, "sizes": tuple(shape_of(y)[axis] for y in node.outputs)}, values[:1]

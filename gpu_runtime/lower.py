@@ -123,6 +123,13 @@ def lower(fused: Fused) -> Network:
             f"{fused.imported.name}: {len(refused)} node{plural} used in an unsupported way:\n"
             + "\n".join(f"  {text}" for text in refused.values())
         )
+    known = {v.name for v in graph.inputs} | {op.output for op in ops}
+    for op in ops:
+        if absent := [t for t in op.inputs if t not in known]:
+            raise ModelError(
+                f"{fused.imported.name}: {op.name} reads {absent[0]!r}, which is constant, and its result was not folded; "
+                "compute it outside the model, and store it as an initializer"
+            )
     ops = _compose_windows(ops, {views.name(v) for v in graph.outputs})
     inputs = tuple(TensorInfo(v.name, shape_of(v), fused.imported.dtypes[v.name], views.shape4(v)) for v in graph.inputs)
     outputs = []

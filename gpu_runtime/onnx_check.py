@@ -19,6 +19,13 @@ from gpu_runtime.onnx_load import NOT_UTF8, first_line, opset_version, stored_te
 
 MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
+WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
+# (operator, attribute) -> the values it may have
+INTS = {
+    ("LRN", "size"): range(1, LARGEST_TENSOR), ("LpPool", "p"): range(1, LARGEST_TENSOR),
+    ("GlobalLpPool", "p"): range(1, LARGEST_TENSOR), ("LpNormalization", "p"): range(1, 3),
+    ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
+}  # fmt: skip
 FLOATS = {
     TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
 }  # fmt: skip
@@ -148,6 +155,13 @@ def _check_attributes(node: onnx.NodeProto) -> None:
         expected = STRINGS.get((node.op_type, a.name), STRINGS.get(("", a.name)))
         if expected and a.s.decode() not in expected:
             raise ModelError(f"{title(node)}: expected {a.name} to be one of {', '.join(expected)}, got {a.s.decode()!r}")
+        whole = [a.i] if a.type == onnx.AttributeProto.INT else a.ints
+        if a.name not in WIDE and any(abs(v) > LARGEST_TENSOR for v in whole):
+            raise ModelError(f"{title(node)}: expected {a.name} of at most {LARGEST_TENSOR}, got {list(whole)[:8]}")
+        allowed = INTS.get((node.op_type, a.name))
+        if allowed and any(v not in allowed for v in whole):
+            ends = f"{allowed[0]} to {allowed[-1]}"
+            raise ModelError(f"{title(node)}: expected {a.name} to be a number from {ends}, got {list(whole)[:8]}")
         values = [a.f] if a.type == onnx.AttributeProto.FLOAT else a.floats
         bounds = node.op_type in ("Clip", "Pad")  # where an infinity means something
         if any(math.isnan(v) or (math.isinf(v) and not bounds) for v in values):
@@ -187,6 +201,7 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             )
         except Exception as e:
             raise ModelError(f"{title(node)}: {first_line(e)}") from e
+        _check_padding(node, [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n])
         for name, kind in found.items():
             dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
             if len(dims) < len(kind.tensor_type.shape.dim):
@@ -197,6 +212,22 @@ def check_sizes(proto: onnx.ModelProto) -> None:
                 sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
                 raise unusable_size(title(node), name, dims, sizes)
             types[name] = kind
+
+
+def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
+    """A padded input is no tensor of the graph, but is indexed like one."""
+    about = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
+    if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
+        return
+    n = len(shapes[0]) - 2
+    kernel, dilations = about.get("kernel_shape", shapes[-1][2:]), about.get("dilations", [1] * n)
+    pads = about.get("pads", [0] * (2 * n))
+    if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
+        pads = [(k - 1) * d for k, d in zip(kernel, dilations, strict=False)] + [0] * n
+    padded = [*shapes[0][:2], *(size + a + b for size, a, b in zip(shapes[0][2:], pads, pads[n:], strict=False))]
+    if math.prod(padded) > LARGEST_TENSOR:
+        most = f"expected {LARGEST_TENSOR} elements at most"
+        raise ModelError(f"{title(node)}: with its padding, its input would have the size {padded}; {most}")
 
 
 def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[Sequence[int]]) -> ModelError:

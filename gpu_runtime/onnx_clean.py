@@ -14,7 +14,7 @@ from onnx import shape_inference
 
 from gpu_runtime import onnx_respell
 from gpu_runtime.errors import ModelError
-from gpu_runtime.onnx_check import LARGEST_TENSOR, unusable_size
+from gpu_runtime.onnx_check import LARGEST_TENSOR, MOST_DIMS, unusable_size
 from gpu_runtime.onnx_load import first_line
 from gpu_runtime.onnx_respell import MOST_FOLDED
 from gpu_runtime.onnx_weights import name_nodes
@@ -73,6 +73,8 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
         inputs = [v.shape.numpy() for v in node.inputs if v is not None and v.shape is not None]
         for out in (v for v in node.outputs if v.uses() or v.is_graph_output()):
             dims = () if out.shape is None else out.shape.numpy()
+            if len(dims) > MOST_DIMS:
+                raise ModelError(f"{node.op_type} {node.name}: expected {MOST_DIMS} dimensions at most, got {len(dims)}")
             if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 raise unusable_size(f"{node.op_type} {node.name}", out.name, dims, inputs)
         if node.op_type == "Reshape" and math.prod(node.inputs[0].shape) != math.prod(node.outputs[0].shape):

@@ -23,14 +23,22 @@ from tactics import single
 from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
 from tactics.library_problem import LibraryProblem
 from tactics.pointwise_ops import MAX_STAGES, Stage
-from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tactics.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+)
 from tactics.row_problem import ReduceProblem
 from tactics.timing_worker import reference
 
 FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
-MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to
+MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to; an element of a window is 4
 MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason: 1 GB in FP32
 LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
@@ -98,8 +106,8 @@ def _feeds(
     network: Network, calibration: Mapping[str, np.ndarray] | None
 ) -> tuple[Mapping[str, np.ndarray] | None, str]:
     """(inputs to run the network on, what they are); (none, why nothing is run) where it is too large for random ones."""
-    macs = sum(getattr(op.problem, "macs", 0) for op in network.ops)
-    elements = sum(map(math.prod, network.tensors.values()))
+    macs = sum(_macs(op.problem) for op in network.ops)
+    elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
     if calibration is None and macs > MOST_MACS:
         return None, f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input"
     if calibration is None and elements > MOST_ELEMENTS:
@@ -113,7 +121,28 @@ def _feeds(
         if t.name not in calibration or np.shape(calibration[t.name]) != t.shape:
             got = np.shape(calibration[t.name]) if t.name in calibration else "none"
             raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
+        if np.asarray(calibration[t.name]).dtype.kind not in "fiub":
+            raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {np.asarray(calibration[t.name]).dtype}")
     return calibration, "calibration input"
+
+
+def _macs(problem: Problem) -> int:
+    """What running a problem in NumPy costs, in multiplications; a window is run along one axis after the other."""
+    if isinstance(problem, PoolProblem):
+        return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
+    if isinstance(problem, LibraryProblem):
+        attributes = dict(problem.attributes)
+        window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
+        return 4 * window * math.prod(problem.in_shapes[0])
+    return getattr(problem, "macs", 0)
+
+
+def _padding(problem: Problem) -> int:
+    """Elements of the padding that running a problem in NumPy adds to its input."""
+    if not isinstance(problem, ConvProblem):
+        return 0
+    top, left, bottom, right = problem.pad
+    return problem.n * problem.c * ((problem.h + top + bottom) * (problem.w + left + right) - problem.h * problem.w)
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -269,23 +269,29 @@ class PoolProblem:
         return self.out == (1, 1) and (self.r, self.s) == (self.h, self.w) and not any(self.pad)
 
     def reference(self, x) -> np.ndarray:
-        x = np.asarray(x, np.float32)
-        (p, q), (sh, sw), (dh, dw) = self.out, self.stride, self.dilation
-        total = np.full(self.out_shape, -np.inf if self.kind == "max" else 0, np.float32)
-        count = np.zeros((p, q), np.float32)
-        hh, ww = np.arange(p) * sh - self.pad[0], np.arange(q) * sw - self.pad[1]
-        for i in range(self.r):
-            for j in range(self.s):
-                hi, wi = hh + i * dh, ww + j * dw
-                ok = ((hi >= 0) & (hi < self.h))[:, None] & ((wi >= 0) & (wi < self.w))[None, :]
-                inside = ((hi < self.h + self.pad[2])[:, None]) & ((wi < self.w + self.pad[3])[None, :])
-                tap = x[:, :, np.clip(hi, 0, self.h - 1)][:, :, :, np.clip(wi, 0, self.w - 1)]
-                if self.kind == "max":
-                    total = np.where(ok, np.maximum(total, tap), total)
-                else:
-                    total += np.where(ok, tap, 0)
-                count += inside if self.count_pad else ok
-        return total if self.kind == "max" else total / np.maximum(count, 1)
+        x, columns = self._along(np.asarray(x, np.float32), 1)  # along the columns, then along the rows: R + S steps, not R * S
+        x, rows = self._along(x, 0)
+        return x if self.kind == "max" else x / np.maximum(np.outer(rows, columns), 1)
+
+    def _along(self, x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """(maxima or sums of the windows along one axis of pixels, how many pixels each has that count)."""
+        size, window, along = (self.h, self.w)[axis], (self.r, self.s)[axis], axis + 2
+        first = np.arange(self.out[axis]) * self.stride[axis] - self.pad[axis]
+        shape = (*x.shape[:along], len(first), *x.shape[along + 1 :])
+        total = np.full(shape, -np.inf if self.kind == "max" else 0, np.float32)
+        count = np.zeros(len(first), np.float32)
+        for i in range(window):
+            at = first + i * self.dilation[axis]
+            ok = (at >= 0) & (at < size)
+            count += at < size + self.pad[axis + 2] if self.count_pad else ok
+            if not ok.any():
+                continue
+            tap, valid = np.take(x, np.clip(at, 0, size - 1), along), ok.reshape(-1, *(1,) * (3 - along))
+            if self.kind == "max":
+                np.maximum(total, tap, out=total, where=valid)
+            else:
+                np.add(total, tap, out=total, where=valid)
+        return total, count
 
 
 class _Pair:

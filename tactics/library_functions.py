@@ -31,9 +31,10 @@ def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Cal
 
 def lrn(xp, x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
-    channels, before = x.shape[1], (size - 1) // 2
-    squares = xp.pad(x * x, [(0, 0), (before, size - 1 - before)] + [(0, 0)] * (x.ndim - 2))
-    total = sum(squares[:, i : i + channels] for i in range(size))
+    channels = x.shape[1]
+    before, behind = min((size - 1) // 2, channels - 1), min(size // 2, channels - 1)  # there is nothing further away
+    squares = xp.pad(x * x, [(0, 0), (before, behind)] + [(0, 0)] * (x.ndim - 2))
+    total = sum(squares[:, i : i + channels] for i in range(before + behind + 1))
     return x / (bias + alpha / size * total) ** beta
 
 
@@ -42,13 +43,17 @@ def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
     n = len(kernel_shape)
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
     behind = [max(r - size - before, 0) for r, size, before in zip(reach, x.shape[2:], pads[:n], strict=True)]
-    powers = xp.pad(abs(x) ** p, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)])
-    total = 0
-    for at in itertools.product(*map(range, kernel_shape)):
-        first = [i * d for i, d in zip(at, dilations, strict=True)]
-        rows = (slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, out, strides, strict=True))
-        total = total + powers[(slice(None), slice(None), *rows)]
+    total = xp.pad(abs(x) ** p, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)])
+    for axis in reversed(range(n)):  # one axis after the other: the sum of the window's sizes in steps, not their product
+        taps = _taps(axis, kernel_shape, out, strides, dilations)
+        total = sum((total[tap] for tap in taps[1:]), total[taps[0]])
     return total ** (1 / p)
+
+
+def _taps(axis, kernel_shape, out, strides, dilations):
+    """The slices of an array [N, C, ...] that hold the first element of each window along `axis`, the second, ..."""
+    size, o, s, d = (row[axis] for row in (kernel_shape, out, strides, dilations))
+    return [(slice(None),) * (2 + axis) + (slice(i * d, i * d + (o - 1) * s + 1, s),) for i in range(size)]
 
 
 def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_order=0):
@@ -62,15 +67,15 @@ def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_orde
     numbers = xp.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * n) * math.prod(sizes)
     numbers = numbers + (pixels.T if storage_order else pixels)
     numbers = xp.pad(numbers, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)], constant_values=-1)
-    best = where = None
-    for at in itertools.product(*map(range, kernel_shape)):
-        first = [i * d for i, d in zip(at, dilations, strict=True)]
-        rows = tuple(slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, out, strides, strict=True))
-        value, number = padded[(slice(None), slice(None), *rows)], numbers[(slice(None), slice(None), *rows)]
-        larger = (number >= 0) if best is None else (number >= 0) & ((value > best) | (where < 0))
-        best = xp.where(larger, value, -np.inf if best is None else best)
-        where = xp.where(larger, number, -1 if where is None else where)
-    return best, where.astype(xp.int64)
+    for axis in reversed(range(n)):  # as lp_pool; the last axis first, so that the first of equal ones is so in rows' order
+        taps = _taps(axis, kernel_shape, out, strides, dilations)
+        best, where = padded[taps[0]], numbers[taps[0]]
+        for tap in taps[1:]:
+            value, number = padded[tap], numbers[tap]
+            larger = (number >= 0) & ((value > best) | (where < 0))
+            best, where = xp.where(larger, value, best), xp.where(larger, number, where)
+        padded, numbers = best, where
+    return padded, numbers.astype(xp.int64)
 
 
 def global_lp_pool(xp, x, *, p=2):
