@@ -150,6 +150,21 @@ class Context:
         return rows
 
     @_alone
+    def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
+        """Layer -> what it writes, as NCHW: launched one by one, and read before memory is given to a later layer."""
+        self._check(inputs)
+        for info in self.plan["inputs"]:
+            self._bind(info, inputs[info["name"]], False)
+        steps, layers, found = self.plan["steps"], self.plan["layers"], {}
+        last = {layer: i for i, step in enumerate(steps) for layer in step["covers"]}
+        for i, step in enumerate(steps):
+            self._launch(i)
+            found |= {layers[k]["name"]: self._values(layers[k]["outputs"][0]) for k in step["covers"] if last[k] == i}
+        self.nonfinite()
+        self._nonfinite = []
+        return found
+
+    @_alone
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
         for layer in reversed(self.plan["layers"]):

@@ -19,7 +19,10 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
     source_hash                     of all kernel sources (cuda_kernels.compile.source_hash)
     flags       {sparsity, ...}     what the build was asked for
     range       {source, high: [[tensor, largest magnitude|null]], exponents: {tensor: e}, single: [[tensor, sentence]],
-                  stuck: [[tensor, why]]}: what FP16 cannot hold, stored times 2^e or in FP32 (gpu_runtime.ranges)
+                  stuck: [[tensor, why]], compared: {skipped: why} or {layers, worst: [tensor, error|null, error of rounding
+                  it once], outputs: [the same], far: [tensors], rounds, moved: [tensors]}}: what FP16 cannot hold, stored
+                  times 2^e or in FP32 (gpu_runtime.ranges); how the plan did on a calibration input beside FP32, in relative L2
+                  norms (null: infinite or NaN), and what then became FP32 (gpu_runtime.deviations); {} without one
     inputs, outputs  [{name, shape, dtype, format, shape4, offset, nbytes}]    offset: in the activation arena
     layers      in execution order, free NoOps included:
                 [{name, type, layer: str|null, nodes: [ONNX names], problem, params, inputs, outputs: [{name, shape4,

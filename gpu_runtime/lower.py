@@ -31,6 +31,7 @@ from tactics.problem import (
 )
 
 Shape4 = tuple[int, int, int, int]
+FP32 = Format("fp32", "chw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
     `groups`: fusion decisions (name, options), exactly one option of each to be chosen. `only`: the one format of tensors
-    that have no choice: those that are not floating-point, and those whose values FP16 cannot hold, are linear.
+    that have no choice: those that are not floating-point, and those whose values FP16 cannot hold, are linear. `wide`: those
+    that are written in FP32 since FP16 would round away what follows from them; the ops whose outputs are in `reads_wide` read
+    them so, others may read a copy in FP16.
     """
 
     name: str
@@ -82,19 +85,35 @@ class Network:
     ops: tuple[Op, ...]
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     only: Mapping[str, Format] = field(default_factory=dict)
+    wide: frozenset[str] = frozenset()
+    reads_wide: frozenset[str] = frozenset()
 
     def formats(self, tensor: str) -> tuple[Format, ...]:
         """Those that a tensor may have inside the network, one name for each memory layout."""
-        return (self.only[tensor],) if tensor in self.only else representative(self.tensors[tensor])
+        if tensor in self.only:
+            return (self.only[tensor],)
+        return (*((FP32,) if tensor in self.wide else ()), *representative(self.tensors[tensor]))
 
     def is_single(self, tensor: str) -> bool:
-        """Whether the tensor is FP32, since FP16 cannot hold its values."""
-        return tensor in self.only and self.only[tensor].dtype == "fp32"
+        """Whether the tensor is written in FP32, since FP16 cannot hold its values or would round them too much."""
+        return tensor in self.wide or (tensor in self.only and self.only[tensor].dtype == "fp32")
 
     def dtypes(self, op: Op) -> tuple[str, ...]:
         """Of the op's inputs, then of its output, if FP32 is among them; else nothing."""
-        found = tuple(self.formats(t)[0].dtype for t in (*op.inputs, op.output))
+        found = tuple(fmts[-1].dtype for fmts in self.formats_in(op))
         return found if "fp32" in found else ()
+
+    def is_straight(self, op: Op) -> bool:
+        """Whether the op makes an FP32 tensor of others, of values that FP16 could hold: so can kernels for FP16 tensors."""
+        return op.output in self.wide and "fp32" not in self.dtypes(op)[:-1]
+
+    def formats_in(self, op: Op) -> tuple[tuple[Format, ...], ...]:
+        """Those that each of the op's inputs, then its output, may have in this op."""
+        reads = op.output in self.reads_wide
+        added = getattr(op.problem, "residual", False) and op.output in self.wide  # the sum is what is to be exact
+        must = [t in self.wide and (reads or (added and i == 1)) for i, t in enumerate(op.inputs)]
+        must.append(op.output in self.wide)
+        return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
 def exists(op: Op, choice: Mapping[str, str]) -> bool:

@@ -8,10 +8,13 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, nvrtc_version, source_hash
@@ -22,6 +25,8 @@ from gpu_runtime import (
     autotuning,
     back_to_back,
     channel_orders,
+    cliffs,
+    deviations,
     fuse,
     inplace,
     io_formats,
@@ -40,8 +45,10 @@ from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
 from tactics import plan, predict, timing
+from tactics.format import DTYPES
 
 SPARSITY = ("disable", "enable", "force")
+ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
 DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
 
 
@@ -74,7 +81,9 @@ def build(
     model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
     scratch memory that a tactic may use, None: any number. `calibration`: inputs by name, as `Context.run` takes them, on
     which the network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values
-    where that is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. `log` is given the timings of
+    where that is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. On it the plan itself is run
+    too, where that is quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs, and
+    all is planned again; without, operators that are not known to keep away from such points do. `log` is given the timings of
     each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError
     for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
     """
@@ -87,18 +96,18 @@ def build(
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network, found = _alternatives(imported, calibration)
+    network, found = _fitted(imported, calibration)
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
     for t in network.outputs:
-        if network.is_single(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+        if t.name in network.only and network.is_single(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
             text = f"{network.name}: {dict(found.single)[t.name]}: ask for the output as fp32"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
     timer = make_timer(target, timing_cache)
-    table, chosen, explained, beside = _explained(
-        imported, network, found, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace
-    )
+    planned = partial(_planned, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace)
+    table, chosen, found = _settled(network, found, calibration, planned, target, progress)
+    explained, beside = _explained(imported, table, chosen, found, sparsity, progress)
     for block in autotuning.log(table, chosen, timer.failures, exhaustive=exhaustive) if log else ():
         log(block)
     progress("pack", network.name)
@@ -144,13 +153,15 @@ def compare(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
-    network, reached = _alternatives(imported, None)
+    network, reached = _fitted(imported, None)
+    network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:
         progress("device", target.title)
         timer = make_timer(target, None)
-        _, chosen, explained, beside = _explained(imported, network, reached, ends, target, sparsity, timer, progress)
+        table, chosen = _planned(ends, target, sparsity, timer, progress, network)
+        explained, beside = _explained(imported, table, chosen, reached, sparsity, progress)
         found.append({
             "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
             "plan": _plan_record(chosen, beside),
@@ -158,15 +169,45 @@ def compare(
     return found
 
 
-def _alternatives(imported, calibration: Mapping[str, object] | None) -> tuple[lower.Network, ranges.Ranges]:
-    """All that may be launched for a model, and what its tensors reach; warns of what FP16 cannot hold."""
+def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[lower.Network, ranges.Ranges]:
+    """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
+    cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
     if found.stuck:
         reached = dict(found.high)
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-    return alternatives(network), found
+    if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS)):
+        if calibration is not None:
+            found = replace(found, compared={"skipped": f"{large}: what operators are known to need is in FP32 instead"})
+        network, kept = cliffs.keep(network)
+        found = replace(found, single=(*found.single, *kept.items()))
+    return network, found
+
+
+def _settled(network, found: ranges.Ranges, calibration, planned, target: Device, progress):
+    """(table, plan, `found` with what was compared): plans are made, run on the calibration input and compared with FP32 until
+    no layer asks for more FP32, ROUNDS times at most. `planned`: (network) -> (table, plan)."""
+    table, chosen = planned(alternatives(network))
+    if calibration is None or found.compared:
+        return table, chosen, found
+    for done in range(ROUNDS + 1):
+        progress("compare", network.name)
+        data, arena = assemble.assemble(table, chosen)
+        engine = Engine(data | {"device": asdict(target), "source_hash": source_hash()}, arena)
+        feeds = {i["name"]: np.asarray(calibration[i["name"]]).astype(DTYPES[i["dtype"]]) for i in engine.inputs}
+        with engine.context(device="cuda" if target.measured else "emulator", graph=False) as ctx:
+            result = deviations.compare(table, chosen, feeds, ctx.trace(feeds))
+        grown, more = cliffs.heed(network, result.causes)
+        if done == ROUNDS or (grown.wide, grown.reads_wide) == (network.wide, network.reads_wide):
+            break
+        network, found = grown, replace(found, single=(*found.single, *more.items()))
+        table, chosen = planned(alternatives(network))
+    if result.far:
+        told = "; ".join(result.text(t) for t in result.far[:3])
+        warnings.warn(f"{network.name}: on the calibration input, {told}", RuntimeWarning, stacklevel=3)
+    return table, chosen, replace(found, compared=result.record() | {"rounds": done, "moved": sorted(network.wide)})
 
 
 def alternatives(network: lower.Network) -> lower.Network:
@@ -179,22 +220,26 @@ def alternatives(network: lower.Network) -> lower.Network:
     return network
 
 
-def _explained(imported, network, reached: ranges.Ranges, ends, target: Device, sparsity: str, timer, progress, **limits):
-    """(table, plan, sparsity record, rivals): everything that is known before weights are packed."""
+def _planned(ends, target: Device, sparsity: str, timer, progress, network, **limits) -> tuple[planning.Table, plan.Plan]:
     table = planning.tabulate(
         network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name), **limits
     )
     progress("plan", network.name)
-    chosen = plan.solve(table.graph)
+    return table, plan.solve(table.graph)
+
+
+def _explained(imported, table: planning.Table, chosen: plan.Plan, reached: ranges.Ranges, sparsity: str, progress):
+    """(sparsity record, rivals): everything that is known before weights are packed."""
+    network = table.network
     progress("explain", network.name)
     beside = planning.rivals(table)
     explained = reasons.sparsity(
-        table, chosen, sparsity, measured=target.measured, all_dense_us=beside["all_dense_us"], single=dict(reached.single),
-        stored=imported.stored,
+        table, chosen, sparsity, measured=table.device.measured, all_dense_us=beside["all_dense_us"],
+        single={t: why for t, why in reached.single if t in network.only}, stored=imported.stored,
     )  # fmt: skip
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
     explained["pruned_energy"] = imported.before and imported.before.lost_energy
-    return table, chosen, explained, beside
+    return explained, beside
 
 
 def _range_record(found: ranges.Ranges) -> dict:

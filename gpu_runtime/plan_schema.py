@@ -119,10 +119,15 @@ ARCHITECTURE = Check("an architecture such as sm_90a", lambda v: re.fullmatch(r"
 SUMMARY = dict.fromkeys(("layers", "eligible", "picked", "total_us", "all_dense_us", "saved_us", "ceiling_us"), Maybe(NUMBER))
 RANGES = [(SIZE, SIZE)]
 NAMED = [(TEXT, TEXT)]
+ERROR = (TEXT, Maybe(NUMBER), NUMBER)
+COMPARED = {
+    "skipped": Maybe(TEXT), "layers": Maybe(SIZE), "worst": Maybe(ERROR), "outputs": Maybe([ERROR]), "far": Maybe([TEXT]),
+    "rounds": Maybe(SIZE), "moved": Maybe([TEXT]),
+}  # fmt: skip
 RANGE = {
     "source": TEXT, "high": [(TEXT, Maybe(Check("an FP32 number", lambda v: type(v) in (int, float) and abs(v) < 3.5e38)))],
     "exponents": Check("powers of two by tensor", lambda v: isinstance(v, dict) and all(type(e) is int for e in v.values())),
-    "single": Maybe(NAMED),
+    "single": Maybe(NAMED), "compared": Maybe(COMPARED),
 }  # fmt: skip
 PLAN = {
     "range": Maybe(RANGE),

@@ -75,8 +75,8 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     times, missing, unable = [], [], []
     for op in network.ops:
         progress(op.name)
-        around = tuple((usable[t], edges[t]) for t in (*op.inputs, op.output))
-        alike = op.problem, network.dtypes(op), around
+        around = _around(network, op, usable, edges)
+        alike = op.problem, network.dtypes(op), network.is_straight(op), around
         if alike not in timed:
             timed[alike] = _timed(*alike, device, timer, sparse=sparse, exhaustive=exhaustive, scratch=scratch)
         times.append(timed[alike])
@@ -107,7 +107,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     made: dict[tuple, tuple[plan.Entry, ...]] = {}  # ops alike share their entries, too
     choices = []
     for op, rows in zip(network.ops, times, strict=True):
-        places, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_in_place(op, placed))
+        places, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, placed)))
         alike = id(rows), places, own
         if alike not in made:
             made[alike] = plan.cheapest((*_entries(op.problem, rows, places), *own))
@@ -201,7 +201,7 @@ def _is_dense(entry: plan.Entry) -> bool:
 def untimed(table: Table, op: Op) -> dict[Tactic, str]:
     """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
-    able = candidates(op.problem, table.device, table.network.dtypes(op))
+    able = _able(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
     same = _namesakes(op.problem, able, times)
     formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
     proofs = {}
@@ -229,10 +229,38 @@ def workspace(problem: Problem, tactic: Tactic) -> int:
 Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
 
 
-def _timed(problem: Problem, dtypes: tuple[str, ...], around: Around, device: Device, timer: Timer, *, sparse: bool,
-           exhaustive: bool, scratch: int | None) -> Mapping[Tactic, Time]:  # fmt: skip
+def _around(
+    network: Network, op: Op, usable: Mapping[str, tuple[Format, ...]], edges: Mapping[str, tuple[Format, ...]]
+) -> Around:
+    """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
+    those which kernels have beside their own."""
+    tensors, found = (*op.inputs, op.output), network.formats_in(op)
+    must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
+    return tuple((f, f) if m else (usable[t], edges[t]) for m, t, f in zip(must, tensors, found, strict=True))
+
+
+def _fit(network: Network, op: Op, entries: Iterable[plan.Entry]) -> Iterator[plan.Entry]:
+    """Those entries in which every tensor that must be FP32 there is."""
+    tensors = (*op.inputs, op.output)
+    must = [
+        None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}
+        for t, fmts in zip(tensors, network.formats_in(op), strict=True)
+    ]
+    for e in entries:
+        if all(keys is None or base(k) in keys for k, keys in zip((*e.ins, e.out), must, strict=True)):
+            yield e
+
+
+def _able(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
+    """Every tactic that can run the problem on these types; `straight`: also those for FP16, as its output in FP32 is what
+    they store from their accumulators (see at_edges)."""
+    return candidates(problem, device, dtypes) + (candidates(problem, device) if straight else ())
+
+
+def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, device: Device, timer: Timer, *,
+           sparse: bool, exhaustive: bool, scratch: int | None) -> Mapping[Tactic, Time]:  # fmt: skip
     """The times of every tactic for a problem."""
-    able = candidates(problem, device, dtypes)
+    able = _able(problem, device, dtypes, straight)
     wanted = _wanted(problem, [t for t in able if sparse or not t.sparse], around, scratch)
     rows = timer(problem, wanted)
     return _with_namesakes(problem, rows, timer(problem, list(_namesakes(problem, able, wanted)))) if exhaustive else rows

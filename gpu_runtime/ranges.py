@@ -49,13 +49,16 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 class Ranges:
     """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
     every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that are FP32;
-    `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold."""
+    `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself did on a
+    calibration input beside FP32, {layers, worst, outputs, far, rounds, moved} (gpu_runtime.deviations), or why it was not run,
+    {skipped}."""
 
     source: str
     high: tuple[tuple[str, float], ...] = ()
     exponents: Mapping[str, int] = field(default_factory=dict)
     single: tuple[tuple[str, str], ...] = ()
     stuck: tuple[tuple[str, str], ...] = ()
+    compared: Mapping[str, object] = field(default_factory=dict)
 
 
 def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:
@@ -102,16 +105,21 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
 
 
+def too_large(network: Network, most_macs: int) -> str:
+    """What makes the network too large to be run, or an empty string."""
+    macs = sum(_macs(op.problem) for op in network.ops)
+    elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
+    if macs > most_macs:
+        return f"{macs / 1e9:.1f} G multiplications"
+    return f"{elements / 1e6:.0f} M elements in all tensors" if elements > MOST_ELEMENTS else ""
+
+
 def _feeds(
     network: Network, calibration: Mapping[str, np.ndarray] | None
 ) -> tuple[Mapping[str, np.ndarray] | None, str]:
     """(inputs to run the network on, what they are); (none, why nothing is run) where it is too large for random ones."""
-    macs = sum(_macs(op.problem) for op in network.ops)
-    elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
-    if calibration is None and macs > MOST_MACS:
-        return None, f"not checked: {macs / 1e9:.1f} G multiplications; give a calibration input"
-    if calibration is None and elements > MOST_ELEMENTS:
-        return None, f"not checked: {elements / 1e6:.0f} M elements in all tensors; give a calibration input"
+    if calibration is None and (why := too_large(network, MOST_MACS)):
+        return None, f"not checked: {why}; give a calibration input"
     if calibration is None:
         rng = np.random.default_rng(0)
         largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in network.inputs}

@@ -95,7 +95,18 @@ def _range_lines(plan: Mapping) -> list[str]:
         if reached.get(tensor):
             text = f"scaled   {tensor!r} reaches {reached[tensor]:g} on {found['source']}: stored times 2^{e}"
             lines += wrap(printable(text), indent=9)
+    compared = found.get("compared") or {}
+    if compared.get("skipped"):
+        lines += wrap(printable(f"compared not run on the calibration input: {compared['skipped']}"), indent=9)
+    elif compared.get("outputs"):
+        told = "; ".join(f"{t!r} {_off(e)}, rounding it once {own:.1e}" for t, e, own in compared["outputs"])
+        text = f"compared with FP32 on the calibration input, relative errors: {told}"
+        lines += wrap(printable(f"{text}; after {compared['rounds']} rounds of layers put into FP32"), indent=9)
     return lines
+
+
+def _off(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.1e}"
 
 
 def _least(memory: Mapping) -> str:

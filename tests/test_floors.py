@@ -15,7 +15,8 @@ ORDER = """
 cuda_kernels.device  cuda_kernels.sparse24  cuda_kernels.files  cuda_kernels.compile
 cuda_kernels.emulator.*
 cuda_kernels.launch
-tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.row_problem  tactics.conv_problem
+tactics.format  tactics.gather_problem  tactics.pointwise_ops  tactics.pointwise_facts  tactics.row_problem
+tactics.conv_problem
 tactics.library_functions  tactics.library_problem  tactics.problem  tactics.tactic
 tactics.step  tactics.roofline  tactics.conv_gemm  tactics.conv_grouped
 tactics.conv_stem  tactics.conv_depthwise  tactics.conv_fp32  tactics.conv_transpose
@@ -30,14 +31,15 @@ gpu_runtime.onnx_convert  gpu_runtime.onnx_respell  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains
 gpu_runtime.normalizations  gpu_runtime.fuse  gpu_runtime.moves  gpu_runtime.reductions  gpu_runtime.convolutions
 gpu_runtime.library
-gpu_runtime.lower  gpu_runtime.ranges  gpu_runtime.space_to_depth  gpu_runtime.channel_orders
+gpu_runtime.lower  gpu_runtime.ranges  gpu_runtime.intervals  gpu_runtime.cliffs
+gpu_runtime.space_to_depth  gpu_runtime.channel_orders
 gpu_runtime.upsampling
 gpu_runtime.inplace  gpu_runtime.siblings  gpu_runtime.squeeze_excite  gpu_runtime.back_to_back
 gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.memory
 gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
 gpu_runtime.side_by_side  gpu_runtime.autotuning
 gpu_runtime.plan_schema  gpu_runtime.engine
-gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.pipeline  gpu_runtime.onnx_backend
+gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.deviations  gpu_runtime.pipeline  gpu_runtime.onnx_backend
 gpu_runtime.cli  gpu_runtime.__main__
 """.split()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.
