@@ -171,6 +171,7 @@ def keep(path: Path, data: bytes) -> bool:
     """Put a file into the cache -> whether it is there. Nothing depends on that, so a folder that cannot be written (read-only,
     full, no folder) is one RuntimeWarning."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)
         return True
     except OSError as e:

@@ -385,7 +385,9 @@ def main(args: list[str] | None = None) -> None:
     """Run the program; every expected failure is one message on stderr and a non-zero exit."""
     WRITTEN.clear()
     try:
-        program.main(args, prog_name="gpu-runtime", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: click.echo(f"warning: {message}", err=True)
+            program.main(args, prog_name="gpu-runtime", standalone_mode=False)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
     except click.ClickException as e:

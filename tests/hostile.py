@@ -249,7 +249,7 @@ MODELS = {
     "cast_type": lambda d: _one("Cast", to=2**31 - 1),
     "outputs_100": lambda d: _outputs(100),
     "doc_string": lambda d: _doc(_conv(), 20_000_000),
-    "names_long": lambda d: _text(_conv(), "n" * 1_000_000),
+    "names_long": lambda d: _text(_conv(), "n" * 300_000),
     "names_nul": lambda d: _text(_conv(), "a\0b"),
     "names_escapes": lambda d: _text(_conv(), "\x1b[2J\x1b]0;owned\x07\r\n\u202e"),
     "names_surrogates": lambda d: _text(_conv(), "\U0010ffff\ufeff\u2028"),

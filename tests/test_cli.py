@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -460,6 +461,11 @@ def test_targets_that_cannot_be_written(files, refused, command):
             f"{before} old.engine --timingCacheFile=old.engine", "--timingCacheFile old.engine: is also the file of --saveEng"
         )
         refused(f"{before} old.engine --exportProfile=", "--exportProfile: expected the name of a file, got none")
+
+
+def test_a_warning_is_a_sentence(cli, monkeypatch):
+    monkeypatch.setattr(command_line.program, "main", lambda *_, **__: warnings.warn("a sentence", stacklevel=2))
+    assert cli("inspect x") == (0, "", "warning: a sentence\n")
 
 
 def test_a_link_is_followed(files, cli):
