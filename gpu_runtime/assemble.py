@@ -71,19 +71,18 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
     section_at = {r["name"]: r["offset"] for r in sections}
     home = inplace.homes(table.network, chosen)
     alias = inplace.aliases(table.network, chosen)
-    rows = inplace.rows_of_others(table.network, chosen)
     placement, blocks = _place(table, layers, home, alias)
     offsets = _offsets(table, layers, home, alias, placement.offsets)
 
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
-        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home, rows)) if layer.tactic else ():
+        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home)) if layer.tactic else ():
             steps.append(_step(launch, layer, offsets, section_at) | {"covers": [i]})
         last_step[i] = len(steps) - 1
     data = {
         "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
         "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
-        "layers": [_describe(table, layer, offsets, {p: at for p, at in home.items() if p not in rows}) for layer in layers],
+        "layers": [_describe(table, layer, offsets, home) for layer in layers],
         "steps": steps,
         "memory": {
             "activation_bytes": placement.total_bytes,
@@ -174,8 +173,7 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
     size: dict[Place, int] = {}
 
     def touch(place: Place, when: int) -> None:
-        place, _ = home.get(place, (place, 0))
-        place = alias.get(place, place)
+        place = _memory(place, home, alias)
         first.setdefault(place, when)
         last[place] = max(last.get(place, when), when)
         size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
@@ -199,30 +197,40 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
 
 
 def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int], Strides]:
-    """Format, shape and strides of the memory that a place with memory of its own has."""
+    """Format, shape and strides of a place that has strides of its own."""
     fmt, shape = format_of(table, place.tensor, place.key), table.network.tensors[place.tensor]
     return fmt, shape, strides(fmt, shape)
 
 
+def _memory(place: Place, home: Home, alias: Alias) -> Place:
+    """The place with memory of its own in which `place` lies."""
+    while place in home or place in alias:
+        place = home[place][0] if place in home else alias[place]
+    return place
+
+
 def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
-    """Byte offset of every place: a view's is that of its memory, those in another begin at their first channel there."""
-    offsets = dict(own) | {_name(place): own[_name(root)] for place, root in alias.items()}
-    for place in {p: None for layer in layers for p, _, _ in (*layer.ins, layer.out) if p in home}:
+    """Byte offset of every place: those in another begin at their first channel there, an alias where the other place does."""
+
+    def offset(place: Place) -> int:
+        if place in alias:
+            return offset(alias[place])
+        if place not in home:
+            return own[_name(place)]
         root, c = home[place]
         fmt, _, s = _whole(table, root)
-        elements = (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
-        offsets[_name(place)] = offsets[_name(root)] + elements * DTYPES[fmt.dtype].itemsize
-    return offsets
+        return offset(root) + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+
+    return dict(own) | {_name(place): offset(place) for layer in layers for place, _, _ in (*layer.ins, layer.out)}
 
 
-def _strides(table: Table, layer: _Layer, home: Home, rows: set[Place]) -> tuple[Strides, ...] | None:
+def _strides(table: Table, layer: _Layer, home: Home) -> tuple[Strides, ...] | None:
     """Of the layer's inputs, then of its output; None where all of them have strides of their own."""
     places = [place for place, _, _ in (*layer.ins, layer.out)]
-    inside = [p in home and p not in rows for p in places]
-    if not any(inside):
+    if not any(place in home for place in places):
         return None
     own = own_strides(layer.problem, layer.tactic)
-    return tuple(_whole(table, home[p][0])[2] if lies else s for p, lies, s in zip(places, inside, own, strict=True))
+    return tuple(_whole(table, home[p][0])[2] if p in home else s for p, s in zip(places, own, strict=True))
 
 
 def _frees(blocks, offsets: Mapping[str, int], last_step: Mapping[int, int], num_layers: int) -> list:

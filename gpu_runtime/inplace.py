@@ -121,8 +121,8 @@ def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
             for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
                 if "@" in key and len(found[tensor]) < most:
                     found[tensor][key] = None
-                    if out == canonical(Format("fp16", "chw"), op.problem.out_shape):
-                        whole_runs.add((tensor, key))
+                    if op.problem.out_shape[0] == 1 and out == canonical(Format("fp16", "chw"), op.problem.out_shape):
+                        whole_runs.add((tensor, key))  # of several images, a piece is one run of memory in each
     _through_views(network, found, whole_runs, most)
     return {t: tuple(keys) for t, keys in found.items()}
 
@@ -132,7 +132,7 @@ def _through_views(network: Network, found: dict[str, dict[str, None]], runs: se
     for op in reversed(network.ops):
         for (x, y), key in product(views(op), tuple(found[op.output])):
             source = op.inputs[0]
-            if y == base(key) and (op.output, key) in runs and network.tensors[source][0] == 1 and len(found[source]) < most:
+            if y == base(key) and (op.output, key) in runs and len(found[source]) < most:
                 found[source][x + key[len(y) :]] = None
                 runs.add((source, x + key[len(y) :]))
 
@@ -146,7 +146,10 @@ def through_views(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[tup
 
 
 def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
-    """Place -> (the place with memory of its own in which it lies, its first channel there), of all that lie in another."""
+    """Place -> (the place whose strides it has, its first channel there), of all pieces and parts.
+
+    That place is itself in no other, or a view makes it a piece: it then has strides of its own (see `aliases`).
+    """
     inside: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
         entry = chosen.entries.get(op.name)
@@ -158,7 +161,6 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
             inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
         else:
             inside[out] = ins[0], op.problem.start[0]
-    inside |= {source: (view, 0) for source, view in _seen(network, chosen) if "@" in view.key}
 
     def root(place: Place) -> tuple[Place, int]:
         if place not in inside:
@@ -170,30 +172,17 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     return {place: root(place) for place in inside}
 
 
-def rows_of_others(network: Network, chosen: plan.Plan) -> set[Place]:
-    """Of the places in `homes`, those whose tensor a view makes the piece: with strides of its own."""
-    return {source for source, view in _seen(network, chosen) if "@" in view.key}
-
-
-def _seen(network: Network, chosen: plan.Plan) -> list[tuple[Place, Place]]:
-    """(place of the input, place of the output) of each view and transposition that moves nothing."""
-    found = []
+def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
+    """Place -> the place at whose address it begins, of what a view or transposition that moves nothing gives memory: the
+    output is where the input is, but where the output is a piece, the input is where that is. Either has strides of its own."""
+    found = {}
     for op in network.ops:
         entry = chosen.entries.get(op.name)
         moves = isinstance(op.problem, (ViewProblem, GatherProblem))
         if entry is not None and entry.tactic == IN_PLACE and moves and plan.holds(op.when, chosen.options):
-            found.append((Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)))
+            source, view = Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)
+            found |= {source: view} if "@" in view.key else {view: source}
     return found
-
-
-def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
-    """Place of a view -> the place whose memory it is, of all that have none of their own."""
-    of = {view: source for source, view in _seen(network, chosen) if "@" not in view.key}
-
-    def root(place: Place) -> Place:
-        return root(of[place]) if place in of else place
-
-    return {place: root(place) for place in of}
 
 
 # ---- one memory for concats of concats
