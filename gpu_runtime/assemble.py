@@ -76,7 +76,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
 
     steps, last_step = [], {}
     for i, layer in enumerate(layers):
-        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home)) if layer.tactic else ():
+        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home, offsets)) if layer.tactic else ():
             steps.append(_step(launch, layer, offsets, section_at) | {"covers": [i]})
         last_step[i] = len(steps) - 1
     data = {
@@ -224,10 +224,11 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
     return dict(own) | {_name(place): offset(place) for layer in layers for place, _, _ in (*layer.ins, layer.out)}
 
 
-def _strides(table: Table, layer: _Layer, home: Home) -> tuple[Strides, ...] | None:
-    """Of the layer's inputs, then of its output; None where all of them have strides of their own."""
+def _strides(table: Table, layer: _Layer, home: Home, offsets: Mapping[str, int]) -> tuple[Strides, ...] | None:
+    """Of the layer's inputs, then of its output; None where all of them begin at multiples of 16 bytes, with strides of their
+    own."""
     places = [place for place, _, _ in (*layer.ins, layer.out)]
-    if not any(place in home for place in places):
+    if not any(place in home or offsets[_name(place)] % 16 for place in places):
         return None
     own = own_strides(layer.problem, layer.tactic)
     return tuple(_whole(table, home[p][0])[2] if p in home else s for p, s in zip(places, own, strict=True))

@@ -32,6 +32,7 @@ from tactics.gather_problem import GatherProblem, ViewProblem
 from tactics.problem import ConcatProblem, MoveProblem
 
 IN_PLACE = "in_place"  # the tactic of an entry that launches nothing
+PIECES = tuple(Format("fp16", layout) for layout in LAYOUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
 def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
     """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
     found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
-    whole_runs: set[tuple[str, str]] = set()
+    runs: set[tuple[str, str]] = set()
     able = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
         for ins, out in entries(op):
@@ -122,19 +123,35 @@ def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
                 if "@" in key and len(found[tensor]) < most:
                     found[tensor][key] = None
                     if op.problem.out_shape[0] == 1 and out == canonical(Format("fp16", "chw"), op.problem.out_shape):
-                        whole_runs.add((tensor, key))  # of several images, a piece is one run of memory in each
-    _through_views(network, found, whole_runs, most)
+                        runs.add((tensor, key))  # of several images, a piece is one run of memory in each
+    _through_views(network, found, runs, most)
     return {t: tuple(keys) for t, keys in found.items()}
 
 
 def _through_views(network: Network, found: dict[str, dict[str, None]], runs: set[tuple[str, str]], most: int) -> None:
-    """Add to `found` the keys of what views make pieces of; `runs`: (tensor, key) of all that are one run of memory."""
+    """Add to `found` the keys of what views make pieces of; `runs`: (tensor, key) of all that are one run of memory. Kernels
+    access formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
+    askew = _askew(network)
     for op in reversed(network.ops):
         for (x, y), key in product(views(op), tuple(found[op.output])):
             source = op.inputs[0]
-            if y == base(key) and (op.output, key) in runs and len(found[source]) < most:
+            vectors = any(LAYOUTS[f.layout].vector > 1 and canonical(f, network.tensors[source]) == x for f in PIECES)
+            if y == base(key) and (op.output, key) in runs and len(found[source]) < most and not (vectors and op.output in askew):
                 found[source][x + key[len(y) :]] = None
                 runs.add((source, x + key[len(y) :]))
+
+
+def _askew(network: Network) -> set[str]:
+    """The tensors that may begin between multiples of 16 bytes where they are a piece of a linear FP16 tensor."""
+    found: set[str] = set()
+    for op in reversed(network.ops):
+        if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
+            _, _, h, w = op.problem.out_shape
+            firsts = zip(op.inputs, (0, *accumulate(op.problem.sizes)), strict=False)
+            found |= {t for t, first in firsts if first * h * w % 8 or op.output in found}
+        elif op.output in found and any(views(op)):
+            found.add(op.inputs[0])
+    return found
 
 
 def through_views(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:

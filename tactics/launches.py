@@ -17,7 +17,7 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     """What to launch, in order. Shapes come from the problem, formats from the tactic.
 
     `lie`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
-    kernels of families.STRIDED).
+    kernels of families.STRIDED); linear ones may then begin between multiples of 16 bytes.
     """
     family = families.OF_KERNEL[tactic.kernel]
     return family.launches(problem, tactic, lie=lie) if lie else family.launches(problem, tactic)

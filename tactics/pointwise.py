@@ -64,9 +64,9 @@ def _long_axes(p: PointwiseProblem, axes: str) -> str:
 
 
 def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p, fmt, own = problem, tactic.out, own_strides(problem, tactic)
-    lie = lie or own
-    if _is_flat(p, fmt) and lie == own and {f.dtype for f in (*tactic.ins, fmt)} == {"fp16"}:
+    p, fmt, alone = problem, tactic.out, lie is None
+    lie = lie or own_strides(problem, tactic)
+    if _is_flat(p, fmt) and alone and {f.dtype for f in (*tactic.ins, fmt)} == {"fp16"}:
         p, fmt = replace(p, n=1, c=prod(p.out_shape), h=1, w=1), Format("fp16", "hwc8")
         lie = (strides(fmt, p.out_shape),) * len(lie)
     cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
