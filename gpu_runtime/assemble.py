@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime import inplace, memory
+from gpu_runtime import dataflow, inplace, memory
 from gpu_runtime.engine import pack
+from gpu_runtime.errors import InternalError
 from gpu_runtime.inplace import Place
 from gpu_runtime.lower import Op
 from gpu_runtime.planning import Table, format_of
@@ -59,7 +60,8 @@ class _Layer:
 
 
 def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
-    """(plan data: inputs, outputs, layers, steps, memory, sections; weight arena uint8)."""
+    """(plan data: inputs, outputs, layers, steps, memory, sections; weight arena uint8). Raises InternalError for a plan whose
+    layers would read anything but what was written for them."""
     layers = _order(table, chosen)
     weights = {}
     for layer in layers:
@@ -93,6 +95,13 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
         },
         "sections": sections,
     }
+    scratch = [(placement.offsets[b.name], b.nbytes) for b in blocks if b.name == WORKSPACE]
+    wrong = dataflow.fault(data, {layer.name: layer.op for layer in layers if layer.op is not None}, scratch)
+    if wrong:
+        raise InternalError(
+            f"{table.network.name}: the plan is wrong, so there is no engine: {wrong}. This is a defect of gpu_runtime, not of "
+            "the model: please report it with the model"
+        )
     return data, arena
 
 

@@ -14,6 +14,11 @@ class EngineError(ValueError):
     """An engine file cannot be used: torn, altered, of a newer format, or for another device."""
 
 
+class InternalError(RuntimeError):
+    """gpu_runtime made something that it knows to be wrong, and keeps it back. A defect of its own: no other model, option or
+    kernel source is the cure, so it is none of the errors above, which callers answer with one."""
+
+
 def bounded(function: Callable) -> Callable:
     """A function whose first argument is a model's path, and that refuses a model which memory or the stack cannot hold."""
 
@@ -30,4 +35,4 @@ def bounded(function: Callable) -> Callable:
     return run
 
 
-__all__ = ["CompileError", "EngineError", "ModelError", "bounded"]
+__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "bounded"]
