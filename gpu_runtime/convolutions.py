@@ -196,8 +196,19 @@ def last(values: tuple[int, ...] | None, default: int, count: int = 2) -> tuple[
     return (*(default,) * count, *(values or ()))[-count:]
 
 
-def window(node, size, image):
-    """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved."""
+def begins(total: int, mode: str) -> int:
+    """The part of `total` padding of auto_pad that stands before an axis: half, and of an odd one the unit that is left stands
+    behind with SAME_UPPER, before with SAME_LOWER. A negative one is that much cut off, as ONNX's formula for pools has it."""
+    half = int(total / 2)
+    return total - half if mode == "SAME_LOWER" else half
+
+
+def window(node, size, image, crop: bool = False):
+    """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved.
+
+    `crop`: SAME pads by less than nothing where the stride is so much larger than the window, as ONNX's formula for pools has
+    it; of Conv none is given, and implementations pad by nothing.
+    """
     count = len(image)
     stride, dilation = last(attribute(node, "strides"), 1, count), last(attribute(node, "dilations"), 1, count)
     mode = attribute(node, "auto_pad", "NOTSET")
@@ -208,8 +219,8 @@ def window(node, size, image):
     begin, end = [], []
     for i in range(count):
         reach = (size[i] - 1) * dilation[i] + 1
-        total = max((-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i], 0) if mode != "VALID" else 0
-        small = total // 2
-        begin.append(small if mode != "SAME_LOWER" else total - small)
+        total = (-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i] if mode != "VALID" else 0
+        total = total if crop else max(total, 0)
+        begin.append(begins(total, mode))
         end.append(total - begin[i])
     return stride, dilation, (*begin, *end)

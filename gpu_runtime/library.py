@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpu_runtime.convolutions import begins
 from gpu_runtime.fuse import Layer
 from gpu_runtime.moves import Refused, constants, nchw
 from gpu_runtime.onnx_graph import attribute, constant, shape_of, type_of
@@ -115,6 +116,6 @@ def _windows(layer: Layer) -> dict:
     pads, mode = tuple(attributes.get("pads", (0,) * (2 * n))), attributes.get("auto_pad", "NOTSET")
     if mode.startswith("SAME"):
         reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
-        total = [max(r - i, 0) for r, i in zip(reach, size, strict=True)]
-        pads = tuple((t + 1) // 2 if mode == "SAME_LOWER" else t // 2 for t in total) * 2
+        total = [r - i for r, i in zip(reach, size, strict=True)]
+        pads = tuple(begins(t, mode) for t in total) * 2
     return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out}

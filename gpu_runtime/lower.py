@@ -338,7 +338,7 @@ def _pool(layer: Layer, shapes, out, weights) -> PoolProblem | tuple[PoolProblem
     if len(shape) == 5:
         image = shape[2:]
     size = last(attribute(node, "kernel_shape"), 1, len(image))
-    stride, dilation, pad = window(node, size, image)
+    stride, dilation, pad = window(node, size, image, crop=True)
     if len(shape) < 5:
         return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
     (depth, *area), (reach, *_) = image, size

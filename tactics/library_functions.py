@@ -38,12 +38,18 @@ def lrn(xp, x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
     return x / (bias + alpha / size * total) ** beta
 
 
+def _framed(xp, x, before, behind, value=0):
+    """`x` with as many rows, columns, ... of `value` before and behind; a negative number before is that many cut off."""
+    kept = x[(slice(None), slice(None), *(slice(max(-b, 0), None) for b in before))]
+    return xp.pad(kept, [(0, 0), (0, 0), *((max(b, 0), e) for b, e in zip(before, behind, strict=True))], constant_values=value)
+
+
 def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
     """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
     n = len(kernel_shape)
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
     behind = [max(r - size - before, 0) for r, size, before in zip(reach, x.shape[2:], pads[:n], strict=True)]
-    total = xp.pad(abs(x) ** p, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)])
+    total = _framed(xp, abs(x) ** p, pads[:n], behind)
     for axis in reversed(range(n)):  # one axis after the other: the sum of the window's sizes in steps, not their product
         taps = _taps(axis, kernel_shape, out, strides, dilations)
         total = sum((total[tap] for tap in taps[1:]), total[taps[0]])
@@ -62,11 +68,11 @@ def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_orde
     n, sizes = len(kernel_shape), x.shape[2:]
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
     behind = [max(r - size - before, 0) for r, size, before in zip(reach, sizes, pads[:n], strict=True)]
-    padded = xp.pad(x, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)], constant_values=-np.inf)
+    padded = _framed(xp, x, pads[:n], behind, -np.inf)
     pixels = xp.arange(math.prod(sizes)).reshape(sizes[::-1] if storage_order else sizes)
     numbers = xp.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * n) * math.prod(sizes)
     numbers = numbers + (pixels.T if storage_order else pixels)
-    numbers = xp.pad(numbers, [(0, 0), (0, 0), *zip(pads[:n], behind, strict=True)], constant_values=-1)
+    numbers = _framed(xp, numbers, pads[:n], behind, -1)
     for axis in reversed(range(n)):  # as lp_pool; the last axis first, so that the first of equal ones is so in rows' order
         taps = _taps(axis, kernel_shape, out, strides, dilations)
         best, where = padded[taps[0]], numbers[taps[0]]
