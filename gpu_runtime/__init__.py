@@ -6,9 +6,9 @@
         y = ctx.run({"x": x})["logits"]
 """
 
-from gpu_runtime.errors import CompileError, EngineError, ModelError
+from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
 
-__all__ = ["CompileError", "EngineError", "ModelError", "build", "load"]
+__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "build", "load"]
 
 
 def build(model, **options):

@@ -23,6 +23,7 @@ import click
 
 from cuda_kernels import files
 from cuda_kernels.compile import CompileError
+from gpu_runtime.errors import InternalError
 
 # trtexec options that ask for what always happens here, or for what only its own inference loop knows.
 ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
@@ -396,7 +397,7 @@ def main(args: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"interrupted: {_written()} (times measured so far stay in the timing cache)", err=True)
         sys.exit(130)
-    except (ValueError, CompileError, OSError) as e:
+    except (ValueError, CompileError, InternalError, OSError) as e:
         click.echo(f"error: {e}", err=True)
         sys.exit(1)
 

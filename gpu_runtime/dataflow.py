@@ -83,8 +83,8 @@ def fault(data: Mapping, ops: Mapping[str, Op], scratch: Iterable[tuple[int, int
     `data`: inputs, outputs, layers, steps and memory as in an engine's plan; `ops`: the network's, by name; `scratch`: (offset,
     bytes) of what launches use beside their tensors, in any state before and after.
     """
-    walk = _Walk(data, ops, scratch)
     try:
+        walk = _Walk(data, ops, scratch)
         for edge in data["inputs"]:
             walk.hold(edge["name"], edge, edge["name"])
         for i, layer in enumerate(data["layers"]):
@@ -106,7 +106,11 @@ class _Walk:
         frees = dict(data["memory"]["frees"])
         self.pointers: dict[int, set[int]] = {}  # layer -> offsets of its launches' arguments in the arena
         self.freed: dict[int, list] = {}  # layer -> what nothing reads after it
+        done = 0
         for i, step in enumerate(data["steps"]):
+            if not step["covers"] or min(step["covers"]) < done:
+                raise _Fault(f"launch {i} is not in the order of the layers")
+            done = max(step["covers"])
             at = {a[1] for a in step["args"] if a is not None and a[0] == "arena"}
             for covered in step["covers"]:
                 self.pointers[covered] = self.pointers.get(covered, set()) | at
@@ -128,12 +132,14 @@ class _Walk:
         else:  # the same tensor in another format, or the same bytes under another format's name
             sources = [self.read(ins[0]["name"], ins[0], None, name)]
             tensor = sources[0].tensor
+        if (layer["type"] == "noop") == (i in self.pointers):
+            raise _Fault(f"{name} is {'launched, but moves nothing' if layer['type'] == 'noop' else 'computed by no launch'}")
         if layer["type"] == "noop":
             _prove_in_place(op, name, [s.spot for s in sources], _spot(out))
             self.hold(out["name"], out, tensor)
             return
         boxes = _boxes(_spot(out))
-        free = self.pointers.get(i, set()) - {t["offset"] for t in (*ins, out)}
+        free = self.pointers[i] - {t["offset"] for t in (*ins, out)}
         counters = {z.start for z in self.zeros}
         if unknown := sorted(free - set(self.scratch) - counters):
             raise _Fault(f"{name} is given byte {unknown[0]} of the arena, which is none of its tensors")
@@ -280,7 +286,7 @@ def _prove_in_place(op: Op | None, name: str, ins: list[Spot], out: Spot) -> Non
 
 
 def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
-    """Whether channels x_first .. + count of x are at the bytes of channels y_first .. + count of y, in every image and pixel."""
+    """Whether channels x_first .. + count of x are where channels y_first .. + count of y are, in all images and pixels."""
     if x.item != y.item or x.shape[0] != y.shape[0] or x.pixels != y.pixels:
         return False
     images = x.shape[0] == 1 or x.strides.n == y.strides.n

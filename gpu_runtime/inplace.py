@@ -136,7 +136,8 @@ def _through_views(network: Network, found: dict[str, dict[str, None]], runs: se
         for (x, y), key in product(views(op), tuple(found[op.output])):
             source = op.inputs[0]
             vectors = any(LAYOUTS[f.layout].vector > 1 and canonical(f, network.tensors[source]) == x for f in PIECES)
-            if y == base(key) and (op.output, key) in runs and len(found[source]) < most and not (vectors and op.output in askew):
+            able = y == base(key) and (op.output, key) in runs and not (vectors and op.output in askew)
+            if able and len(found[source]) < most:
                 found[source][x + key[len(y) :]] = None
                 runs.add((source, x + key[len(y) :]))
 

@@ -206,7 +206,7 @@ class _Views:
             self.root[y], self.shape[root] = root, after  # nobody else reads the caller's array: take it as NCHW
         elif y.is_graph_output() and not y.uses():
             self.root[y] = root  # the caller receives the same elements in ONNX's shape
-        elif not all(use.node.op_type in ("Gemm", "MatMul") for use in y.uses()) or _flattened(y) is None:
+        elif y.is_graph_output() or _flattened(y) is None or not all(u.node.op_type in ("Gemm", "MatMul") for u in y.uses()):
             self.moving.add(node)
 
     def shape4(self, value) -> Shape4:

@@ -85,7 +85,8 @@ def build(
     too, where that is quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs, and
     all is planned again; without, operators that are not known to keep away from such points do. `log` is given the timings of
     each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError
-    for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written.
+    for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written, InternalError instead of an engine
+    whose layers would read anything but what was written for them.
     """
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")

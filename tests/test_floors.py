@@ -39,7 +39,8 @@ gpu_runtime.io_formats  gpu_runtime.planning  gpu_runtime.reasons  gpu_runtime.m
 gpu_runtime.explain  gpu_runtime.layer_info  gpu_runtime.report  gpu_runtime.what_if
 gpu_runtime.side_by_side  gpu_runtime.autotuning
 gpu_runtime.plan_schema  gpu_runtime.engine
-gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.deviations  gpu_runtime.pipeline  gpu_runtime.onnx_backend
+gpu_runtime.dataflow  gpu_runtime.assemble  gpu_runtime.context  gpu_runtime.deviations
+gpu_runtime.pipeline  gpu_runtime.onnx_backend
 gpu_runtime.cli  gpu_runtime.__main__
 """.split()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.

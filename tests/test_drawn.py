@@ -1,0 +1,188 @@
+"""Drawn networks through build and emulator against onnxruntime, within FP16's own error; onnx's reference settles disputes."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from drawn import ALL, MOVES, network
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
+from ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run, with_casts
+from reference_run import model, node
+
+import gpu_runtime as gr
+from gpu_runtime.pipeline import DEFAULT_DEVICE
+
+GROUP = 10  # networks in one test
+
+
+def feeds_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Random inputs that FP16 holds."""
+    rng = np.random.default_rng(1)
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
+    return {name: rng.uniform(-1, 1, shape).astype(np.float16).astype(np.float32) for name, shape in shapes.items()}
+
+
+def budgets(proto: onnx.ModelProto, feeds) -> dict[str, Budget]:
+    """As ort_budget.budgets, for networks of which some only move data."""
+    reference, rounded = run(proto, feeds), run(with_casts(proto), feeds)
+    found = {}
+    for name, y in reference.items():
+        error = relative_l2(rounded[name], y)
+        slack = RANGE_SHARE * float(np.ptp(y)) * np.sqrt(y.size) / max(np.linalg.norm(y), TINY)
+        found[name] = Budget(y, error, FACTOR * error + slack)
+    return found
+
+
+def emulated(proto: onnx.ModelProto, feeds, path) -> dict[str, np.ndarray]:
+    """The outputs of an engine, with NaN wherever its plan says that memory is free."""
+    onnx.save(proto, path)
+    with warnings.catch_warnings(), gr.build(path, device=DEFAULT_DEVICE).context(device="emulator", poison=True) as ctx:
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return ctx.run(feeds)
+
+
+def alone(ours: np.ndarray, ort: np.ndarray, reference: np.ndarray, allowed: float) -> str:
+    """Which of three answers differs from the other two: "ours", "onnxruntime", "reference", "none" or "each"."""
+
+    def alike(a, b) -> bool:
+        return a.shape == b.shape and bool(np.isfinite(a).all() and np.isfinite(b).all()) and relative_l2(a, b) <= allowed
+
+    pairs = {"reference": alike(ours, ort), "onnxruntime": alike(ours, reference), "ours": alike(ort, reference)}
+    if all(pairs.values()):
+        return "none"
+    return next((name for name, same in pairs.items() if same), "each")
+
+
+def disputes(proto: onnx.ModelProto, path) -> list[str]:
+    """A sentence for each output that is not onnxruntime's; none for those where onnx's reference sides with ours."""
+    feeds = feeds_of(proto)
+    got, found = emulated(proto, feeds, path), []
+    for name, budget in budgets(proto, feeds).items():
+        try:
+            budget.check(got[name], name)
+        except AssertionError as e:
+            third = dict(zip(got, ReferenceEvaluator(proto).run(list(got), feeds), strict=True))[name]
+            who = alone(got[name], budget.reference, third, budget.allowed)
+            if who != "onnxruntime":
+                found.append(f"{e}; alone: {who}")
+    return found
+
+
+def agree(seeds: range, rules, tmp_path) -> None:
+    wrong = {seed: found for seed in seeds if (found := disputes(network(seed, rules), tmp_path / f"{seed}.onnx"))}
+    assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, found in wrong.items() for text in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(10))
+def test_drawn_networks(group, tmp_path):
+    agree(range(GROUP * group, GROUP * group + GROUP), ALL, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", range(50))
+def test_many_drawn_networks(group, tmp_path):
+    agree(range(1000 + 40 * group, 1000 + 40 * group + 40), ALL if group % 5 else MOVES, tmp_path)
+
+
+def test_who_stands_alone():
+    x, y = np.arange(8, dtype=np.float32), np.arange(8, dtype=np.float32) + 1
+    assert alone(x, x, x, 1e-3) == "none"
+    assert (alone(y, x, x, 1e-3), alone(x, y, x, 1e-3), alone(x, x, y, 1e-3)) == ("ours", "onnxruntime", "reference")
+    assert alone(x, y, -y, 1e-3) == "each" and alone(x * np.nan, x, x, 1e-3) == "ours"
+    assert alone(x[:4], x, x, 1e-3) == "ours"
+
+
+def test_a_wrong_answer_is_a_dispute(tmp_path, monkeypatch):
+    """One element of one output off by an eighth of the range is more than FP16 explains."""
+
+    def off(proto, feeds, path, right=emulated):
+        got = right(proto, feeds, path)
+        y = next(iter(got.values()))
+        y.flat[y.size // 2] += np.float32(0.125 * (np.ptp(y) + 1))
+        return got
+
+    monkeypatch.setattr("test_drawn.emulated", off)
+    assert "alone: ours" in disputes(network(0), tmp_path / "m.onnx")[0]
+
+
+# ---- where onnxruntime and onnx's reference differ
+
+
+def three(proto: onnx.ModelProto, feeds, path) -> tuple:
+    """(ours, onnxruntime's, the reference's) first output; None of those that refuse the network."""
+    found = []
+    for answer in (
+        lambda: next(iter(emulated(proto, feeds, path).values())),
+        lambda: next(iter(run(proto, feeds).values())),
+        lambda: ReferenceEvaluator(proto).run(None, feeds)[0],
+    ):
+        try:
+            found.append(answer().ravel().tolist())
+        except (ValueError, RuntimeError, IndexError, RuntimeException):
+            found.append(None)
+    return tuple(found)
+
+
+def row(op: str, inputs: str, size: int, path, weights=None, **attributes) -> tuple:
+    """The three answers over the row 0, 1, 2, ..."""
+    proto = model([node(op, f"x {inputs}", "y", **attributes)], {"x": (1, 1, 1, size)}, "y", weights, opset=19)
+    return three(proto, {"x": np.arange(size, dtype=np.float32).reshape(1, 1, 1, -1)}, path)
+
+
+def resized(size: int, scale: float, path, **attributes) -> tuple:
+    scales = {"s": np.array([1, 1, 1, scale], np.float32)}
+    return row("Resize", "_ s", size, path, scales, **{"coordinate_transformation_mode": "align_corners"} | attributes)
+
+
+def test_corners_are_aligned_with_the_last_whole_pixel(tmp_path):
+    """x_original = x_resized * (length_original - 1) / (length_resized - 1), and length_resized is "the length of the resized
+    tensor": a whole number. The reference divides by scale * length_original - 1, so that its last pixel is not the image's
+    last: it stands alone."""
+    ours, ort, reference = resized(5, 1.5, tmp_path / "m.onnx", mode="nearest", nearest_mode="floor")
+    assert ours == ort == [0, 0, 1, 2, 2, 3, 4] and reference[-1] == 3
+    ours, ort, reference = resized(4, 0.6, tmp_path / "m.onnx", mode="linear")
+    assert ours == ort == [0, 3] and reference[-1] == pytest.approx(3 / 1.4, 1e-3)
+
+
+def test_the_length_of_a_resize_is_the_floor_of_the_exact_product(tmp_path):
+    """5 times 2.6 in FP32, 2.5999999, is below 13: 12 pixels, as onnx's shape inference says too. onnxruntime rounds the
+    product to FP32 first, to 13. So with corners aligned there are three answers, and each of the others is wrong once."""
+    ours, ort, reference = resized(5, 2.6, tmp_path / "m.onnx", mode="nearest", nearest_mode="floor")
+    assert (len(ours), len(ort), len(reference)) == (12, 13, 12)
+    assert ours == [i * 4 // 11 for i in range(12)] and ours[-1] == 4 != reference[-1]
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool"])
+@pytest.mark.parametrize("mode, first", [("SAME_UPPER", {9: 1, 10: 0}), ("SAME_LOWER", {9: 1, 10: 1})])
+def test_same_with_a_stride_above_the_window_cuts_the_image(op, mode, first, tmp_path):
+    """The pools' pad_shape = (output - 1) * stride + kernel - input may be negative: -2 of 9 pixels (one from both ends), -1 of
+    10 (from the end; with SAME_LOWER from the beginning). Of two equal parts neither is in dispute, and for them onnxruntime's
+    SAME_UPPER and the reference's MaxPool say so; onnxruntime's SAME_LOWER rounds (pad + 1) / 2 to 0 and begins at 0, it
+    refuses MaxPool, and the reference refuses the other two."""
+    for size, stride in ((9, 3), (10, 4)):
+        ours, ort, reference = row(op, "", size, tmp_path / "m.onnx", kernel_shape=[1, 1], strides=[1, stride], auto_pad=mode)
+        assert ours == [*range(first[size], size, stride)], size
+        if op == "MaxPool":
+            assert ort is None and (reference == ours or size == 10)
+        else:
+            assert reference is None and (ort == ours if mode == "SAME_UPPER" else ort[0] == 0)
+
+
+def test_conv_with_a_stride_above_the_window_does_not_cut(tmp_path):
+    """Conv's SAME "pads the input"; no formula makes that negative, and all three begin at pixel 0."""
+    one = {"w": np.ones((1, 1, 1, 1), np.float32)}
+    answers = row("Conv", "w", 9, tmp_path / "m.onnx", one, strides=[1, 3], auto_pad="SAME_UPPER")
+    assert answers == ([0, 3, 6],) * 3
+
+
+def test_a_flattened_tensor_may_leave_before_a_gemm(tmp_path):
+    """The Gemm reads the image as it is; the caller wants the Flatten's output all the same."""
+    nodes = [node("Relu", "x", "r"), node("Flatten", "r", "f"), node("Gemm", "f w", "y", transB=1)]
+    w = np.random.default_rng(0).uniform(-1, 1, (4, 24)).astype(np.float16).astype(np.float32)
+    proto = model(nodes, {"x": (2, 4, 2, 3)}, "y f", {"w": w})
+    assert not disputes(proto, tmp_path / "m.onnx")
