@@ -33,7 +33,7 @@ def main(device: str) -> None:
         sparse = f"{best[True][0]:7.2f}" if True in best else f"{'-':>7}"
         click.echo(f"{shape:20} {floor:6.2f} {dense:7.2f} {sparse} {dense / floor:8.2f}  {name}")
         within += dense <= 1.5 * floor + 1.5
-    click.echo(f"{within} of {len(SHAPES)} dense layers within 1.5 x floor + 1.5 us")
+    click.echo(f"in all {within} of {len(SHAPES)} dense layers within 1.5 x floor + 1.5 us")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
 """For each network: the plan's kernels, reformats and bytes beside the best single-format and the layer-by-layer plan.
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
-    python -m benchmarks.bench_plan --run --table docs/networks.md all
+    python -m benchmarks.bench_plan --run --table all
 
 NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
 first input's size (super_resolution:180x320 gives a script's network its arguments). "all" is every model in GPU_RUNTIME_MODELS
 and every light network. `--run` executes it in the emulator and adds the bytes that its launches touch, each 32-byte sector
-once per launch, and the CPU seconds of emulation by kernel. `--table` writes a page of all. Times are predicted and say for
-which GPU.
+once per launch, and the CPU seconds of emulation by kernel. `--table` ends with the table of docs/networks.md. Times are
+predicted and say for which GPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 import click
@@ -57,14 +55,13 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
 
 def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     """One row: counts, predicted times in microseconds, bytes."""
-    start = time.perf_counter()
     engine = gr.build(path, sparsity=sparsity, device=device, shapes=shapes)
     plan = engine.plan
     rivals, kinds = plan["plan"]["rivals"], Counter(layer["type"] for layer in plan["layers"])
     row = {
         "network": plan["model"]["name"], "input": "x".join(map(str, plan["inputs"][0]["shape"])),
         "timing": plan["timing"]["label"], "sparsity": sparsity,
-        "build_s": round(time.perf_counter() - start, 2), "kernels": len(plan["steps"]),
+        "kernels": len(plan["steps"]),
         "layers": sum(n for kind, n in kinds.items() if kind not in FREE), "reformats": kinds["reformat"],
         "moves": kinds["move"] + kinds["concat"], "sparse": len(engine.sparsity["picked"]),
         "eligible": len(engine.sparsity["eligible"]), "total_us": round(plan["plan"]["total_us"], 2),
@@ -117,51 +114,28 @@ def text(row: dict) -> str:
     return (
         f"{row['network']}: {row['kernels']} kernels for {row['layers']} layers, {row['reformats']} reformats, {row['moves']} "
         f"copies; sparse {row['sparse']} of {row['eligible']}{touched}\n"
-        f"    ~{row['total_us']:.1f} us {row['timing']}, {row['status']}; {beside}; built in {row['build_s']} s{emulated}"
+        f"    ~{row['total_us']:.1f} us {row['timing']}, {row['status']}; {beside}{emulated}"
     )
 
 
-HEAD = """# Networks, and what their plans are
-
-    {command}
-
-{count} networks {weights}, for an {device}, on {date}: the published ones, and onnx's light topologies with He-normal
-weights. **Times are {timing}, in microseconds; nothing on this page was measured.** "Plan" is the fastest one, proven unless it
-says otherwise; beside it the fastest without a sparse tactic, the best with all tensors in one format, and each layer's fastest
-tactic with the reformats that this costs. "Reformats" change a tensor's format, the network's inputs and outputs included;
-"copies" move elements otherwise, whole resizes among them. "MB" is what the launches touch, each 32-byte sector once per
-launch, counted by the emulator; "CPU s" is what emulating them took, all cores together.
-
-{columns}
-{rule}
-"""
 COLUMNS = (
     "network", "input", "launches", "reformats", "copies", "sparse / eligible", "MB", "plan", "all dense", "one format",
-    "layer by layer", "CPU s",
+    "layer by layer",
 )  # fmt: skip
-WEIGHTS = {"force": "pruned to 2:4", "enable": "with their own weights", "disable": "run dense"}
 
 
-def page(rows: Sequence[dict], command: str) -> str:
-    """The rows as Markdown; emulated seconds also by kernel, of all networks together."""
-    first, lines, families = rows[0], [], Counter()
+def page(rows: Sequence[dict]) -> str:
+    """The rows as a Markdown table: nothing in it is of the machine that planned and emulated them."""
+    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     for r in rows:
-        single, seconds = r["single_format"], r.get("emulated_s", {})
-        families.update(seconds)
-        cells = (
+        single = r["single_format"]
+        lines.append(_line((
             r["network"], r["input"], r["kernels"], r["reformats"], r["moves"], f"{r['sparse']} / {r['eligible']}",
             f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
             f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", f"{r['all_dense_us']:.1f}",
             f"{single['us']:.1f} {single['format']}" if single else "", f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
-            f"{sum(seconds.values()):.1f}" if seconds else "",
-        )  # fmt: skip
-        lines.append(_line(cells) + "\n")
-    head = HEAD.format(
-        command=command, count=len(rows), weights=WEIGHTS[first["sparsity"]], device=first["device"], date=date.today(),
-        timing=first["timing"], columns=_line(COLUMNS), rule=_line(["---"] * len(COLUMNS)),
-    )  # fmt: skip
-    by_kernel = ", ".join(f"{name} {s:.1f}" for name, s in families.most_common())
-    return head + "".join(lines) + (f"\nEmulated, CPU seconds by kernel: {by_kernel}.\n" if families else "")
+        )))  # fmt: skip
+    return "\n".join(lines)
 
 
 def _line(cells: Sequence) -> str:
@@ -174,7 +148,7 @@ def _line(cells: Sequence) -> str:
 @click.option("--device", default="h200", show_default=True)
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
 @click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
-@click.option("--table", type=click.Path(), help="Also write them to this file as Markdown.")
+@click.option("--table", is_flag=True, help="Then print them as a Markdown table.")
 def main(names, run, device, sparsity, as_json, table) -> None:
     rows, items = [], list(names or NETWORKS)
     if items == ["all"]:
@@ -186,7 +160,7 @@ def main(names, run, device, sparsity, as_json, table) -> None:
     if as_json:
         Path(as_json).write_text(json.dumps(rows, indent=1) + "\n")
     if table:
-        Path(table).write_text(page(rows, " ".join(["python -m benchmarks.bench_plan", *sys.argv[1:]])))
+        click.echo(page(rows))
 
 
 if __name__ == "__main__":

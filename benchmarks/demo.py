@@ -10,6 +10,7 @@ import numpy as np
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
 from gpu_runtime import explain, report
+from gpu_runtime.text import table, times_are, us_text, versus
 
 DIGITS = Path(__file__).parent / "digits"
 OUT = Path("out")
@@ -28,6 +29,34 @@ def accuracy(engine) -> tuple[float, str]:
             padded[: len(x)] = x
             right += int((ctx.run({"x": padded})["logits"][: len(y)].argmax(1) == y).sum())
         return right / len(data["y"]), "the CPU emulator" if ctx.emulated else ctx.device.title
+
+
+def closing(plan: dict) -> str:
+    """The demo's last table: of the sparse layers the one that gains most, of the dense ones that which loses least, and the
+    first that cannot be sparse; then the plan's total beside that without sparse kernels."""
+    rows = plan["sparsity"]["rows"]
+    kinds = (
+        max((r for r in rows if r["verdict"] == "sparse"), key=lambda r: r["other_cost_us"], default=None),
+        min((r for r in rows if r["verdict"] == "dense"), key=lambda r: r["other_cost_us"] or 0, default=None),
+        next((r for r in rows if r["verdict"] == "not_eligible"), None),
+    )
+
+    def best(row, kind: str) -> str:
+        found = row[f"best_{kind}"]
+        return f"{us_text(found['us'], plan)} {found['in']}->{found['out']}" if found else "-"
+
+    cells = [
+        [r["layer"], f"{r['verdict']}: {r['reason']}", best(r, "dense"), best(r, "sparse"), explain.cost_text(r, plan)]
+        for r in kinds if r
+    ]  # fmt: skip
+    total, dense = plan["plan"]["total_us"], plan["plan"]["rivals"]["all_dense_us"]
+    batch, device = plan["inputs"][0]["shape"][0], plan["device"]["title"]
+    return "\n".join([
+        f"In short, for an {device} at batch {batch}; {times_are(plan)}:",
+        *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, (12, 26, 30, 30, 12), right=(4,)),
+        f"total {us_text(total, plan)}, {plan['plan']['status']}; without sparse tactics {us_text(dense, plan)} "
+        f"({versus(dense, total)})",
+    ])  # fmt: skip
 
 
 def main() -> None:
@@ -51,7 +80,8 @@ def main() -> None:
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)})
     print(report.plan_text(engine.plan))
     print(explain.sparsity_text(engine.plan))
-    print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)")
+    print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
+    print(closing(engine.plan))
 
 
 if __name__ == "__main__":

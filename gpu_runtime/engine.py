@@ -45,8 +45,10 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                   c, k, groups, kernel, pattern_groups|null, pattern_share|null, first_violation: [k, c, r, s]|null,
                   stored_share|null, lost_energy|null (both of the weights as the file has them),
                   best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
+                  us (in the plan),
                   if_sparse: {as best_sparse, and dense_us, all predicted}|null (weights that lack the pattern),
-                  other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us}|null,
+                  other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us,
+                  kernels}|null,
                   other_cost_us|null, flip_speedup|null, p_sparse_faster|null,
                   floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}|null (runs in FP32)}]}
                   (gpu_runtime.reasons says what each means)

@@ -12,6 +12,7 @@ ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
 RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
              "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}  # fmt: skip
+SHOWN_US = 0.005  # what is less is not written as microseconds: two decimals show nothing of it
 UNDECIDED = 0.1  # P(sparse faster) this close to a half is a toss
 NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 
@@ -33,7 +34,7 @@ def sparsity_text(plan: Mapping) -> str:
             f"{printable(row['layer'])}\n  {row['verdict']}: {row['reason']}",
             _best(row.get("best_dense"), plan),
             _best(row.get("best_sparse"), plan),
-            "-" if row.get("other_cost_us") is None else us_text(row["other_cost_us"], plan, sign="+"),
+            cost_text(row, plan),
         ]
         for row in sparsity["rows"]
     ]
@@ -42,6 +43,12 @@ def sparsity_text(plan: Mapping) -> str:
     for row in sparsity["rows"]:
         lines += wrap(f"{printable(row['layer'])}: {sentence(row, plan)}")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def cost_text(row: Mapping, plan: Mapping) -> str:
+    """What the plan would take more with the layer forced the other way."""
+    cost = row.get("other_cost_us")
+    return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, plan, sign="+")
 
 
 def _forced(sparsity: Mapping) -> list[str]:
@@ -98,6 +105,8 @@ def _time(best: Mapping | None, plan: Mapping) -> str:
 def _picked(row: Mapping, plan: Mapping) -> str:
     dense, sparse = row.get("best_dense"), row.get("best_sparse")
     text = f"runs sparse: the best sparse kernel takes {_time(sparse, plan)}, the best dense one {_time(dense, plan)}"
+    if sparse and row.get("us") is not None and abs(row["us"] - sparse["us"]) >= SHOWN_US:
+        text = f"runs sparse, in {us_text(row['us'], plan)} with the plan's formats: in any, {text.partition(': ')[2]}"
     if dense and sparse and dense["us"] > sparse["us"] > 0:
         text += f" ({dense['us'] / sparse['us']:.2f}x)"
     if dense and sparse and dense["us"] < sparse["us"]:
@@ -176,12 +185,13 @@ def _forced_text(row: Mapping, plan: Mapping) -> str:
     cost, other = row.get("other_cost_us"), row.get("other")
     if cost is None:
         return ""
-    than = "more" if cost >= 0 else "less"
-    text = f" Forced {_other_choice(row)}, the whole plan would take {us_text(abs(cost), plan)} {than}"
+    change = f"{us_text(abs(cost), plan)} {'more' if cost > 0 else 'less'}" if abs(cost) >= SHOWN_US else "the same time"
+    text = f" Forced {_other_choice(row)}, the whole plan would take {change}"
     best = row.get(f"best_{_other_choice(row)}")
-    if other and best and abs(other["us"] - best["us"]) >= 0.005:
-        text += f", with a kernel of {us_text(other['us'], plan)} for the formats around it"
-    if other and (abs(other["reformat_us"]) >= 0.005 or abs(other["around_us"]) >= 0.005):
+    if other and best and abs(other["us"] - best["us"]) >= SHOWN_US:
+        which = "a kernel of" if other.get("kernels", 1) == 1 else "kernels of together"
+        text += f", with {which} {us_text(other['us'], plan)} for the formats around it"
+    if other and (abs(other["reformat_us"]) >= SHOWN_US or abs(other["around_us"]) >= SHOWN_US):
         text += f" ({_parts(other, plan)})"
     return text + "."
 
@@ -189,7 +199,7 @@ def _forced_text(row: Mapping, plan: Mapping) -> str:
 def _parts(other: Mapping, plan: Mapping) -> str:
     """Where the cost of the other choice lies: its parts, those that are nothing left out."""
     named = (("its own kernel", "kernel_us"), ("reformats", "reformat_us"), ("the layers around it", "around_us"))
-    parts = [f"{what} {us_text(other[key], plan, sign='+')}" for what, key in named if abs(other[key]) >= 0.005]
+    parts = [f"{what} {us_text(other[key], plan, sign='+')}" for what, key in named if abs(other[key]) >= SHOWN_US]
     return ", ".join(parts) or "no part changes"
 
 

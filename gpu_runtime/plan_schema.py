@@ -111,8 +111,8 @@ ROW = {
     "sentence": Maybe(TEXT), "c": COUNT, "k": COUNT, "groups": COUNT, "kernel": [COUNT], "pattern_groups": Maybe(SIZE),
     "pattern_share": Maybe(NUMBER), "first_violation": Maybe((SIZE,) * 4), "lost_energy": Maybe(NUMBER),
     "stored_share": Maybe(NUMBER), "if_sparse": Maybe(BEST | {"dense_us": NUMBER}),
-    "best_dense": Maybe(BEST), "best_sparse": Maybe(BEST), "other": Maybe(OTHER), "other_cost_us": Maybe(NUMBER),
-    "flip_speedup": Maybe(NUMBER), "p_sparse_faster": Maybe(NUMBER),
+    "us": Maybe(NUMBER), "best_dense": Maybe(BEST), "best_sparse": Maybe(BEST), "other": Maybe(OTHER),
+    "other_cost_us": Maybe(NUMBER), "flip_speedup": Maybe(NUMBER), "p_sparse_faster": Maybe(NUMBER),
     "floor": Maybe(FLOOR),
 }  # fmt: skip
 ARCHITECTURE = Check("an architecture such as sm_90a", lambda v: re.fullmatch(r"sm_\d+[af]?", str(v)) is not None)

@@ -72,7 +72,8 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
         "kernel": [own.problem.r, own.problem.s],
         "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, ran, table.device),
         "floor": _rounded(floors(op.problem, table.device, _sizes(times))),
-        "if_sparse": None, "other": None, "other_cost_us": None, "flip_speedup": None, "p_sparse_faster": None,
+        "us": chosen.entries[op.name].time_ps / 1e6, "if_sparse": None, "other": None,
+        "other_cost_us": None, "flip_speedup": None, "p_sparse_faster": None,
     }  # fmt: skip
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
         told = {"detail": "FP32", "sentence": f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."}
@@ -136,7 +137,8 @@ def pattern(w: np.ndarray) -> dict:
 
 def _other(table: Table, chosen: plan.Plan, op: Op, forced: plan.Plan) -> dict:
     """What forcing the layer changes, in microseconds: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of
-    the kernel that holds its weights, `reformat_us`, of all reformats, and `around_us`, of all other kernels."""
+    the `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
+    reformats, and `around_us`, of all other kernels."""
     names = {o.name for o in planning.ops_of(table.network, op.layer)}
     before, after = ([e for name, e in p.entries.items() if name in names] for p in (chosen, forced))
     mine = after[0]
@@ -148,7 +150,8 @@ def _other(table: Table, chosen: plan.Plan, op: Op, forced: plan.Plan) -> dict:
         "total_us": forced.total_ps / 1e6, "cost_us": total / 1e6, "kernel_us": kernel / 1e6, "reformat_us": reformat / 1e6,
         "around_us": (total - kernel - reformat) / 1e6,
         "reformats": len(_launched(table, forced)) - len(_launched(table, chosen)),
-        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": mine.time_ps / 1e6,
+        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": sum(e.time_ps for e in after) / 1e6,
+        "kernels": len(after),
     }  # fmt: skip
 
 

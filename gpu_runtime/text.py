@@ -39,7 +39,10 @@ def versus(us: float, base: float) -> str:
     if not base:
         return "no comparison"
     change = 100 * (us / base - 1)
-    return f"{abs(change):.1f} % {'slower' if change >= 0 else 'faster'}"
+    if us == base:
+        return "no difference"
+    amount = "less than 0.1" if abs(change) < 0.05 else f"{abs(change):.1f}"
+    return f"{amount} % {'slower' if change >= 0 else 'faster'}"
 
 
 def share_text(share: float) -> str:

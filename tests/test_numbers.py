@@ -1,6 +1,8 @@
 """Numbers that several commands show, or that a plan states of itself, are the same and are true: over real networks."""
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,15 @@ def test_all_commands_show_one_weight_energy(name):
         assert told in onnx_sparsity.pruning(list(rows.values()))
     after = {r["layer"]: r for r in pruned["sparsity"]["rows"]}
     assert not any(r["lost_energy"] for r in after.values()), "what is pruned has nothing to lose"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_page_of_networks_has_the_plan_s_numbers(name):
+    """docs/networks.md whole is written by a command that takes long; each row's times are held to the plan one by one."""
+    page = (Path(__file__).parents[1] / "docs" / "networks.md").read_text()
+    cells = re.search(rf"^\| {name} \|.*$", page, re.M)[0].strip("| ").split(" | ")
+    plan, rivals = plans(name)[1], plans(name)[1]["plan"]["rivals"]
+    single, sparsity = rivals["best_single_format"], plan["sparsity"]
+    assert cells[5] == f"{len(sparsity['picked'])} / {len(sparsity['eligible'])}"
+    times = plan["plan"]["total_us"], rivals["all_dense_us"], single["us"], rivals["greedy_us"]
+    assert [c.split()[0] for c in cells[7:]] == [f"{us:.1f}" for us in times] and cells[9].endswith(single["format"])

@@ -1,0 +1,111 @@
+"""Every output that README.md and docs/*.md quote: found by its mark, run again, and compared or written anew.
+
+    python -m benchmarks.quotes [--write] [--cost quick,slow,long] [FILE ...]
+
+A mark is an HTML comment on the line above a fenced block, or above text that ends at `<!-- end of quote -->`:
+
+    <!-- quote quick: python -m benchmarks.forum -->
+    <!-- quote slow from "layer  " to "Next": python -m benchmarks.demo -->
+
+`quick`, `slow` and `long` are the marks of the test that holds the block to its command (tests/test_quotes.py). `from`: the
+last line that begins so is the first quoted; `to`: the first line after it that begins so is no longer. The command runs in an
+empty folder, by bash, with this tree's code; what stdout has is quoted. Seconds, milliseconds and dates are the machine's that
+wrote the page: they may differ, and so may what HiGHS finds in a time limit. Everything else may not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+COSTS = ("quick", "slow", "long")
+MARK = re.compile(
+    r'<!-- quote (?P<cost>\w+)(?: from "(?P<start>[^"]+)")?(?: to "(?P<stop>[^"]+)")?: (?P<command>[^\n]+) -->\n'
+    r"(?:```\n(?P<block>.*?)```\n|(?P<text>.*?)<!-- end of quote -->\n)",
+    re.S,
+)
+# Of one machine, or of one day: padding before a number belongs to it, since its width is the number's.
+OWN = re.compile(r" *\d[\d.,]* (?:ms|s)\b| *\d+\.\d+x in # \(not proven\)|\d{4}-\d\d-\d\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A quoted output: `text` stands at `span` of its page."""
+
+    page: Path
+    span: tuple[int, int]
+    text: str
+    cost: str
+    command: str
+    start: str | None
+    stop: str | None
+
+
+def quotes(page: Path) -> list[Quote]:
+    """All of a page, in order. ValueError for a mark without a block, or with a cost that there is none of."""
+    content = page.read_text()
+    found = []
+    for m in MARK.finditer(content):
+        kind = "block" if m["block"] is not None else "text"
+        found.append(Quote(page, m.span(kind), m[kind], m["cost"], m["command"], m["start"], m["stop"]))
+    if len(found) != content.count("<!-- quote ") or any(q.cost not in COSTS for q in found):
+        raise ValueError(f"{page.name}: expected each mark to be `<!-- quote {'|'.join(COSTS)}: command -->` above a block")
+    return found
+
+
+def printed(quote: Quote) -> str:
+    """What the command prints now, cut as the mark says. ValueError where it fails, or has no such line."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["bash", "-ec", quote.command], cwd=folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{quote.command}: exit code {done.returncode}: {done.stderr[-2000:]}")
+    lines = done.stdout.splitlines()
+    if quote.start:
+        starts = [i for i, line in enumerate(lines) if line.startswith(quote.start)]
+        if not starts:
+            raise ValueError(f"{quote.command}: no line begins with {quote.start!r}")
+        lines = lines[starts[-1] :]
+    if quote.stop:
+        lines = lines[: next((i for i, line in enumerate(lines) if i and line.startswith(quote.stop)), len(lines))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def comparable(text: str) -> str:
+    """The text without what belongs to the machine and the day."""
+    return OWN.sub(" #", OWN.sub(" #", text))  # twice: what HiGHS finds is known by the seconds behind it
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(exists=True))
+@click.option("--write", is_flag=True, help="Put what differs into the pages.")
+@click.option("--cost", default="quick,slow", show_default=True, help="Which quotes.")
+def main(files, write, cost) -> None:
+    stale = 0
+    for page in [Path(f) for f in files] or PAGES:
+        for quote in reversed(quotes(page)):  # from the end: spans before stay valid
+            if quote.cost not in cost.split(","):
+                continue
+            now = printed(quote)
+            same = comparable(now) == comparable(quote.text)
+            click.echo(f"{page.name}: {quote.command}: {'as it is' if same else 'differs'}")
+            stale += not same
+            if write and not same:
+                content = page.read_text()
+                if content[slice(*quote.span)] != quote.text:
+                    raise click.ClickException(f"{page.name} was changed while {quote.command} ran: once more")
+                page.write_text(content[: quote.span[0]] + now + content[quote.span[1] :])
+    sys.exit(int(bool(stale) and not write))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What README.md and docs/*.md quote is what the commands that they name print."""
+
+import re
+
+import pytest
+
+from benchmarks.quotes import PAGES, Quote, comparable, printed, quotes
+
+MARKS = {"quick": (), "slow": (pytest.mark.slow,), "long": (pytest.mark.long,)}
+ALL = [q for page in PAGES for q in quotes(page)]
+
+
+@pytest.mark.parametrize("quote", [pytest.param(q, id=f"{q.page.name}-{q.command}", marks=MARKS[q.cost]) for q in ALL])
+def test_a_quoted_output_is_what_its_command_prints(quote):
+    now, again = comparable(printed(quote)), f"python -m benchmarks.quotes --write --cost {quote.cost} {quote.page.name}"
+    assert now == comparable(quote.text), f"{quote.page.name} quotes something else: `{again}` writes it anew"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_no_output_is_quoted_without_its_command(page):
+    """A fenced block is marked, or names its language, or shows commands alone; a table of numbers is marked."""
+    content = page.read_text()
+    inside = [q.span for q in quotes(page)]
+    for m in re.finditer(r"^```(\w*)\n(.*?)^```$", content, re.M | re.S):
+        marked = any(a <= m.start(2) <= b for a, b in inside)
+        assert marked or m[1] or all(line.startswith("$ ") for line in m[2].splitlines()), m[0]
+    for m in re.finditer(r"^\|.*\| *~?\d+\.\d.*$", content, re.M):
+        assert any(a <= m.start() <= b for a, b in inside), m[0]
+
+
+def test_marks_and_cuts(tmp_path):
+    page = tmp_path / "page.md"
+    cut = '<!-- quote quick from "b" to "d": printf "b 1\\nb 2\\nc\\nd\\n" -->\n```\nold\n```\n'
+    page.write_text(f"a\n{cut}<!-- quote slow: echo x -->\nx\n<!-- end of quote -->\n")
+    first, second = quotes(page)
+    assert (first.cost, first.text, second.text) == ("quick", "old\n", "x\n")
+    assert printed(first) == "b 2\nc\n" and printed(second) == "x\n"
+    page.write_text("<!-- quote quick: echo -->\nno block\n")
+    with pytest.raises(ValueError, match="expected each mark"):
+        quotes(page)
+    with pytest.raises(ValueError, match="exit code 3"):
+        printed(Quote(page, (0, 0), "", "quick", "exit 3", None, None))
+    with pytest.raises(ValueError, match="no line begins with 'z'"):
+        printed(Quote(page, (0, 0), "", "quick", "echo a", "z", None))
+
+
+def test_only_what_a_machine_took_may_differ():
+    a = "n  96 ops     28.4 ms  ~   172.59 us proven  HiGHS 2.143x in 10.81 s (not proven), on 2026-11-21"
+    b = "n  96 ops    101.0 ms  ~   172.59 us proven  HiGHS 1.99x in 9.1 s (not proven), on 2027-01-02"
+    assert comparable(a) == comparable(b)
+    for x, y in (("172.59", "172.60"), ("96 ops", "97 ops"), ("proven  ", "found  ")):
+        assert comparable(a) != comparable(b.replace(x, y))
+    assert comparable("1.000x in 0.07 s") != comparable("1.001x in 0.07 s")
