@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from ort_budget import FACTOR, relative_l2, run, with_casts
 from reference_run import model, node, ort_run
 from test_moves import build
 
@@ -264,7 +265,9 @@ def drawn_model(seed: int):
 
 @pytest.mark.parametrize("seed", [*range(16), *(pytest.param(i, marks=pytest.mark.long) for i in range(16, 300))])
 def test_drawn_chains_are_finite_where_fp32_is(tmp_path, seed):
-    """Beside onnxruntime; half of them with a calibration input. Below FP16's numbers are 0."""
+    """Beside onnxruntime; half of them with a calibration input. Within 1 % where anything was put into FP32 or a plan was
+    compared; else the base is known to keep away from its cliff, as that of 1 / (|d| + 1e-4), and stays FP16: finite, and at
+    most as wrong as storing everything in FP16, inputs included, makes it. What is below FP16's numbers is 0."""
     proto, feeds = drawn_model(seed)
     ((name, expected),) = ort_run(proto, feeds).items()
     with warnings.catch_warnings():
@@ -274,4 +277,8 @@ def test_drawn_chains_are_finite_where_fp32_is(tmp_path, seed):
             got = ctx.run(feeds)[name]
     finite = np.isfinite(expected)
     assert finite.any() and np.isfinite(got[finite]).all()
-    assert np.linalg.norm((got - expected)[finite]) <= 1e-2 * np.linalg.norm(expected[finite]) + 2.0**-24 * finite.sum()
+    allowed = 1e-2
+    if not seed % 2 and not engine.plan["range"]["single"]:
+        (rounded,) = run(with_casts(proto), {t: x.astype(np.float16).astype(np.float32) for t, x in feeds.items()}).values()
+        allowed = max(allowed, FACTOR * relative_l2(rounded[finite], expected[finite]))
+    assert np.linalg.norm((got - expected)[finite]) <= allowed * np.linalg.norm(expected[finite]) + 2.0**-24 * finite.sum()
