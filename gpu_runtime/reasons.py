@@ -81,11 +81,11 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     family = sparse_family_reason(own.problem)
     if family:
         code, _, detail = family.partition(": ")
-        would = _if_sparse(table, op, dense) if code == "pattern_violation" else None
+        would = _if_sparse(table, op, dense, alternatives) if code == "pattern_violation" else None
         return row | {"verdict": "not_eligible", "reason": code, "detail": detail, "if_sparse": would}
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
-        would = _if_sparse(table, op, dense) if mode == "disable" else None
+        would = _if_sparse(table, op, dense, alternatives) if mode == "disable" else None
         return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail, "if_sparse": would}
     if forced is not None:
         row["other"] = _other(table, chosen, op, forced.plan)
@@ -207,15 +207,21 @@ def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> dict | N
     }  # fmt: skip
 
 
-def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None) -> dict | None:
+def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None,
+               alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> dict | None:  # fmt: skip
     """What the op's best sparse kernel is predicted to take if its weights had the pattern, {tactic, in, out, us, low_us,
-    high_us, bound}, and `dense_us`, the prediction for its best dense one: a pair that compares, also in a measured plan."""
-    op, tactics = planning.if_sparse(table, op)
-    if not tactics or dense is None:
+    high_us, bound}, and `dense_us`, the prediction for its best dense one: a pair that compares, also in a measured plan. Where
+    no sparse kernel runs this form of the layer, that of the `alternatives` whose is fastest, as in `_row`."""
+    if dense is None:
         return None
-    times = predicted(table.device)(op.problem, tactics)
-    dense_us = predict(op.problem, dense[0], table.device)["total_us"]
-    return _timed(_best(times, sparse=True), op, table.device) | {"dense_us": round(dense_us, 6)}
+    for forms in ([op], [other for other, _ in alternatives if other is not op]):
+        able, timer = [planning.if_sparse(table, form) for form in forms], predicted(table.device)
+        times = [(_best(timer(form.problem, tactics), sparse=True), form) for form, tactics in able if tactics]
+        if times:
+            best, form = min(times, key=lambda pair: pair[0][1].us)
+            dense_us = predict(op.problem, dense[0], table.device)["total_us"]
+            return _timed(best, form, table.device) | {"dense_us": round(dense_us, 6)}
+    return None
 
 
 def _sizes(times: Mapping[Tactic, Time]) -> tuple[int, ...]:
