@@ -19,7 +19,7 @@ from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
 from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.roofline import moved_us, result
 from tactics.step import NULL, Launch, act_code, ints, linear
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tactic, Tile, these
 
 TILES = tuple(
     Tile(*t)
@@ -47,9 +47,12 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     return ""
 
 
-def candidates(p: BackToBackProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic, reason against it or "")."""
-    for tile, x, y in product(TILES, HALF_FORMATS, HALF_FORMATS):
+def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or ""). `only`: of the tiles this one alone."""
+    if why := reason_against(p.first, p.second):
+        yield "conv_back_to_back", why
+        return
+    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_back_to_back", tile, (x, y) if p.residual else (x,), y)
         smem = shared_bytes(tactic)
         if linear(x) or linear(y):
@@ -94,6 +97,13 @@ def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]
     dense = replace(tactic, kernel="conv_dense")
     second = conv_gemm.pack(p.second, dense, {name: weights[name + "2"] for name in SECOND if name + "2" in weights})
     return conv_gemm.pack(p.first, dense, weights) | {name + "2": a for name, a in second.items()}
+
+
+def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    dense = replace(tactic, kernel="conv_dense")
+    second = conv_gemm.section_bytes(p.second, dense)
+    return conv_gemm.section_bytes(p.first, dense) | {name + "2": n for name, n in second.items()}
 
 
 def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

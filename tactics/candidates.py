@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import product
 
 from cuda_kernels.device import Device
-from tactics import families, single
+from tactics import families, library, single
 from tactics.format import Format
 from tactics.library_problem import LibraryProblem
 from tactics.problem import Problem
 from tactics.step import linear
-from tactics.tactic import Tactic
+from tactics.tactic import Patch, Tactic, Tile
 
 
 def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Tactic, ...]:
@@ -57,6 +57,19 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
         yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
 
 
+def _unable(problem: Problem, family) -> str:
+    """Why no kernel of the family runs this problem, or an empty string."""
+    if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
+        return "no depth-to-space in its stores"
+    if getattr(problem, "up", 1) > 1 and family not in families.UPSAMPLING:
+        return "no residual with fewer pixels"
+    if getattr(problem, "pre", False) and family not in families.SCALING:
+        return "no scale and shift of its input"
+    if getattr(problem, "pool", ()) and family not in families.POOLING:
+        return "no max pool in its stores"
+    return ""
+
+
 @lru_cache(maxsize=4096)
 def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
     good, bad = [], []
@@ -65,17 +78,8 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
             bad.append((str(tactic), reason)) if reason else good.append(tactic)
         return tuple(good), tuple(bad)
     for family in families.OF_PROBLEM[type(problem)]:
-        if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
-            bad.append((family.__name__.rpartition(".")[2], "no depth-to-space in its stores"))
-            continue
-        if getattr(problem, "up", 1) > 1 and family not in families.UPSAMPLING:
-            bad.append((family.__name__.rpartition(".")[2], "no residual with fewer pixels"))
-            continue
-        if getattr(problem, "pre", False) and family not in families.SCALING:
-            bad.append((family.__name__.rpartition(".")[2], "no scale and shift of its input"))
-            continue
-        if getattr(problem, "pool", ()) and family not in families.POOLING:
-            bad.append((family.__name__.rpartition(".")[2], "no max pool in its stores"))
+        if why := _unable(problem, family):
+            bad.append((family.__name__.rpartition(".")[2], why))
             continue
         for tactic, reason in family.candidates(problem, device):
             if reason:
@@ -83,3 +87,37 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
             else:
                 good.append(tactic)
     return tuple(good), tuple(bad)
+
+
+def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
+    """Whether `tactic` is one that a plan may hold for `problem` on `device`: a candidate, or one at the network's edge, or of
+    FP32 tensors. Only candidates of its own kernel and tile are asked for."""
+    family = families.OF_KERNEL[tactic.kernel]
+    formats = (*tactic.ins, tactic.out)
+    if len(tactic.ins) != len(problem.in_shapes):
+        return False
+    if isinstance(problem, LibraryProblem):
+        return tactic.kernel == "library" and library.accepts(problem, tactic)
+    if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
+        return True
+    if family not in families.OF_PROBLEM[type(problem)] or _unable(problem, family):
+        return False
+    around = [(f,) for f in tactic.ins], (tactic.out,)
+    able = (t for t in _of_tile(problem, device, family, _base(tactic.tile)) if t.kernel == tactic.kernel)
+    return any(tactic in at_edges(t, *around) for t in able if t.tile == tactic.tile)
+
+
+def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
+    """A tile without what splits K."""
+    return replace(tile, split=1, stream=0) if isinstance(tile, Tile) else tile
+
+
+@lru_cache(maxsize=4096)
+def _single(problem: Problem, dtypes: tuple[str, ...]) -> frozenset[Tactic]:
+    return frozenset(t for t, reason in single.candidates(problem, dtypes) if not reason) if "fp32" in dtypes else frozenset()
+
+
+@lru_cache(maxsize=4096)
+def _of_tile(problem: Problem, device: Device, family, tile: Tile | Patch | None) -> tuple[Tactic, ...]:
+    found = family.candidates(problem, device, only=tile) if tile else family.candidates(problem, device)
+    return tuple(t for t, reason in found if not reason)

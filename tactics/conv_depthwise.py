@@ -23,7 +23,7 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, nu
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
 from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
-from tactics.tactic import Patch, Tactic
+from tactics.tactic import Patch, Tactic, these
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
@@ -48,17 +48,20 @@ LINEAR_PATCHES = tuple(
 )
 
 
-def candidates(p: ConvProblem, device: Device, limit: float | None = None) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`."""
+def candidates(
+    p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None
+) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
+    patches this one alone, however much it reads."""
     if p.groups != p.c or p.c == 1:
         yield "conv_depthwise", f"not depthwise: {p.groups} groups of {p.c} channels"
         return
     if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
         yield "conv_depthwise", "a tensor of 2**31 elements or more: kernels address with 32 bits"
         return
-    limit = halo_limit(p) if limit is None else limit
+    limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
-        for patch in LINEAR_PATCHES if linear(x) else VECTOR_PATCHES:
+        for patch in these(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
             tactic = Tactic("conv_depthwise", patch, (x, y) if p.residual else (x,), y)
             mixed = linear(x) != linear(y)
             yield tactic, "depthwise reads and writes vectors of one width" if mixed else reason(p, tactic, device, limit)
@@ -75,7 +78,7 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"about {registers} registers for each of {threads(tactic)} threads would spill"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM}"
-    if vec == 8 and halo(p, patch) > limit:
+    if vec == 8 and limit < math.inf and halo(p, patch) > limit:
         return f"its blocks read and write {halo(p, patch):.2f} times the tensors: more than {limit:.2f}"
     return ""
 
@@ -185,6 +188,12 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
             if weights.get(name) is not None:
                 sections[name][: p.k] = weights[name]
     return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    row = 4 * _pitch(p)
+    return {"w": p.r * p.s * _pitch(p) * 2, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -90,6 +90,12 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     return sections
 
 
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
+    return {"w": w, "b": 4 * p.k} | ({"slope": 4 * p.k} if p.act.name == "prelu" else {})
+
+
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     wide, deep, tiles = _channels(p), _pixels(p), p.groups * _tiles(p)
     (launch,), steps = launches(p, tactic), p.r * p.s * p.c // p.groups

@@ -27,7 +27,7 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elemen
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
 from tactics.step import NONFINITE, NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tactic, Tile, these
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
@@ -71,8 +71,8 @@ def sparse_family_reason(p: ConvProblem) -> str:
     return "" if p.sparse24 else "pattern_violation: the weights are not 2:4 along the input channels"
 
 
-def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or "")."""
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if 1 < p.groups == p.c:
         yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
         return
@@ -83,7 +83,7 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     if sparse_reason:
         yield "conv_sparse24", sparse_reason
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
-        for tile, x, y in product(tiles, HALF_FORMATS, HALF_FORMATS):
+        for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
             reason = tile_reason(tactic, device, p.pre) or problem_reason(p, tactic)
             yield tactic, reason
@@ -124,14 +124,19 @@ class Merged:
 def merged(p: ConvProblem) -> Merged:
     """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
     found = []
-    for groups in range(1, p.groups + 1):
+    for groups in _divisors(p.groups):
         c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
         # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
         stored = k // p.d2s**2 if k % p.d2s**2 == 0 and (p.d2s == 1 or p.d2s_mode == "crd") else 1
-        if p.groups % groups == 0 and (count == 1 or c % 8 == stored % 8 == 0):
+        if count == 1 or c % 8 == stored % 8 == 0:
             one = replace(p, c=c, k=k, groups=1)
             found.append((count * -(-k // 16) * padded_k(one), groups, Merged(one, count, groups)))
     return min(found)[2]
+
+
+def _divisors(n: int) -> list[int]:
+    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*low, *(n // d for d in low)})
 
 
 def out_of_registers(tactic: Tactic) -> bool:
@@ -218,7 +223,7 @@ def launches(
         ("weights", "b" + name), ("weights", "slope" + name) if p.act.name == "prelu" else NULL,
         ("in", 1) if p.residual else NULL, ("out", 0),
         *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
-        *ints(-(-one.c // 8), padded_k(one) // t.k, -(-len(row_order(one, y_fmt.layout)) // 16)),
+        *ints(-(-one.c // 8), padded_k(one) // t.k, -(-num_rows(one, y_fmt.layout) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         *(ints(row * y.pixel, column * y.pixel, first * y.pixel, out[3] * y.pixel) if store else ()),
@@ -262,6 +267,12 @@ def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
     return tuple(np.pad(channel, padding, constant_values=-1).reshape(-1).tolist())
 
 
+def num_rows(p: ConvProblem, layout: str) -> int:
+    """Rows of the GEMM, len(row_order())."""
+    vectors = p.d2s > 1 and LAYOUTS[layout].vector >= 8
+    return p.d2s**2 * padded_channels(layout, p.k // p.d2s**2) if vectors else p.k
+
+
 def _first_channel(s: Strides, c: int) -> int:
     """Elements from a tensor's start to channel c, which starts a vector or lies in a pixel with all channels before it."""
     return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
@@ -299,6 +310,17 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
                 row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
             sections[name] = row.reshape(-1)
     return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    m = merged(p)
+    rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
+    w, row = m.count * rows16 * padded_k(m.one) * 2, m.count * rows16 * 4
+    sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
+    if p.pre:
+        sections["affine"] = 4 * padded_k(p)
+    return sections | {"b": row} | ({"slope": row} if p.act.name == "prelu" else {})
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -348,9 +370,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes of the packed weights a convolution tactic reads from DRAM."""
-    m = merged(p)
-    dense = m.count * -(-len(row_order(m.one, tactic.out.layout)) // 16) * 16 * padded_k(m.one) * 2
-    return dense // 2 + dense // 16 if tactic.sparse else dense
+    sections = section_bytes(p, tactic)
+    return sections["w"] + sections.get("meta", 0)
 
 
 def resident_blocks(tactic: Tactic, device: Device) -> int:

@@ -23,7 +23,7 @@ from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padde
 from tactics.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, moved_us, result
 from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tactic, Tile, these
 
 MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
@@ -133,8 +133,8 @@ def _tile(p: ConvProblem, t: Tile, width: int):
     return cost, ((rows, width), tiles, patch, phase, pitch)
 
 
-def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or "")."""
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
     if unit(p) is None:
@@ -146,7 +146,7 @@ def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, s
     if max(p.stride) > 31:
         yield "conv_grouped", f"stride {p.stride}: a patch has at most 31 phases"
         return
-    for tile, x, y in product(TILES, HALF_FORMATS, HALF_FORMATS):
+    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.residual else (x,), y)
         cut = geometry(p, tactic)
         if isinstance(cut, str):
@@ -212,6 +212,12 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
             given = weights.get(name)
             sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
     return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    u, row = unit(p), 4 * p.k
+    return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:

@@ -78,7 +78,8 @@ class ConvProblem:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
-        if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.p, self.q, *self.stride, *self.dilation) < 1:
+        sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, self.p, self.q
+        if min(*sizes, *self.pool[:4], *self.pool[6:], *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: every size must be positive, got {self}")
 
     def __str__(self) -> str:
@@ -189,7 +190,8 @@ class ConvTransposeProblem:
     def __post_init__(self):
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
-        if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
+        sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
+        if min(*sizes, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv_transpose: every size must be positive, got {self}")
 
     def __str__(self) -> str:
@@ -252,6 +254,8 @@ class PoolProblem:
     def __post_init__(self):
         if self.kind not in ("max", "avg"):
             raise ValueError(f"pool: expected kind max or avg, got {self.kind!r}")
+        if min(self.n, self.c, self.h, self.w, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"pool: every size must be positive, got {self}")
 
     def __str__(self) -> str:
         return key(self, "pool")

@@ -22,7 +22,7 @@ from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_element
 from tactics.problem import ConvProblem
 from tactics.roofline import LATENCY_CLK, moved_us, result
 from tactics.step import NONFINITE, NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, residual_order, view_args
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tactic, Tile, these
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
 BANKS = 32
@@ -65,13 +65,13 @@ class Geometry:
         return self.order.shape[0]
 
 
-def candidates(p: ConvProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or "")."""
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     reason = family_reason(p)
     if reason:
         yield "conv_stem", reason
         return
-    for tile, x, y in product(TILES, INPUTS, HALF_FORMATS):
+    for tile, x, y in product(these(TILES, only), INPUTS, HALF_FORMATS):
         tactic = Tactic("conv_stem", tile, (x, y) if p.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, f"a tile of {tile.m} channels for {p.k}"
@@ -241,10 +241,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     column = np.arange(g.steps)[:, None, None] * 16 + 8 * (j >> 1) + 2 * t + (j & 1)
     flat = np.zeros((m16 * 16, g.steps * 16), np.float16)
     flat[: p.k, column[g.real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.order[g.real]]
-    sections = {
-        "w": sparse24.pack_fragments(flat).reshape(-1),
-        "taps": np.ascontiguousarray((g.offsets[g.order] * 2).transpose(0, 2, 1), np.uint32).reshape(-1),
-    }
+    sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
     for name, used in (("b", True), ("slope", p.act.name == "prelu")):
         if used:
             row = np.zeros(m16 * 16, np.float32)
@@ -252,6 +249,19 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
                 row[: p.k] = weights[name]
             sections[name] = row
     return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    g, rows16 = _geometry(p, tactic), -(-p.k // 16) * 16
+    return {"w": rows16 * g.steps * 32, "taps": g.steps * 64, "b": 4 * rows16} | (
+        {"slope": 4 * rows16} if p.act.name == "prelu" else {})  # fmt: skip
+
+
+def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
+    """The section that follows from the problem: byte offsets of the taps."""
+    g = _geometry(p, tactic)
+    return {"taps": np.ascontiguousarray((g.offsets[g.order] * 2).transpose(0, 2, 1), np.uint32).reshape(-1)}
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -21,7 +21,7 @@ from tactics import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import Launch, Store
-from tactics.tactic import Tactic
+from tactics.tactic import Patch, Tactic, Tile
 
 KERNEL = {  # of the phases
     "transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24", "transpose_grouped": "conv_grouped",
@@ -34,11 +34,14 @@ FAMILY = {
 }  # fmt: skip
 
 
+MAX_PHASES = 4096
+
+
 @lru_cache(maxsize=1024)
 def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
     """(convolution, where its pixels go, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
     rows, columns = (
-        [_axis(i, *sizes) for i in range(sizes[0])]
+        [_axis(i, *sizes) for i in range(min(sizes[0], sizes[-1]))]  # behind the output there is none
         for sizes in zip(p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out, strict=True)
     )
     result = []
@@ -75,20 +78,33 @@ def _of_phase(tactic: Tactic):
     return FAMILY[kernel], replace(tactic, kernel=kernel)
 
 
-def candidates(p: ConvTransposeProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or family, reason against it or ""): the tiles that every phase can run."""
+def reason(p: ConvTransposeProblem) -> str:
+    """Why no kernel runs this, or an empty string."""
+    if math.prod(min(s, o) for s, o in zip(p.stride, p.out, strict=True)) > MAX_PHASES or max(p.r, p.s) > MAX_PHASES:
+        return f"more than {MAX_PHASES} phases, each a launch, or taps along an axis"
+    return ""
+
+
+def candidates(
+    p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None
+) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""): the tiles that every phase can run. `only`: of them this one alone."""
+    if why := reason(p):
+        yield "transpose_dense", why
+        return
     found: dict[Tactic | str, list[str]] = {}
     for conv, *_ in phases(p):
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
-        depthwise = conv_depthwise.candidates(conv, device, limit=math.inf)
-        for tactic, reason in chain(conv_gemm.candidates(conv, device), conv_grouped.candidates(conv, device), depthwise):
-            found.setdefault(tactic, []).append(reason)
+        depthwise = conv_depthwise.candidates(conv, device, only, limit=math.inf)
+        families = conv_gemm.candidates(conv, device, only), conv_grouped.candidates(conv, device, only), depthwise
+        for tactic, why in chain(*families):
+            found.setdefault(tactic, []).append(why)
     for tactic, reasons in found.items():
-        reason = next(filter(None, reasons), "")
+        why = next(filter(None, reasons), "")
         if isinstance(tactic, str):
-            yield OWN_KERNEL.get(tactic, tactic), reason
+            yield OWN_KERNEL.get(tactic, tactic), why
         elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another
-            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), reason
+            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), why
 
 
 def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
@@ -104,6 +120,12 @@ def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
         part = family.pack(conv, own, {**weights, "w": w[:, :, r][:, :, :, s]})
         sections |= {name + store.name: array for name, array in part.items()}
     return sections
+
+
+def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    family, own = _of_phase(tactic)
+    return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
 
 
 def predict(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

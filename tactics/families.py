@@ -1,8 +1,8 @@
 """Which module knows a kernel, and which modules may have tactics for a problem. Two tables; a new family is a line in each.
 
-A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights) and
-predict(problem, tactic, device). The launches of kernels in STRIDED take the strides of inputs and output as
-`lie`, so that their tensors may lie inside others.
+A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights), section_bytes(problem,
+tactic), the sizes of what pack makes, and predict(problem, tactic, device). The launches of kernels in STRIDED take the
+strides of inputs and output as `lie`, so that their tensors may lie inside others.
 """
 
 from tactics import (
@@ -57,6 +57,7 @@ OF_PROBLEM = {
 DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
 UPSAMPLING = (conv_gemm,)  # what can add a residual with fewer pixels
 SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
+TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
 POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",

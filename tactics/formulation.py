@@ -11,6 +11,7 @@ import numpy as np
 
 from tactics import eliminate
 from tactics.graph import (
+    MOST_STATES,
     Choice,
     Entry,
     Graph,
@@ -189,6 +190,8 @@ def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.n
     if not choice.when:
         return tuple(variables), table
     over = _asked(model, choice.when)
+    if math.prod(len(names) for *_, names in over) > MOST_STATES:
+        raise ValueError(f"op {choice.name}: depends on {len(over)} fusion decisions: more than {MOST_STATES} combinations")
     full = np.zeros([*(len(names) for *_, names in over), *table.shape], np.int64)
     full[np.ix_(*_taken(choice, over))] = table
     return (*(v for v, *_ in over), *variables), full

@@ -34,9 +34,9 @@ def launches(p: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None)
         return (_resize(p, tactic, lie),)
     if isinstance(p, GatherProblem):
         return (_gather(0, p, tactic, (0, 0, 0, 0), p.out_shape, lie),)
-    result, first = [], [0, 0, 0, 0]
+    result, first, whole = [], [0, 0, 0, 0], p.out_shape
     for i, shape in enumerate(p.in_shapes):
-        result.append(_gather(i, GatherProblem(shape), tactic, tuple(first), p.out_shape, lie))
+        result.append(_gather(i, GatherProblem(shape), tactic, tuple(first), whole, lie))
         first[p.axis] += shape[p.axis]
     return tuple(result)
 
@@ -64,7 +64,7 @@ def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
     x, y = tactic.ins[0], tactic.out
     vec = 1 if linear(x) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y, x))
-    taps = (p.taps(axis)[0].shape[1] for axis in (0, 1))
+    taps = (p.num_taps(axis) for axis in (0, 1))
     sections = (("weights", name) for name in ("row", "column", "row_weight", "column_weight"))
     args = (
         NONFINITE, ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
@@ -76,6 +76,20 @@ def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
 
 def pack(p: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tables, which the problem itself holds."""
+    return tables(p, tactic)
+
+
+def section_bytes(p: Problem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    if isinstance(p, ResizeProblem):
+        row, column = (4 * p.out[axis] * p.num_taps(axis) for axis in (0, 1))
+        return {"row": row, "column": column, "row_weight": row, "column_weight": column}
+    entries = sum(map(len, p.index)) if isinstance(p, GatherProblem) else 0
+    return {"table": 4 * entries} if entries else {}
+
+
+def tables(p: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
+    """Where each output pixel's inputs lie: sections that follow from the problem alone."""
     if isinstance(p, ResizeProblem):
         (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
         tables = {"row": row, "column": column, "row_weight": row_weight, "column_weight": column_weight}
@@ -94,4 +108,4 @@ def _per_element(p: Problem, tactic: Tactic) -> float:
     """Instructions per element beside the access itself."""
     if not isinstance(p, ResizeProblem):
         return 12.0
-    return movement.per_window(4.0, p.taps(0)[0].shape[1] * p.taps(1)[0].shape[1], p)
+    return movement.per_window(4.0, p.num_taps(0) * p.num_taps(1), p)

@@ -6,6 +6,7 @@ As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +125,8 @@ class ResizeProblem:
     def __post_init__(self):
         if self.mode not in ("linear", "cubic") or self.turn not in COORDINATES:
             raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.turn!r}")
+        if not all(0 < s < math.inf for s in self.scale) or not all(map(math.isfinite, (*self.roi, self.cubic_a))):
+            raise ValueError(f"resize: expected positive scales and finite numbers, got {self}")
 
     def __str__(self) -> str:
         more = f" a{self.cubic_a:g}" if self.mode == "cubic" else ""
@@ -141,6 +144,13 @@ class ResizeProblem:
     def out_shape(self) -> Shape4:
         return (self.n, self.c, *self.out)
 
+    def _stretch(self, axis: int) -> float:
+        return max(1.0, 1.0 / self.scale[axis]) if self.antialias else 1.0
+
+    def num_taps(self, axis: int) -> int:
+        """T of `taps`."""
+        return max(1, math.ceil(2 * (1 if self.mode == "linear" else 2) * self._stretch(axis)))
+
     def taps(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """(index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): each output pixel is the sum of
         weight * input[index]. A row of indices -1 lies outside the image and is `extrapolation`.
@@ -150,10 +160,10 @@ class ResizeProblem:
         """
         size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
         x = COORDINATES[self.turn](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis : 2 * axis + 2])
-        stretch = max(1.0, 1.0 / scale) if self.antialias else 1.0
+        stretch = self._stretch(axis)
         reach = (1 if self.mode == "linear" else 2) * stretch
         first = np.floor(x - reach).astype(int) + 1
-        index = first[:, None] + np.arange(max(1, int(np.ceil(2 * reach))))
+        index = first[:, None] + np.arange(self.num_taps(axis))
         far = np.abs(index - x[:, None]) / stretch
         weight = np.maximum(1 - far, 0) if self.mode == "linear" else _keys(far, self.cubic_a)
         if self.exclude_outside:

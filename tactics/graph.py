@@ -7,12 +7,15 @@ made by reformats (tactics.reformats).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from operator import contains
 
 NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
+MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
+MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
 
 Literals = tuple[tuple[str, str], ...]
@@ -98,6 +101,8 @@ def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool
     if () in whens:
         return True
     over = sorted({g for when in whens for g, _ in when})
+    if math.prod(len(groups[g]) for g in over) > MOST_STATES:
+        raise ValueError(f"{len(over)} fusion decisions meet at one tensor: more than {MOST_STATES} combinations")
     return all(
         any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
         for state in itertools.product(*(groups[g] for g in over))
@@ -238,6 +243,8 @@ def check(graph: Graph) -> None:
             raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")
     for what, sets in (("produce tensor", makers), ("are named", names)):
         for key, same in sets.items():
+            if len(same) > MOST_ALIKE:
+                raise ValueError(f"{len(same)} ops {what} {key}, expected at most {MOST_ALIKE}")
             for a, b in itertools.combinations(same, 2):
                 if not exclusive(a.when, b.when):
                     raise ValueError(f"two ops that may exist together {what} {key}: {a.name}, {b.name}")

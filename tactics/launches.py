@@ -26,3 +26,14 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """FP32 weights as `lower` gives them -> sections by name, each an array in the kernel's own order."""
     return families.OF_KERNEL[tactic.kernel].pack(problem, tactic, weights)
+
+
+def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of each section that pack_weights makes, from sizes alone: nothing is packed."""
+    return families.OF_KERNEL[tactic.kernel].section_bytes(problem, tactic)
+
+
+def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
+    """Of the sections that pack_weights makes those that follow from the problem, by which kernels address memory."""
+    family = families.OF_KERNEL[tactic.kernel]
+    return family.tables(problem, tactic) if family in families.TABLES else {}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import Format, num_bytes
+from tactics.format import DTYPES, Format, num_bytes
 from tactics.library_problem import FLOAT, LibraryProblem
 from tactics.roofline import moved_us, result
 from tactics.step import Call
 from tactics.tactic import Tactic
+
+
+def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
+    """Whether `tactic` is one of `candidates`, of which there are 2^inputs."""
+    formats = zip((*tactic.ins, tactic.out), (*p.dtypes, p.dtype), strict=True)
+    return all(f.layout == "chw" and f.dtype in (("fp16", "fp32") if d == FLOAT else (d,)) for f, d in formats)
 
 
 def candidates(p: LibraryProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
@@ -36,6 +43,11 @@ def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
 def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Constants as they are."""
     return {name: np.ascontiguousarray(a) for name, a in weights.items()}
+
+
+def section_bytes(p: LibraryProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    return {f"c{i}": math.prod(shape) * DTYPES[dtype].itemsize for i, (shape, dtype) in enumerate(p.constants)}
 
 
 def predict(p: LibraryProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -12,6 +12,8 @@ from tactics.library_functions import FUNCTIONS, bound
 
 Shape4 = tuple[int, int, int, int]
 FLOAT = "fp16"  # what floating-point tensors are in memory
+MOST_TAPS = 1 << 16  # elements of a window along an axis: one pass over the output for each
+LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
 EXACT = ("int32", "int64", "bool")  # what others may be: as they are
 
 
@@ -41,6 +43,25 @@ class LibraryProblem:
         for shape, shape4 in zip((*self.shapes, self.shape), self.shapes4, strict=True):
             if math.prod(shape) != math.prod(shape4):
                 raise ValueError(f"library: {shape} and {shape4} have different numbers of elements")
+
+    def excess(self) -> str:
+        """What of the attributes would take a function time or memory out of all proportion to its tensors, or ""."""
+        given = dict(self.attributes)
+        numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
+        if any(abs(v) > LARGEST for v in numbers):
+            return f"{self.function}: attributes above {LARGEST}"
+        if max(min(given.get("size", 0), 2 * max(self.shapes4[0])), *given.get("kernel_shape", ()), 0) > MOST_TAPS:
+            return f"{self.function}: windows of more than {MOST_TAPS} elements along an axis"
+        windows = zip(*(given.get(name, ()) for name in ("kernel_shape", "out", "strides", "dilations", "pads")),
+                      self.shapes[0][2:] if self.shapes else (), strict=False)  # fmt: skip
+        padded = [max((o - 1) * s + (k - 1) * d + 1, size + before) for k, o, s, d, before, size in windows]
+        if math.prod((*self.shapes4[0][:2], *padded)) > LARGEST:
+            return f"{self.function}: with its padding, its input has the size {padded}"
+        if max(given.get("k", 0), *given.get("counts", ()), 0) > max(*self.shape, 1):
+            return f"{self.function}: more elements than its output {self.shape} has"
+        if self.function == "Tile" and math.prod(given["repeats"]) * math.prod(self.shapes[0]) != math.prod(self.shape):
+            return f"{self.function}: {given['repeats']} times {self.shapes[0]} is not {self.shape}"
+        return ""
 
     def __str__(self) -> str:
         tensors = (f"{d}[{','.join(map(str, s))}]" for s, d in zip(self.shapes, self.dtypes, strict=True))

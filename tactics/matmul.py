@@ -60,6 +60,10 @@ def pack(p: MatmulProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) ->
     return {}
 
 
+def section_bytes(p: MatmulProblem, tactic: Tactic) -> dict[str, int]:
+    return {}
+
+
 def predict(p: MatmulProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues."""
     clk_us = 1 / device.clock_mhz

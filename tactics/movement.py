@@ -58,6 +58,10 @@ def _reformat_pair(p: ReformatProblem):
     yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
 
 
+def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
+    return {}
+
+
 CANDIDATES = {
     PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
     ReformatProblem: _reformat_pair,
@@ -117,10 +121,10 @@ def _reformat(p: ReformatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
 
 
 def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
-    result, first = [], 0
-    for i, c in enumerate(p.sizes):
-        x, last = p.in_shapes[i], i == len(p.sizes) - 1
-        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, p.out_shape, lie, first_c=first, last=last))
+    result, first, shapes, whole = [], 0, p.in_shapes, p.out_shape
+    for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
+        last = i == len(shapes) - 1
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, lie, first_c=first, last=last))
         first += c
     return tuple(result)
 

@@ -29,6 +29,8 @@ from tactics.graph import (
 )
 from tactics.reformats import cost
 
+MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the other
+
 # ---- solving
 
 
@@ -56,6 +58,8 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Call
         if not ring:
             raise ValueError("the graph has a cycle that no fusion option opens")
         closed.append(ring)
+        if len(closed) > MOST_RINGS:
+            raise ValueError(f"more than {MOST_RINGS} combinations of fusions close a cycle")
 
 
 def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:

@@ -17,6 +17,7 @@ from tactics.roofline import streamed
 from tactics.step import (
     NONFINITE,
     Launch,
+    constant_bytes,
     constant_section,
     constant_strides,
     grid,
@@ -109,6 +110,11 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
 def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Constants as FP32 in the order n, h, w, c."""
     return {f"c{i}": constant_section(weights[f"c{i}"], problem.span(a)) for i, a in enumerate(problem.constants)}
+
+
+def section_bytes(problem: PointwiseProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    return {f"c{i}": constant_bytes(problem.span(a)) for i, a in enumerate(problem.constants)}
 
 
 def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -98,6 +98,15 @@ class MoveProblem:
     def __post_init__(self):
         if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"):
             raise ValueError(f"move: unknown kind {self.kind!r}")
+        b, (k, high, wide) = self.step[1], self.out
+        fits = {
+            "window": True, "channels": b > 0 and self.c % b == 0 and self.out == (self.c, self.h, self.w),
+            "upsample": k == self.c and high <= self.h * b and wide <= self.w * self.step[2],
+            "d2s": (self.c, self.h * b, self.w * b) == (k * b * b, high, wide),
+            "s2d": (self.c * b * b, self.h, self.w) == (k, high * b, wide * b),
+        }  # fmt: skip
+        if not fits[self.kind.partition("_")[0]]:
+            raise ValueError(f"move: expected an output of the size that {self.kind} gives, got {self}")
 
     def __str__(self) -> str:
         return key(self, "move")

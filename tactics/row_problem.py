@@ -93,8 +93,10 @@ class NormalizeProblem:
 
     def __post_init__(self):
         _check(self.kind, NORMALIZATIONS, self.axes)
-        if self.c % self.groups or (self.groups > 1 and "c" not in self.axes):
+        if self.groups < 1 or self.c % self.groups or (self.groups > 1 and "c" not in self.axes):
             raise ValueError(f"normalize: c={self.c} along axes {self.axes} cannot be in {self.groups} groups")
+        if self.affine != "".join(a for a in "nchw" if a in self.affine):
+            raise ValueError(f"normalize: expected axes in the order nchw, got {self.affine!r}")
 
     def __str__(self) -> str:
         how = f" eps{self.epsilon:g}" if self.kind == "standard" else ""

@@ -16,6 +16,7 @@ from tactics.step import (
     NONFINITE,
     NULL,
     Launch,
+    constant_bytes,
     constant_section,
     constant_strides,
     f32_values,
@@ -115,6 +116,12 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Scale and bias as FP32 in the order n, h, w, c."""
     return {name: constant_section(a, problem.span(problem.affine)) for name, a in weights.items()}
+
+
+def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    affine = getattr(problem, "affine", "")
+    return dict.fromkeys(("scale", "bias"), constant_bytes(problem.span(affine))) if affine else {}
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from tactics import conv_fp32
+from tactics import conv_fp32, conv_transpose
 from tactics.format import HALF_FORMATS, Format, num_elements
 from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.problem import (
@@ -42,6 +42,8 @@ def reason(problem: Problem) -> str:
         return f"no kernel for {kind.__name__.removesuffix('Problem').lower()} on FP32 tensors"
     if any(num_elements(FP32, shape) >= 2**31 for shape in (*problem.in_shapes, problem.out_shape)):
         return "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    if kind is ConvTransposeProblem and (why := conv_transpose.reason(problem)):
+        return why
     return conv_fp32.reason(problem) if kind in (ConvProblem, ConvTransposeProblem) else ""
 
 

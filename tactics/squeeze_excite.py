@@ -38,8 +38,11 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
     return ""
 
 
-def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
-    """(tactic, reason against it or "")."""
+def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or kernel, reason against it or "")."""
+    if why := reason_against(p.average, p.first, p.second):
+        yield "squeeze_excite", why
+        return
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "only whole vectors of 8 channels are read and written" if linear(x) or linear(y) else ""
         yield Tactic("squeeze_excite", None, (x,), y), reason
@@ -72,6 +75,12 @@ def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
         if weights.get(name) is not None:
             array[: len(weights[name])] = weights[name]
     return {"w": w1.reshape(-1), "w2": w2.reshape(-1), **biases}
+
+
+def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    mid, wide = p.first.k, padded_channels(tactic.out.layout, p.second.k)
+    return {"w": 2 * mid * padded_channels("hwc8", p.average.c), "w2": 2 * mid * wide, "b": 4 * mid, "b2": 4 * wide}
 
 
 def predict(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:

@@ -118,6 +118,12 @@ def constant_section(array: np.ndarray, shape) -> np.ndarray:
     return np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
 
 
+def constant_bytes(shape) -> int:
+    """Bytes of `constant_section`."""
+    n, c, h, w = shape
+    return 4 * n * h * w * (c if c == 1 else padded_channels("chw32", c))
+
+
 def own_strides(problem, tactic) -> tuple[Strides, ...]:
     """Of the inputs, then of the output, where each has memory of its own."""
     shapes = (*problem.in_shapes, problem.out_shape)

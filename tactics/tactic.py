@@ -19,6 +19,9 @@ KERNELS = (
 )  # fmt: skip
 
 
+IN_PLACE = "in_place"  # what stands in place of a tactic's name where nothing is launched
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Tile:
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
@@ -61,6 +64,11 @@ class Patch:
 def _tile(found: re.Match) -> Tile:
     *sizes, split, stream = found.groups()[1:]
     return Tile(*map(int, sizes), split=int(split or 1), stream=int(stream or 0))
+
+
+def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
+    """`tiles`, or of them `only`."""
+    return tiles if only is None else tuple(t for t in tiles if t == only)
 
 
 # The other kernels have no tile.

@@ -31,14 +31,14 @@ from pathlib import Path
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
-from tactics import library_functions
+from tactics import codec, library_functions
 from tactics.launches import launches
 from tactics.predict import SIGMA, predict_us
 from tactics.problem import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 from tactics.timing_cache import MOST_US, POLICY, Cache, Key
-from tactics.timing_worker import device_key, problem_to_json
+from tactics.timing_worker import device_key
 
 ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
 # Out of the race: a median this many times the best of the cell after the first round (the last where that is under 10 us),
@@ -233,7 +233,7 @@ class Measured:
             self._start()
         try:
             if self._worker.problem != problem:
-                reply = self._worker.ask({"op": "problem", "problem": problem_to_json(problem)}, self._setup_timeout_s)
+                reply = self._worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
                 if "error" in reply:
                     self.close()
                     return {"setup": f"the problem could not be set up: {reply['error']}"}

@@ -22,8 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from typing import get_args
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,17 +30,17 @@ from cuda_kernels import sparse24
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Array, Cuda, pack_params
+from tactics import codec
 from tactics.conv_problem import depth_to_space, space_to_depth
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.library_functions import bound
 from tactics.library_problem import FLOAT, LibraryProblem
-from tactics.pointwise_ops import ACTIVATIONS, Activation, Stage
+from tactics.pointwise_ops import ACTIVATIONS
 from tactics.problem import (
     BackToBackProblem,
     ConvProblem,
     ConvTransposeProblem,
-    PoolProblem,
     Problem,
     SqueezeExciteProblem,
 )
@@ -56,7 +55,6 @@ FLUSH_US = 80.0  # how long the L2 is flushed before each sample, at least
 COPIES_BYTES = 1 << 30  # at most, for the copies of one tactic's weights
 SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
-PROBLEMS = {c.__name__: c for c in get_args(Problem)}
 
 
 def device_key(device: Device) -> str:
@@ -64,22 +62,6 @@ def device_key(device: Device) -> str:
     return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}"
 
 
-def problem_to_json(problem: Problem) -> dict:
-    return {"type": type(problem).__name__, **asdict(problem)}
-
-
-def problem_from_json(data: dict) -> Problem:
-    """The inverse of problem_to_json; lists become tuples again."""
-    kind = PROBLEMS[data["type"]]
-    return kind(**{f.name: _value_from_json(data[f.name]) for f in fields(kind)})
-
-
-def _value_from_json(value):
-    if isinstance(value, dict):
-        kinds = (("name", Activation), ("groups", ConvProblem), ("count_pad", PoolProblem))
-        record = next((kind for mark, kind in kinds if mark in value), Stage)
-        return record(**{name: _value_from_json(v) for name, v in value.items()})
-    return tuple(map(_value_from_json, value)) if isinstance(value, (list, tuple)) else value
 
 
 def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -469,7 +451,7 @@ def main() -> None:
         request = json.loads(line)
         try:
             if request["op"] == "problem":
-                bench.set_problem(problem_from_json(request["problem"]))
+                bench.set_problem(codec.from_json(request["problem"]))
                 reply = {}
             else:
                 reply = bench.time(Tactic.parse(request["tactic"]), request["samples"])

@@ -13,6 +13,7 @@ from benchmarks.networks import Net
 from cuda_kernels.compile import compile_kernel, compile_many
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from gpu_runtime.back_to_back import offer
+from tactics import codec
 from tactics.back_to_back import TILES
 from tactics.candidates import candidates, rejected
 from tactics.format import Format
@@ -20,7 +21,7 @@ from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
-from tactics.timing_worker import problem_from_json, problem_to_json, random_data
+from tactics.timing_worker import random_data
 from tests.problems import assert_written_once, check
 from tests.registers import hold
 
@@ -85,7 +86,7 @@ def test_every_refusal_has_a_reason():
     assert all(reason for _, reason in rejected(PAIRS["wide"], DEVICE))
     with pytest.raises(ValueError, match="expected a second convolution of the first one's output"):
         BackToBackProblem(PAIRS["wide"].first, PAIRS["narrow"].second)
-    assert problem_from_json(problem_to_json(PAIRS["narrow"])) == PAIRS["narrow"]
+    assert codec.from_json(codec.to_json(PAIRS["narrow"])) == PAIRS["narrow"]
 
 
 @pytest.mark.slow

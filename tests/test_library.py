@@ -14,11 +14,11 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import report
 from gpu_runtime.errors import ModelError
+from tactics import codec
 from tactics.candidates import candidates
 from tactics.library_functions import FUNCTIONS, bound
 from tactics.predict import predict
 from tactics.problem import LibraryProblem
-from tactics.timing_worker import problem_from_json, problem_to_json
 
 X = (2, 6, 5, 7)
 INT, BOOL = TensorProto.INT64, TensorProto.BOOL
@@ -120,7 +120,7 @@ def test_as_onnxruntime(name):
     proto, feeds = case(name)
     net = network(proto)
     (op,) = net.ops
-    assert isinstance(op.problem, LibraryProblem) and problem_from_json(problem_to_json(op.problem)) == op.problem
+    assert isinstance(op.problem, LibraryProblem) and codec.from_json(codec.to_json(op.problem)) == op.problem
     (got,), (expected,) = run(net, feeds).values(), ort_run(proto, feeds).values()
     if expected.dtype == np.float32:
         assert relative_error(np.nan_to_num(got, neginf=-9), np.nan_to_num(expected, neginf=-9)) < 2e-6

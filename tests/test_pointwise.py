@@ -11,11 +11,12 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
+from tactics import codec
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
 from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
 from tactics.problem import ConvProblem, PointwiseProblem
-from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tactics.timing_worker import random_data, reference
 from tests.problems import POINTWISE, assert_right, execute
 
 rng = np.random.default_rng(11)
@@ -272,7 +273,7 @@ def test_a_residual_add_stays_with_its_convolution():
 def test_problems_survive_json():
     three = Stage("clip", params=(0.0, 6.0)), Stage("mul", "t1"), Stage("add", "c0")
     p = PointwiseProblem(2, 6, 5, 4, three, ("nchw", "nc"), ("c",))
-    assert problem_from_json(problem_to_json(p)) == p
+    assert codec.from_json(codec.to_json(p)) == p
     assert str(p) == "pointwise n2 c6 h5 w4 stagesclip(0,6),mul(t1),add(c0) tensorsnchw,nc constantsc"
 
 

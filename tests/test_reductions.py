@@ -10,11 +10,12 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
+from tactics import codec
 from tactics.candidates import candidates
 from tactics.gather_problem import ViewProblem
 from tactics.problem import PointwiseProblem, PoolProblem
 from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tactics.timing_worker import random_data, reference
 from tests.problems import ROWS, assert_right, execute
 
 pytestmark = pytest.mark.slow
@@ -176,7 +177,7 @@ def test_normalization_of_a_large_offset_keeps_its_bits():
 
 def test_problems_survive_json_and_random_data_suits_them():
     for name, p in ROWS.items():
-        assert problem_from_json(problem_to_json(p)) == p
+        assert codec.from_json(codec.to_json(p)) == p
         assert np.isfinite(reference(p, *random_data(p))).all(), name
     assert len({str(p) for p in ROWS.values()}) == len(ROWS) and {p.kind for p in ROWS.values()} >= set(REDUCTIONS)
 

@@ -12,11 +12,12 @@ from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import back_to_back, squeeze_excite
+from tactics import codec
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.timing_worker import problem_from_json, problem_to_json, random_data, reference
+from tactics.timing_worker import random_data, reference
 from tests.problems import assert_right, assert_written_once, execute
 from tests.registers import hold
 
@@ -45,7 +46,7 @@ def test_values_and_counters(name):
         assert_right(p, tactic, execute(gpu, p, tactic, inputs, weights), reference(p, inputs, weights))
         assert gpu.stats[0].excess_wavefronts == 0, gpu.stats[0].excess
     assert_written_once(p, candidates(p, DEVICE)[0], DEVICE, inputs, weights)
-    assert all(reason for _, reason in rejected(p, DEVICE)) and problem_from_json(problem_to_json(p)) == p
+    assert all(reason for _, reason in rejected(p, DEVICE)) and codec.from_json(codec.to_json(p)) == p
 
 
 @pytest.mark.slow

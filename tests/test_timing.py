@@ -21,7 +21,7 @@ from problems import CONVS, PROBLEMS, RELU
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError
-from tactics import timing, timing_worker
+from tactics import codec, timing, timing_worker
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes, to_memory
 from tactics.problem import ConvProblem, LibraryProblem, PoolProblem
@@ -373,7 +373,7 @@ def test_an_interrupted_build_resumes_where_it_stopped(tmp_path, fake, sign):
     current = None
     for request in asked:
         if request["op"] == "problem":
-            current = timing_worker.problem_from_json(request["problem"])
+            current = codec.from_json(request["problem"])
         else:
             assert kept.get(timer.key(current, Tactic.parse(request["tactic"]))) is None, "measured twice"
 
@@ -409,8 +409,8 @@ def test_predictions_have_a_band_and_are_never_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_problems_survive_the_pipe(name):
-    text = json.dumps(timing_worker.problem_to_json(PROBLEMS[name]))
-    assert timing_worker.problem_from_json(json.loads(text)) == PROBLEMS[name]
+    text = json.dumps(codec.to_json(PROBLEMS[name]))
+    assert codec.from_json(json.loads(text)) == PROBLEMS[name]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
