@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime import dataflow, inplace, memory
+from gpu_runtime import dataflow, derive, inplace, memory
+from gpu_runtime.derive import COUNTERS, WORKSPACE
 from gpu_runtime.engine import pack
 from gpu_runtime.errors import InternalError
 from gpu_runtime.inplace import Place
@@ -16,32 +17,11 @@ from gpu_runtime.planning import Table, format_of
 from tactics import plan
 from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
-from tactics.library_problem import LibraryProblem
-from tactics.problem import (
-    BackToBackProblem,
-    ConvProblem,
-    ConvTransposeProblem,
-    MoveProblem,
-    PointwiseProblem,
-    PoolProblem,
-    ReformatProblem,
-    SqueezeExciteProblem,
-)
-from tactics.row_problem import NormalizeProblem, ReduceProblem
-from tactics.step import Call, Launch, own_strides
+from tactics.problem import ReformatProblem
 from tactics.tactic import Tactic
 
-WORKSPACE, COUNTERS = "workspace", "counters"  # names of blocks, and of the arguments that point to them
 Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
 Alias = Mapping[Place, Place]  # see inplace.aliases
-TYPES = {
-    "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
-    "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
-    "PointwiseProblem": "pointwise", "MoveProblem": "move",
-    "ConcatProblem": "concat", "ReformatProblem": "reformat",
-    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
-    "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -76,22 +56,26 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
     placement, blocks = _place(table, layers, home, alias)
     offsets = _offsets(table, layers, home, alias, placement.offsets)
 
-    steps, last_step = [], {}
-    for i, layer in enumerate(layers):
-        for launch in launches(layer.problem, layer.tactic, _strides(table, layer, home, offsets)) if layer.tactic else ():
-            steps.append(_step(launch, layer, offsets, section_at) | {"covers": [i]})
-        last_step[i] = len(steps) - 1
+    described = [_describe(table, layer, offsets, home) for layer in layers]
+    steps, last_step = [], []
+    for i, (layer, record) in enumerate(zip(layers, described, strict=True)):
+        if layer.tactic:
+            todo = derive.work(layer.problem, layer.tactic, record)
+            steps += derive.steps(todo, record, i, section_at, placement.offsets)
+        last_step.append(len(steps) - 1)
+    at = {b.name: [placement.offsets[b.name], b.nbytes] for b in blocks if b.name in (WORKSPACE, COUNTERS)}
     data = {
         "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
         "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
-        "layers": [_describe(table, layer, offsets, home) for layer in layers],
+        "layers": described,
         "steps": steps,
         "memory": {
             "activation_bytes": placement.total_bytes,
             "largest_live_bytes": placement.largest_live_bytes,
             "weight_bytes": int(arena.nbytes),
-            "zeros": [[placement.offsets[b.name], b.nbytes] for b in blocks if b.name == COUNTERS],
-            "frees": _frees(blocks, placement.offsets, last_step, len(layers)),
+            "workspace": at.get(WORKSPACE),
+            "zeros": [at[COUNTERS]] if COUNTERS in at else [],
+            "frees": derive.frees([(placement.offsets[b.name], b.nbytes, b.last) for b in blocks], last_step),
         },
         "sections": sections,
     }
@@ -233,53 +217,8 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
     return dict(own) | {_name(place): offset(place) for layer in layers for place, _, _ in (*layer.ins, layer.out)}
 
 
-def _strides(table: Table, layer: _Layer, home: Home, offsets: Mapping[str, int]) -> tuple[Strides, ...] | None:
-    """Of the layer's inputs, then of its output; None where all of them begin at multiples of 16 bytes, with strides of their
-    own."""
-    places = [place for place, _, _ in (*layer.ins, layer.out)]
-    if not any(place in home or offsets[_name(place)] % 16 for place in places):
-        return None
-    own = own_strides(layer.problem, layer.tactic)
-    return tuple(_whole(table, home[p][0])[2] if p in home else s for p, s in zip(places, own, strict=True))
-
-
-def _frees(blocks, offsets: Mapping[str, int], last_step: Mapping[int, int], num_layers: int) -> list:
-    """[[step, [[offset, nbytes], ...]], ...]: what no later step reads, once that step is over."""
-    rows: dict[int, list] = {}
-    for b in blocks:
-        if 1 <= b.last <= num_layers and last_step[b.last - 1] >= 0:
-            rows.setdefault(last_step[b.last - 1], []).append([offsets[b.name], b.nbytes])
-    return [[step, sorted(freed)] for step, freed in sorted(rows.items())]
-
-
 def _name(place: Place) -> str:
     return f"{place.tensor}@{place.key}"
-
-
-def _step(launch: Launch | Call, layer: _Layer, offsets: Mapping[str, int], section_at: Mapping[str, int]) -> dict:
-    def place(arg) -> list:
-        return _argument(arg, layer, offsets, section_at)
-
-    if isinstance(launch, Call):
-        args = [a and [*place(a[0]), a[1], list(a[2])] for a in (*launch.ins, launch.out)]
-        return {"function": launch.function, "attributes": dict(launch.attributes), "part": launch.part, "args": args}
-    return {
-        "kernel": launch.kernel, "values": dict(launch.values), "grid": list(launch.grid),
-        "block": list(launch.block), "smem": launch.smem, "args": [place(a) for a in launch.args],
-    }  # fmt: skip
-
-
-def _argument(arg, layer: _Layer, offsets: Mapping[str, int], section_at: Mapping[str, int]) -> list:
-    kind, value = arg
-    if kind == "in":
-        return ["arena", offsets[_name(layer.ins[value][0])]]
-    if kind == "out":
-        return ["arena", offsets[_name(layer.out[0])]]
-    if kind == "weights":
-        return ["weights", section_at[layer.sections[value]]]
-    if kind in (WORKSPACE, COUNTERS):
-        return ["arena", offsets[kind]]
-    return [kind, value]
 
 
 def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
@@ -304,55 +243,14 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     out_shape = problem.out_shape if problem is not None else layer.shape
-    conv = isinstance(problem, (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem))
+    conv = isinstance(problem, derive.WEIGHTED)
     return {
         "name": layer.name,
-        "type": TYPES[type(problem).__name__] if layer.tactic else "noop",
         "nodes": list(op.nodes) if op else [],
         "layer": op.layer or None if op else None,
-        "problem": str(problem) if problem is not None else "",
-        "params": _params(problem),
+        **derive.description(problem, layer.tactic),
         "inputs": [tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)],
         "outputs": [tensor(*layer.out, out_shape)],
-        "tactic": layer.tactic.name if layer.tactic else "",
         "time_us": round(layer.time_us, 6),
-        "sparse": bool(layer.tactic and layer.tactic.sparse),
-        "has_sparse_weights": bool(conv and problem.sparse24),
         "weights_count": sum(int(op.weights[name].size) for name in ("w", "w2") if name in op.weights) if conv else 0,
-        "bias_count": problem.k if conv and problem.bias else 0,
     }
-
-
-def _params(problem) -> dict:
-    if isinstance(problem, SqueezeExciteProblem):
-        return {"pool": _params(problem.average), "first": _params(problem.first), "then": _params(problem.second)}
-    if isinstance(problem, BackToBackProblem):  # as the first reads, and its second writes
-        return _params(problem.first) | {"k": problem.k, "bias": problem.bias, "residual": problem.residual,
-                                         "act": str(problem.act), "then": _params(problem.second)}  # fmt: skip
-    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
-        pad = problem.pad
-        if isinstance(problem, ConvTransposeProblem):  # what is cut at the end; an output padding counts against it
-            high, wide = (
-                (i - 1) * s + (r - 1) * d + 1 - p - o
-                for i, s, r, d, p, o in zip((problem.h, problem.w), problem.stride, (problem.r, problem.s), problem.dilation,
-                                            pad, problem.out, strict=True)
-            )  # fmt: skip
-            pad = (*pad, high, wide)
-        shuffle = {"d2s": problem.d2s, "d2s_mode": problem.d2s_mode} if getattr(problem, "d2s", 1) > 1 else {}
-        return {
-            "kernel": [problem.r, problem.s], "stride": list(problem.stride), "pad": list(pad),
-            "dilation": list(problem.dilation), "k": problem.k, "groups": problem.groups, "act": str(problem.act),
-            "bias": problem.bias, "residual": problem.residual, **shuffle,
-        }  # fmt: skip
-    if isinstance(problem, PoolProblem):
-        return {
-            "kind": problem.kind, "kernel": [problem.r, problem.s], "stride": list(problem.stride),
-            "pad": list(problem.pad), "count_pad": problem.count_pad,
-        }  # fmt: skip
-    if isinstance(problem, (ReduceProblem, NormalizeProblem)):
-        return {"kind": problem.kind, "axes": problem.axes}
-    if isinstance(problem, PointwiseProblem):
-        return {"stages": [str(s) for s in problem.stages], "tensors": list(problem.tensors)}
-    if isinstance(problem, LibraryProblem):
-        return {"function": problem.function, "attributes": {name: value for name, value in problem.attributes}}
-    return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}

@@ -32,6 +32,13 @@ ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers",
 WRITTEN: list[str] = []  # files that this process has put in place
 
 
+def _say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print a text that may hold names out of files: no character of it commands the terminal."""
+    from gpu_runtime.text import printable
+
+    click.echo(printable(text, keep="\n"), err=err, nl=nl)
+
+
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -153,24 +160,24 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
         target = pick_device(device)
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-    click.echo(_planning_for(target, device))
+    _say(_planning_for(target, device))
     if timing_cache and not target.measured:
-        click.echo("--timingCacheFile is neither read nor written: it holds measured times only")
+        _say("--timingCacheFile is neither read nor written: it holds measured times only")
 
     def progress(stage: str, detail: str) -> None:
         if verbose:
-            click.echo(f"[{stage}] {detail}", err=True)
+            _say(f"[{stage}] {detail}", err=True)
 
     pruned = io.BytesIO()
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=click.echo if verbose else None,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=_say if verbose else None,
         progress=progress,
     )  # fmt: skip
     plan = engine.plan
     records = layer_info.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
-    info = layer_info.layer_info(plan)
+    info = engine.layer_info()
     if verbosity != "detailed":
         names = [layer["Name"] for layer in info["Layers"]]
         info = {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
@@ -183,20 +190,20 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
 
     if dump_layers or verbose:
-        click.echo(report.plan_text(plan))
-    click.echo(explain.sparsity_text(plan))
+        _say(report.plan_text(plan))
+    _say(explain.sparsity_text(plan))
     if dump_profile:
-        click.echo(layer_info.trt_profile_text(records))
+        _say(layer_info.trt_profile_text(records))
     for option, name in targets.items():
         if name:
-            click.echo(f"Wrote {name} ({option})")
+            _say(f"Wrote {name} ({option})")
     if engine_path:
         mark = "" if target.measured else "~"
         total = f"{mark}{plan['plan']['total_us']:.1f} us, {plan['timing']['label']}"
         size = paths["--saveEngine"].stat().st_size
-        click.echo(f"Wrote {engine_path}: {size} bytes, {len(plan['steps'])} kernel launches, {total}")
+        _say(f"Wrote {engine_path}: {size} bytes, {len(plan['steps'])} kernel launches, {total}")
     else:
-        click.echo("No engine was written: -o FILE does that")
+        _say("No engine was written: -o FILE does that")
 
 
 def _planning_for(target, name: str | None) -> str:
@@ -268,12 +275,12 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
         results, wrong = ctx.run(arrays), ctx.nonfinite()
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
     write_all({paths["--output"]: _npz(results)})
-    click.echo(f"Ran {engine} on {where}; wrote {output}")
+    _say(f"Ran {engine} on {where}; wrote {output}")
     if wrong:
-        click.echo(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
+        _say(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
                    err=True)  # fmt: skip
     for name, a in results.items():
-        click.echo(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
+        _say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
 
 
 def _read_array(name: str, path: str, most: int):
@@ -309,13 +316,13 @@ def _npz(arrays) -> bytes:
 @click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
 def inspect_command(engine, as_json) -> None:
     """Show what is in ENGINE: plan, layers, memory and the sparsity of each layer."""
-    from gpu_runtime import layer_info, load, report
+    from gpu_runtime import load, report
 
-    plan = load(engine, allow_cubins=True).plan  # only read, never run
+    loaded = load(engine, allow_cubins=True)  # only read, never run
     if as_json:
-        click.echo(json.dumps(layer_info.layer_info(plan), indent=1))
+        _say(json.dumps(loaded.layer_info(), indent=1))
     else:
-        click.echo(report.inspect_text(plan), nl=False)
+        _say(report.inspect_text(loaded.plan, loaded.checked), nl=False)
 
 
 @program.command("explain", short_help="Say why each layer of an engine runs sparse or dense.")
@@ -334,15 +341,15 @@ def explain_command(engine, layers, wishes, as_json) -> None:
     plan = load(engine, allow_cubins=True).plan  # only read, never run
     if wanted:
         found = what_if.what_if(plan, wanted)
-        click.echo(json.dumps(found, indent=1) if as_json else what_if.text(plan, found), nl=as_json)
+        _say(json.dumps(found, indent=1) if as_json else what_if.text(plan, found), nl=as_json)
         return
     rows = explain.rows_of(plan, layers)
     if as_json:
         rows = [row | {"sentence": explain.sentence(row, plan)} for row in rows]
         summary = plan["sparsity"].get("summary")
-        click.echo(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
+        _say(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
     else:
-        click.echo(explain.explain_text(plan, rows), nl=False)
+        _say(explain.explain_text(plan, rows), nl=False)
 
 
 @program.command("plan", short_help="Plan a model for several GPUs, side by side.")
@@ -364,7 +371,7 @@ def plan_command(model, devices, sparsity, shapes, as_json) -> None:
     except ValueError as e:
         raise click.UsageError(f"--devices: {e}") from None
     plans = compare(model, names, sparsity=sparsity, shapes=sizes)
-    click.echo(json.dumps(plans, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
+    _say(json.dumps(plans, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
 
 
 @program.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4.")
@@ -377,9 +384,9 @@ def inspect_sparsity_command(model, as_json) -> None:
     rows = onnx_sparsity.inspect(model)
     if as_json:
         found = {"summary": onnx_sparsity.summary(rows), "pruning": onnx_sparsity.pruning(rows), "layers": rows}
-        click.echo(json.dumps(found, indent=1))
+        _say(json.dumps(found, indent=1))
     else:
-        click.echo(onnx_sparsity.text(rows), nl=False)
+        _say(onnx_sparsity.text(rows), nl=False)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -395,10 +402,10 @@ def main(args: list[str] | None = None) -> None:
         e.show()
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo(f"interrupted: {_written()} (times measured so far stay in the timing cache)", err=True)
+        _say(f"interrupted: {_written()} (times measured so far stay in the timing cache)", err=True)
         sys.exit(130)
     except (ValueError, CompileError, InternalError, OSError) as e:
-        click.echo(f"error: {e}", err=True)
+        _say(f"error: {e}", err=True)
         sys.exit(1)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, compile_many, source_hash
-from cuda_kernels.device import Device
 from cuda_kernels.launch import Array, Cuda, open_gpu, pack_params
-from gpu_runtime.engine import Engine, check_device, check_source
+from gpu_runtime.engine import Engine, check, check_device, check_source
 from gpu_runtime.errors import EngineError
+from gpu_runtime.text import printable
+from gpu_runtime.verify import planned_device
 from tactics.format import DTYPES, Format, from_memory, num_bytes, to_memory
 from tactics.library_functions import bound
 
@@ -59,6 +60,8 @@ class Context:
             self.device = devices.current()
             check_device(self.plan, self.device.sm)
         check_source(self.plan, source_hash())
+        if not engine.checked:
+            check(self.plan, engine.weights)
         self.gpu = open_gpu(self.device, **options)
         self._closed, self._lock = False, threading.RLock()
         self._poison, self._nonfinite = poison, []
@@ -109,10 +112,9 @@ class Context:
         outputs = {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
         if not on_gpu and (layers := self.nonfinite()):
             whole = all(np.isfinite(y).all() for y in outputs.values())
-            warnings.warn(
-                f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}: "
-                "FP16 ends at 65504; build with a calibration input", RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
+            told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
+            text = f"{told}: FP16 ends at 65504; build with a calibration input"
+            warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
         return outputs
 
     @_alone
@@ -217,9 +219,19 @@ class Context:
     def _launch(self, i: int) -> None:
         step = self.plan["steps"][i]
         if "function" in step:
-            *ins, out = self._params[i]
-            return self.gpu.call(bound(step["function"], step["attributes"], step["part"]), ins, out, self._flags + 4 * i)
+            return self._call(i, step)
         self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
+
+    def _call(self, i: int, step: Mapping) -> None:
+        """A library function. What its arrays hold may be wrong for it: indices outside, a division by zero."""
+        *ins, out = self._params[i]
+        function = bound(step["function"], step["attributes"], step["part"])
+        try:
+            self.gpu.call(function, ins, out, self._flags + 4 * i)
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
+            names = ", ".join(self.plan["layers"][k]["name"] for k in step["covers"])
+            why = f"{names}: {step['function']} cannot run on what it is given: {e}"
+            raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
 
     def _recorded(self) -> Callable[[], None]:
         """A graph of all steps; around library functions, which allocate as no graph can, one for each run of kernels."""
@@ -284,18 +296,6 @@ class Context:
 def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
     """The name under which an engine's file holds a kernel's machine code."""
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
-
-
-def planned_device(plan: Mapping) -> Device:
-    """The device a plan was made for, with the facts that it recorded."""
-    fields = Device.__dataclass_fields__
-    facts = {k: v for k, v in plan["device"].items() if k in fields}
-    if odd := [k for k, v in facts.items() if type(v).__name__ not in (fields[k].type, fields[k].type.replace("float", "int"))]:
-        raise EngineError(f"the engine's device record is wrong: {odd[0]} is {facts[odd[0]]!r}; build the engine again")
-    try:
-        return Device(**(facts | {"measured": False}))
-    except (TypeError, ValueError) as e:
-        raise EngineError(f"the engine's device record is incomplete or wrong ({e}): build the engine again") from None
 
 
 def _dims(shape) -> str:

@@ -7,6 +7,10 @@ starts at a multiple of 256 bytes. Every byte is protected: the header must be e
 the plan in it, `plan_sha256` is the sha256 of the plan without that key, each section of the arena has its own sha256,
 and the padding between sections is zero.
 
+Hashes tell of damage, not of malice. So a plan is also held to what follows from its layers (gpu_runtime.verify): every step,
+argument and place in memory is derived again where it is read, and the same when it is sealed. `Engine.checked` says so; only
+machine code in the file has to be trusted, by allow_cubins.
+
 The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in microseconds; sizes and offsets in bytes;
 `x|null`: null where it does not apply; keys that a reader does not know are ignored):
 
@@ -25,10 +29,12 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                   norms (null: infinite or NaN), and what then became FP32 (gpu_runtime.deviations); {} without one
     inputs, outputs  [{name, shape, dtype, format, shape4, offset, nbytes}]    offset: in the activation arena
     layers      in execution order, free NoOps included:
-                [{name, type, layer: str|null, nodes: [ONNX names], problem, params, inputs, outputs: [{name, shape4,
-                  format, offset, inside}], tactic, time_us, sparse, has_sparse_weights, weights_count, bias_count}]
+                [{name, type, layer: str|null, nodes: [ONNX names], problem: {type, ...}|null, params,
+                  inputs, outputs: [{name, shape4, format, offset, inside}], tactic, time_us, sparse,
+                  has_sparse_weights, weights_count, bias_count}]
                 inside: {shape4, format, offset, channel} of the tensor in whose memory this one lies (absent: its own)
                 type: conv, pool, pointwise, move, concat, reduce, normalize, library, reformat, noop
+                problem: fields of the record in tactics (tactics.codec); null: only another name for a tensor
                 layer: the name that sparsity rows use, if it is another than `name`
                 params: conv {kernel, stride, pad (top, left, bottom, right), dilation, k, groups, act, bias, residual};
                         pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind};
@@ -59,7 +65,8 @@ The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in m
                   when: [[group, option]], entries: [[tactic, key of each input, key of the output, picoseconds]]}],
                   groups: [[name, options]], pinned: {tensor: key}, inputs, outputs}; a key names a memory layout, and
                   after "@" a place in another tensor
-    memory      {activation_bytes, largest_live_bytes, weight_bytes, zeros: [[offset, nbytes]] to clear before the first run,
+    memory      {activation_bytes, largest_live_bytes, weight_bytes, workspace: [offset, nbytes]|null, zeros: [[offset,
+                  nbytes]] to clear before the first run,
                   frees: [[step, [[offset, nbytes]]]] what nothing reads after that step}
     sections    [{name, kind: "weights"|"cubin", offset, nbytes, sha256}] each at the next multiple of 256 bytes
 """
@@ -77,22 +84,28 @@ from typing import BinaryIO
 import numpy as np
 
 from cuda_kernels import files
-from gpu_runtime import plan_schema
+from cuda_kernels.compile import source_hash
+from gpu_runtime import plan_schema, verify
 from gpu_runtime.errors import EngineError
 
-FORMAT_VERSION = 1
-MIN_READER = 1
+FORMAT_VERSION = 2
+MIN_READER = 2
 ALIGN = 256
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 64_000_000
+MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Engine:
-    """A plan (plain JSON data, see the module), the packed weights (uint8) and, where embedded, kernel key -> cubin."""
+    """A plan (plain JSON data, see the module), the packed weights (uint8) and, where embedded, kernel key -> cubin.
+
+    `checked`: the plan's every step follows from its layers, as gpu_runtime.verify found when it was built or read.
+    """
 
     plan: Mapping
     weights: np.ndarray
     cubins: Mapping[str, bytes] = field(default_factory=dict)
+    checked: bool = False
 
     def __repr__(self) -> str:
         p = self.plan
@@ -109,7 +122,7 @@ class Engine:
         """TensorRT's layer information (its 10.x and 11.x keys side by side), as plain data."""
         from gpu_runtime.layer_info import layer_info
 
-        return layer_info(self.plan)
+        return layer_info(self.plan) | {"LaunchesChecked": self.checked}
 
     @property
     def sparsity(self) -> Mapping:
@@ -145,7 +158,8 @@ def pack(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[dict]]:
 
 
 def seal(plan: Mapping, arena: np.ndarray) -> dict:
-    """The plan with versions, the sha256 of each section, and its own. ValueError where sections and arena disagree."""
+    """The plan with versions, the sha256 of each section, and its own. ValueError where sections and arena disagree, or where
+    the plan is none that reading would accept."""
     problem = _layout_problem(plan["sections"], arena.nbytes)
     if problem:
         raise ValueError(f"sections: {problem}")
@@ -154,7 +168,32 @@ def seal(plan: Mapping, arena: np.ndarray) -> dict:
     plan["sections"] = [s | {"sha256": _sha256(_section(arena, s))} for s in plan["sections"]]
     plan = json.loads(_canonical(plan))
     plan["plan_sha256"] = _plan_sha256(plan)
+    problem = _too_large(_header(plan, arena.nbytes)) or _fault(plan, arena)
+    if problem:
+        raise ValueError(f"the engine could not be loaded again: in its plan, {problem}")
     return plan
+
+
+def is_checkable(plan: Mapping) -> bool:
+    """Whether this gpu_runtime knows what the plan's steps must be; of other kernel sources it does not, nor runs it them."""
+    return plan["source_hash"] == source_hash()
+
+
+def check(plan: Mapping, weights: np.ndarray) -> None:
+    """EngineError where a step or place of the plan does not follow from its layers."""
+    if problem := verify.fault(plan, weights):
+        raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")
+
+
+def _fault(plan: Mapping, arena: np.ndarray) -> str | None:
+    """What keeps a plan from being read, or None."""
+    problem = plan_schema.fault(plan, _weight_bytes(plan["sections"], arena.nbytes))
+    return problem or (_not_derived(plan, arena) if is_checkable(plan) else None)
+
+
+def _not_derived(plan: Mapping, arena: np.ndarray) -> str | None:
+    """What in a plan does not follow from its layers, or None."""
+    return verify.fault(plan, arena[: _weight_bytes(plan["sections"], arena.nbytes)])
 
 
 def write(engine: Engine, path: str | os.PathLike) -> None:
@@ -178,8 +217,8 @@ def encode(engine: Engine) -> bytes:
     arena = np.concatenate([weights, code])
     plan = seal(dict(engine.plan) | {"sections": rows}, arena)
     header = _header(plan, arena.nbytes)
-    if len(header) > MAX_HEADER_BYTES:
-        raise EngineError(f"the plan takes {len(header)} bytes; an engine's header holds at most {MAX_HEADER_BYTES}")
+    if problem := _too_large(header):
+        raise EngineError(f"the plan is too large for an engine: {problem}")
     return b"".join([struct.pack("<Q", len(header)), header, arena.data])
 
 
@@ -211,6 +250,9 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
     sections = plan["sections"]
     if verify:
         _verify(arena, sections, name)
+    checked = is_checkable(plan)
+    if checked and (problem := _not_derived(plan, arena)):
+        raise _bad(name, f"not an engine that this gpu_runtime makes: in its plan, {problem}")
     coded = [s for s in sections if s["kind"] == "cubin"]
     if coded and not allow_cubins:
         raise EngineError(
@@ -219,7 +261,7 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
         )
     arena.setflags(write=False)
     weights = arena[: coded[0]["offset"]] if coded else arena
-    return Engine(plan, weights, {s["name"]: _section(arena, s).tobytes() for s in coded})
+    return Engine(plan, weights, {s["name"]: _section(arena, s).tobytes() for s in coded}, checked)
 
 
 def check_device(plan: Mapping, device_sm: str) -> None:
@@ -247,10 +289,12 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
         raise _bad(name, f"not an engine: expected at least 8 bytes, got {size}")
     (length,) = struct.unpack("<Q", file.read(8))
     if length > MAX_HEADER_BYTES:
-        raise _bad(name, f"not an engine, or damaged: expected a header of at most 100 MB, got {length} bytes")
+        raise _bad(name, f"not an engine, or damaged: expected a header of at most {MAX_HEADER_BYTES} bytes, got {length}")
     if 8 + length > size:
         raise _bad(name, f"truncated, or not an engine: its header ends at byte {8 + length}, the file at {size}")
     header = file.read(length)
+    if problem := _too_large(header):
+        raise _bad(name, f"not an engine, or damaged: {problem}")
     head = _json(header, f"{name}: not an engine, or damaged: its header")
     metadata = head.get("__metadata__")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("plan"), str):
@@ -263,6 +307,11 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
         raise EngineError(
             f"{name}: made by a newer gpu_runtime: format {versions[0]}, which takes a reader of format {versions[1]}; "
             f"this one reads up to {FORMAT_VERSION}. Update gpu_runtime, or build the engine again with this one"
+        )
+    if versions[0] < FORMAT_VERSION:
+        raise EngineError(
+            f"{name}: made by an older gpu_runtime: format {versions[0]}, which says less than this one needs to check it "
+            f"(format {FORMAT_VERSION}). Build the engine again with this gpu_runtime"
         )
     arena = head.get("arena")
     shape = arena.get("shape") if isinstance(arena, dict) else None
@@ -284,11 +333,22 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
     problem = _layout_problem(sections, got) if isinstance(sections, list) else "there is none"
     if problem:
         raise _bad(name, f"its list of sections is wrong: {problem}")
-    weight_bytes = next((s["offset"] for s in sections if s["kind"] == "cubin"), got)
-    problem = plan_schema.fault(plan, weight_bytes)
+    problem = plan_schema.fault(plan, _weight_bytes(sections, got))
     if problem:
         raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
     return plan, got
+
+
+def _weight_bytes(sections: list[Mapping], arena_bytes: int) -> int:
+    return next((s["offset"] for s in sections if s["kind"] == "cubin"), arena_bytes)
+
+
+def _too_large(header: bytes) -> str | None:
+    """A sentence where a header is longer than a plan's, or holds more values, which take much more memory than its text."""
+    if len(header) > MAX_HEADER_BYTES:
+        return f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {len(header)}"
+    values = sum(header.count(mark) for mark in (b",", b"[", b"{"))
+    return f"expected a header of at most {MAX_HEADER_VALUES} values, got {values}" if values > MAX_HEADER_VALUES else None
 
 
 def _verify(arena: np.ndarray, sections: list[dict], name: str) -> None:

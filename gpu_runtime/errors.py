@@ -1,17 +1,27 @@
-"""The exceptions a caller meets. Each message says what, expected, got, and the cure."""
+"""The exceptions a caller meets. Each message says what, expected, got, and the cure.
+
+Messages quote names out of files: what is not printable in them, such as a terminal's control sequences, is shown escaped.
+"""
 
 from collections.abc import Callable
 from functools import wraps
 
 from cuda_kernels.compile import CompileError
+from gpu_runtime.text import printable
 
 
 class ModelError(ValueError):
     """The ONNX model (or the sizes given for it) cannot be used."""
 
+    def __init__(self, message: object = ""):
+        super().__init__(printable(str(message), keep="\n"))
+
 
 class EngineError(ValueError):
-    """An engine file cannot be used: torn, altered, of a newer format, or for another device."""
+    """An engine file cannot be used: torn, altered, of another format, or for another device."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(printable(str(message), keep="\n"))
 
 
 class InternalError(RuntimeError):

@@ -320,7 +320,7 @@ def _kernel(best: Mapping | None, plan: Mapping) -> str:
     if not best:
         return "no kernel"
     text = f"{us_text(best['us'], plan)} {best['in']}->{best['out']} {tactic_text(best['tactic'])}"
-    if best.get("low_us") is not None:
+    if None not in (best.get("low_us"), best.get("high_us")):
         text += f" ({us_text(best['low_us'], plan)} to {us_text(best['high_us'], plan)})"
     return text + (f", limited by {RESOURCES.get(best['bound'], best['bound'])}" if best.get("bound") else "")
 

@@ -30,8 +30,8 @@ from tactics.format import (
 )
 from tactics.gather_problem import GatherProblem, ViewProblem
 from tactics.problem import ConcatProblem, MoveProblem
+from tactics.tactic import IN_PLACE
 
-IN_PLACE = "in_place"  # the tactic of an entry that launches nothing
 PIECES = tuple(Format("fp16", layout) for layout in LAYOUTS)
 
 

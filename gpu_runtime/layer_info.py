@@ -158,7 +158,7 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
     """A stage such as clip(0,6) or add(t1) as one of TensorRT's operations, over what the one before it computed."""
     op, _, inside = stage.rstrip(")").partition("(")
     before = f"var{i - 1}" if i else args[0]
-    inside = args[int(inside[1:])] if inside[:1] == "t" else inside
+    inside = dict(zip((f"t{k}" for k in range(len(args))), args, strict=True)).get(inside, inside)
     return f"const auto var{i} = {op}({', '.join(filter(None, [before, *inside.split(',')]))});"
 
 

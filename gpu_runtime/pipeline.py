@@ -44,6 +44,7 @@ from gpu_runtime import (
 from gpu_runtime.context import kernel_key
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.text import printable
 from tactics import plan, predict, timing
 from tactics.format import DTYPES
 
@@ -104,7 +105,7 @@ def build(
     for t in network.outputs:
         if t.name in network.only and network.is_single(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
             text = f"{network.name}: {dict(found.single)[t.name]}: ask for the output as fp32"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
     timer = make_timer(target, timing_cache)
     planned = partial(_planned, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace)
     table, chosen, found = _settled(network, found, calibration, planned, target, progress)
@@ -133,7 +134,10 @@ def build(
         keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"] if "kernel" in s)
         compiled = compile_many((*k, target.sm) for k in keys)
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
-    engine = Engine(seal(data, arena), arena, cubins)
+    try:
+        engine = Engine(seal(data, arena), arena, cubins, checked=True)
+    except ValueError as e:
+        raise ModelError(f"{network.name}: {e}") from None
     if pruned is not None:
         onnx_import.save(save_pruned, pruned.getvalue())
     return engine
@@ -178,7 +182,7 @@ def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[lower.N
         reached = dict(found.high)
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS)):
         if calibration is not None:
             found = replace(found, compared={"skipped": f"{large}: what operators are known to need is in FP32 instead"})
@@ -207,7 +211,7 @@ def _settled(network, found: ranges.Ranges, calibration, planned, target: Device
         table, chosen = planned(alternatives(network))
     if result.far:
         told = "; ".join(result.text(t) for t in result.far[:3])
-        warnings.warn(f"{network.name}: on the calibration input, {told}", RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(f"{network.name}: on the calibration input, {told}"), RuntimeWarning, stacklevel=3)
     return table, chosen, replace(found, compared=result.record() | {"rounds": done, "moved": sorted(network.wide)})
 
 

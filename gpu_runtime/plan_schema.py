@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
+from tactics import codec
 from tactics.format import DTYPES, Format, num_bytes
 from tactics.library_functions import FUNCTIONS
+from tactics.tactic import IN_PLACE, Tactic
 
 LARGEST = 1 << 62  # no size, offset or time is larger
 MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
@@ -40,13 +42,14 @@ def one_of(*names: str | None) -> Check:
     return Check(f"one of {', '.join(map(str, names))}", lambda v: v in names if isinstance(v, (str, type(None))) else False)
 
 
-TEXT = Check("a text", lambda v: isinstance(v, str))
-TEXT_OR_NULL = Check("a text or null", lambda v: isinstance(v, (str, type(None))))
+LONGEST = 16_384  # characters of a text: tables and paragraphs are made of them
+TEXT = Check(f"a text of at most {LONGEST} characters", lambda v: isinstance(v, str) and len(v) <= LONGEST)
 FLAG = Check("true or false", lambda v: isinstance(v, bool))
 NUMBER = Check("a number", lambda v: type(v) in (int, float) and abs(v) < LARGEST)
 SIZE, COUNT, INDEX = _whole(0, LARGEST), _whole(1, 2**31 - 1), _whole(-(2**31), 2**31 - 1)
 LAYER_FORMAT = Check("a format such as fp16:hwc8", _format)
 RECORD = Check("a record", lambda v: isinstance(v, dict))
+OR_NULL = Check("a record or null", lambda v: isinstance(v, (dict, type(None))))
 
 
 class Maybe:
@@ -86,7 +89,7 @@ CALL = {
 }  # fmt: skip
 LAYER = {
     "name": TEXT, "type": TEXT, "layer": Maybe(TEXT), "nodes": [TEXT], "inputs": [TENSOR], "outputs": [TENSOR],
-    "params": Maybe(RECORD), "tactic": TEXT_OR_NULL, "time_us": NUMBER, "sparse": FLAG, "has_sparse_weights": FLAG,
+    "problem": OR_NULL, "params": RECORD, "tactic": TEXT, "time_us": NUMBER, "sparse": FLAG, "has_sparse_weights": FLAG,
     "weights_count": SIZE, "bias_count": SIZE,
 }  # fmt: skip
 TWO, FOUR = (SIZE, SIZE), (INDEX,) * 4
@@ -103,12 +106,14 @@ PARAMS = {  # a layer's type -> what its params must hold
     "library": {"function": TEXT, "attributes": RECORD},
 }  # fmt: skip
 CHOICE = {"tactic": TEXT, "in": LAYER_FORMAT, "out": LAYER_FORMAT, "us": NUMBER}
-BEST = CHOICE | {"low_us": Maybe(NUMBER), "high_us": Maybe(NUMBER)}
+BEST = CHOICE | {"low_us": Maybe(NUMBER), "high_us": Maybe(NUMBER), "bound": Maybe(TEXT)}
 OTHER = CHOICE | dict.fromkeys(("total_us", "cost_us", "kernel_us", "reformat_us", "around_us"), NUMBER)
-FLOOR = {"bound": TEXT} | dict.fromkeys(("mma_us", "dram_us", "l2_us", "launch_us", "dense_us", "sparse_us"), NUMBER)
+TIME = Check("a positive number", lambda v: type(v) in (int, float) and 0 < v < LARGEST)
+FLOOR = {"bound": one_of("mma", "dram", "l2", "launch"), "dense_us": TIME, "sparse_us": TIME}
+FLOOR |= dict.fromkeys(("mma_us", "dram_us", "l2_us", "launch_us"), NUMBER)
 ROW = {
     "layer": TEXT, "op": TEXT, "verdict": one_of("sparse", "dense", "not_eligible"), "reason": TEXT, "detail": Maybe(TEXT),
-    "sentence": Maybe(TEXT), "c": COUNT, "k": COUNT, "groups": COUNT, "kernel": [COUNT], "pattern_groups": Maybe(SIZE),
+    "sentence": Maybe(TEXT), "c": COUNT, "k": COUNT, "groups": COUNT, "kernel": (COUNT, COUNT), "pattern_groups": Maybe(SIZE),
     "pattern_share": Maybe(NUMBER), "first_violation": Maybe((SIZE,) * 4), "lost_energy": Maybe(NUMBER),
     "stored_share": Maybe(NUMBER), "if_sparse": Maybe(BEST | {"dense_us": NUMBER}),
     "us": Maybe(NUMBER), "best_dense": Maybe(BEST), "best_sparse": Maybe(BEST), "other": Maybe(OTHER),
@@ -129,12 +134,26 @@ RANGE = {
     "exponents": Check("powers of two by tensor", lambda v: isinstance(v, dict) and all(type(e) is int for e in v.values())),
     "single": Maybe(NAMED), "compared": Maybe(COMPARED),
 }  # fmt: skip
+FLAGS = Check(
+    "flags, texts and numbers by name, or lists of whole numbers by name",
+    lambda v: isinstance(v, dict) and all(
+        isinstance(f, (str, int, float, type(None))) or (isinstance(f, dict) and all(
+            isinstance(dims, list) and all(type(d) is int for d in dims) for dims in f.values()))
+        for f in v.values()
+    ),
+)  # fmt: skip
+CHOICES = {
+    "tensors": [{"name": TEXT, "shape4": SHAPE4, "keys": [TEXT], "reformat_ps": [[Maybe(SIZE)]]}], "tactics": [TEXT],
+    "choices": [{"op": TEXT, "layer": TEXT, "layers": [TEXT], "in": [SIZE], "out": SIZE, "when": [(TEXT, TEXT)],
+                 "entries": [[SIZE]]}],
+    "groups": [(TEXT, [TEXT])], "pinned": RECORD, "inputs": [TEXT], "outputs": [TEXT],
+}  # fmt: skip
 PLAN = {
     "range": Maybe(RANGE),
     "device": {"title": TEXT, "sm": ARCHITECTURE},
     "timing": {"kind": one_of("predicted", "measured"), "label": TEXT},
-    "model": {"name": TEXT},
-    "source_hash": TEXT,
+    "model": {"name": TEXT, "sha256": TEXT}, "producer": Maybe({"version": Maybe(TEXT), "nvrtc": Maybe(TEXT)}),
+    "source_hash": TEXT, "flags": Maybe(FLAGS),
     "inputs": [BOUND], "outputs": [BOUND], "layers": [LAYER], "steps": [RECORD],
     "sparsity": {
         "mode": one_of("disable", "enable", "force"), "eligible": [TEXT], "picked": [TEXT], "rows": [ROW],
@@ -149,9 +168,10 @@ PLAN = {
         }),
     },
     "memory": {
-        "activation_bytes": SIZE, "weight_bytes": SIZE, "zeros": Maybe(RANGES), "frees": Maybe([(SIZE, RANGES)]),
+        "activation_bytes": SIZE, "largest_live_bytes": Maybe(SIZE), "weight_bytes": SIZE, "workspace": Maybe((SIZE, SIZE)),
+        "zeros": Maybe(RANGES), "frees": Maybe([(SIZE, RANGES)]),
     },
-    "sections": [RECORD],
+    "sections": [RECORD], "choices": Maybe(CHOICES),
 }  # fmt: skip
 
 
@@ -159,9 +179,10 @@ def fault(plan: Mapping, weight_bytes: int) -> str | None:
     """What is wrong with a plan whose weights take that many bytes, or None: "layers[3].type: expected a text, got 7"."""
     return (
         _fault(plan, PLAN, "")
-        or next(filter(None, (_step_fault(s, plan, weight_bytes, f"steps[{i}]") for i, s in enumerate(plan["steps"]))), None)
         or next(filter(None, (_layer_fault(v, plan, f"layers[{i}]") for i, v in enumerate(plan["layers"]))), None)
+        or next(filter(None, (_step_fault(s, plan, weight_bytes, f"steps[{i}]") for i, s in enumerate(plan["steps"]))), None)
         or _memory_fault(plan)
+        or (_choices_fault(plan["choices"]) if plan.get("choices") else None)
     )
 
 
@@ -203,6 +224,11 @@ def _step_fault(step: Mapping, plan: Mapping, weight_bytes: int, at: str) -> str
 
 
 def _layer_fault(layer: Mapping, plan: Mapping, at: str) -> str | None:
+    try:
+        if layer["problem"] is not None:
+            codec.from_json(layer["problem"])
+    except ValueError as e:
+        return f"{at} ({layer['name'][:40]!r}): {e}"
     found = _fault(layer.get("params") or {}, PARAMS.get(layer["type"], {}), f"{at}.params")
     for t in (*layer["inputs"], *layer["outputs"]):
         found = found or _too_large(t, f"{at}: tensor {t['name'][:40]!r}")
@@ -222,6 +248,40 @@ def _too_large(place: Mapping, at: str) -> str | None:
     if math.prod(place["shape4"]) <= MOST_ELEMENTS:
         return None
     return f"{at}: expected at most {MOST_ELEMENTS} elements, got {place['shape4']}"
+
+
+def _choices_fault(stored: Mapping) -> str | None:
+    """What in the planner's tables names something that they have not."""
+    tensors, tactics = stored["tensors"], stored["tactics"]
+    keys = {t["name"]: t["keys"] for t in tensors}
+    if len(keys) < len(tensors):
+        return "choices.tensors: a name occurs twice"
+    for t in tensors:
+        if {len(row) for row in t["reformat_ps"]} - {len(t["keys"])} or len(t["reformat_ps"]) != len(t["keys"]):
+            return f"choices: the reformats of {t['name'][:40]!r} are no table of {len(t['keys'])} by {len(t['keys'])}"
+    for t, key in stored["pinned"].items():
+        if key not in keys.get(t, ()):
+            return f"choices.pinned: {t[:40]!r} has no format {str(key)[:40]!r}"
+    if unknown := {*stored["inputs"], *stored["outputs"]} - set(keys):
+        return f"choices: there is no tensor {min(unknown)[:40]!r}"
+    if bad := [name for name in tactics if not _is_tactic(name)]:
+        return f"choices.tactics: {bad[0][:60]!r} is none"
+    for c in stored["choices"]:
+        around = [*c["in"], c["out"]]
+        if not c["in"] or max(around) >= len(tensors):
+            return f"choices: {c['op'][:40]!r} reads or writes a tensor that there is none of"
+        limits = (len(tactics), *(len(tensors[i]["keys"]) for i in around), LARGEST)
+        for e in c["entries"]:
+            if len(e) != len(limits) or any(v >= limit for v, limit in zip(e, limits, strict=True)):
+                return f"choices: {c['op'][:40]!r} has an entry that names what there is none of"
+    return None
+
+
+def _is_tactic(name: str) -> bool:
+    try:
+        return name == IN_PLACE or bool(Tactic.parse(name).ins)
+    except ValueError:
+        return False
 
 
 def _memory_fault(plan: Mapping) -> str | None:

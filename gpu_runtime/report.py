@@ -114,13 +114,22 @@ def _least(memory: Mapping) -> str:
     bound, total = memory.get("largest_live_bytes"), memory["activation_bytes"]
     if bound is None:
         return ""
-    if total == bound:
+    if total <= bound:
         return " (proven minimal for this order: that much is alive at once)"
     return f" ({size_text(bound)} is alive at once: at most {100 * (total - bound) / total:.2f} % could be saved)"
 
 
-def inspect_text(plan: Mapping) -> str:
-    """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log."""
+def trust_text(plan: Mapping, checked: bool) -> str:
+    """Whether an engine is held to what its layers say, or has to be trusted."""
+    coded = sum(s["kind"] == "cubin" for s in plan["sections"])
+    if not checked:
+        return "not checked: its steps are those of other kernel sources, with which it cannot be run here"
+    text = "checked: every launch, argument and place in memory follows from its layers"
+    return text + (f"; the machine code of {coded} kernels is not: it has to be trusted" if coded else "")
+
+
+def inspect_text(plan: Mapping, checked: bool = False) -> str:
+    """What `gpu-runtime inspect` prints: the file's facts, then the plan, then the sparsity log. `checked`: Engine.checked."""
     producer, device = plan.get("producer") or {}, plan["device"]
     flags = " ".join(f"--{k}={_flag(v)}" for k, v in sorted((plan.get("flags") or {}).items()) if v not in ({}, None))
     coded = sum(s["kind"] == "cubin" for s in plan["sections"])
@@ -134,6 +143,7 @@ def inspect_text(plan: Mapping) -> str:
             "kernels",
             f"sources {plan['source_hash'][:16]}, " + (f"{coded} embedded" if coded else "compiled on loading"),
         ),
+        ("trust", trust_text(plan, checked)),
         ("flags", flags or "-"),
         *(("input", _io_text(t)) for t in plan["inputs"]),
         *(("output", _io_text(t)) for t in plan["outputs"]),

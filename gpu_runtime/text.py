@@ -61,8 +61,9 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):.1f} MiB"
 
 
-def printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """`text` with every character that is not printable escaped, but those of `keep`: a name may hold control sequences."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def wrap(text: str, width: int = WIDTH, indent: int = 2) -> list[str]:

@@ -1,6 +1,6 @@
 """Damaged models and engine files: seeded mutations, and a worker process that offers them to the code under test.
 
-    python tests/mutants.py models|engines FIRST COUNT FOLDER
+    python tests/mutants.py models|engines|crafted FIRST COUNT FOLDER
 
 tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
 mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
@@ -522,16 +522,25 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
     return "fine\t"
 
 
+def try_crafted(number: int, given: object, folder: Path) -> str:
+    """See crafted.py: read, described and run."""
+    import crafted
+
+    told, data = crafted.craft(number)
+    print(f"{number}\t{told}", flush=True)
+    return crafted.attempt(data, folder / "crafted.engine")
+
+
 def main(kind: str, first: int, count: int, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     from conftest import MODELS
 
-    given = engine_files() if kind == "engines" else sources(MODELS)
+    given = {"engines": engine_files, "models": lambda: sources(MODELS), "crafted": lambda: None}[kind]()
     for number in range(first, first + count):
         signal.alarm(SECONDS)
         try:
-            outcome = {"models": try_model, "engines": try_engine}[kind](number, given, folder)
+            outcome = {"models": try_model, "engines": try_engine, "crafted": try_crafted}[kind](number, given, folder)
         except Exception as e:
             outcome = f"{type(e).__name__}\t{e}\n{traceback.format_exc(limit=-6)}"
         signal.alarm(0)

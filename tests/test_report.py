@@ -33,7 +33,7 @@ def bound(name, shape, dtype, fmt, shape4, offset):
 
 def layer(name, kind, inputs, outputs, us, tactic, params=None, nodes=None, sparse=False, pattern=False, **counts):
     return {
-        "name": name, "type": kind, "nodes": [name] if nodes is None else nodes, "layer": None, "problem": kind,
+        "name": name, "type": kind, "nodes": [name] if nodes is None else nodes, "layer": None, "problem": None,
         "params": params or {}, "inputs": inputs, "outputs": outputs, "tactic": tactic, "time_us": us,
         "sparse": sparse, "has_sparse_weights": pattern, "weights_count": counts.get("weights", 0),
         "bias_count": counts.get("bias", 0),
