@@ -57,7 +57,7 @@ class LibraryProblem:
         padded = [max((o - 1) * s + (k - 1) * d + 1, size + before) for k, o, s, d, before, size in windows]
         if math.prod((*self.shapes4[0][:2], *padded)) > LARGEST:
             return f"{self.function}: with its padding, its input has the size {padded}"
-        if max(given.get("k", 0), *given.get("counts", ()), 0) > max(*self.shape, 1):
+        if max(given.get("k", 0), *given.get("counts", ()), 0) > max((*self.shape, 1)):
             return f"{self.function}: more elements than its output {self.shape} has"
         if self.function == "Tile" and math.prod(given["repeats"]) * math.prod(self.shapes[0]) != math.prod(self.shape):
             return f"{self.function}: {given['repeats']} times {self.shapes[0]} is not {self.shape}"
