@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,7 +99,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     ready: dict[Place, tuple[str, Format]] = {
         Place(t, canonical(table.io[t], network.tensors[t])): (t, table.io[t]) for t in edges
     }
-    made, layers, todo = set(edges), [], list(ops)
+    layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
         """A network output's own name is that of what the caller gets; its other formats and places bear another."""
@@ -130,9 +131,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         return name
 
     outside = {t.name for t in network.outputs}
-    while todo:
-        op = next(o for o in todo if set(o.inputs) <= made)
-        todo.remove(op)
+    for op in _runnable(ops, edges):
         entry = chosen.entries[op.name]
         if entry.tactic == inplace.IN_PLACE:
             tactic, out_fmt = None, format_of(table, op.output, entry.out)
@@ -148,11 +147,27 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         name = called(place, out_fmt, op.output if op.output not in outside else f"{op.output} inside")
         layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
         ready[place] = (name, out_fmt)
-        made.add(op.output)
     for i, t in enumerate(network.outputs):
         place = Place(t.name, canonical(table.io[t.name], t.shape4))
         provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
     return layers
+
+
+def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
+    """The ops in an order in which they can run once `made` is there: always the first of those that can."""
+    waits = [len(set(op.inputs) - made) for op in ops]
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        for t in set(op.inputs) - made:
+            readers.setdefault(t, []).append(i)
+    able = [i for i, n in enumerate(waits) if not n]
+    while able:
+        op = ops[heapq.heappop(able)]
+        yield op
+        for i in readers.pop(op.output, ()):
+            waits[i] -= 1
+            if not waits[i]:
+                heapq.heappush(able, i)
 
 
 def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[memory.Placement, list[memory.Block]]:

@@ -181,11 +181,11 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
             inside[out] = ins[0], op.problem.start[0]
 
     def root(place: Place) -> tuple[Place, int]:
-        if place not in inside:
-            return place, 0
-        parent, first = inside[place]
-        top, before = root(parent)
-        return top, before + first
+        channel = 0
+        while place in inside:
+            place, first = inside[place]
+            channel += first
+        return place, channel
 
     return {place: root(place) for place in inside}
 
@@ -214,7 +214,7 @@ def share(network: Network) -> Network:
     reads any more are dropped.
     """
     parts: dict[str, tuple[str, int, int, int]] = {}  # part -> tensor, first channel, end, channels of the tensor
-    joined: dict[tuple[str, ...], str] = {}  # inputs of a Concat -> its output
+    joined: dict[str, dict[tuple[str, ...], str]] = {}  # first input of a Concat -> all of its inputs -> its output
     result = []
     for op in network.ops:
         p = op.problem
@@ -222,7 +222,8 @@ def share(network: Network) -> Network:
             parts[op.output] = op.inputs[0], p.start[0], p.start[0] + p.out[0], p.c
         if isinstance(p, ConcatProblem) and p.axis == 1 and not op.when:
             inputs, sizes = _shortest(op.inputs, p.sizes, joined, parts)
-            joined = {op.inputs: op.output, inputs: op.output} | joined
+            for run in (op.inputs, inputs):
+                joined.setdefault(run[0], {}).setdefault(run, op.output)
             op = replace(op, inputs=inputs, problem=replace(p, sizes=sizes))
         result.append(op)
     read = {t.name for t in network.outputs} | {t for op in result for t in op.inputs}
@@ -232,16 +233,27 @@ def share(network: Network) -> Network:
 
 
 def _shortest(inputs, sizes, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The pieces of a Concat after all replacements, the longest run first."""
-    for length in range(len(inputs), 1, -1):
-        for i in range(len(inputs) - length + 1):
-            run = inputs[i : i + length]
-            whole = joined.get(run)
-            if whole is None and all(t in parts for t in run):
-                sources, firsts, ends, wholes = zip(*(parts[t] for t in run), strict=True)
-                if len(set(sources)) == 1 and (*firsts, wholes[0]) == (0, *ends):
-                    whole = sources[0]
-            if whole is not None:
-                merged = (*sizes[:i], sum(sizes[i : i + length]), *sizes[i + length :])
-                return _shortest((*inputs[:i], whole, *inputs[i + length :]), merged, joined, parts)
+    """The pieces of a Concat after all replacements, the longest run first, of equals the first."""
+    while runs := [*_runs(inputs, joined, parts)]:
+        length, at, whole = max(runs, key=lambda run: (run[0], -run[1]))
+        sizes = (*sizes[:at], sum(sizes[at : at + length]), *sizes[at + length :])
+        inputs = (*inputs[:at], whole, *inputs[at + length :])
     return inputs, sizes
+
+
+def _runs(inputs, joined, parts) -> Iterator[tuple[int, int, str]]:
+    """(length, position, tensor) of each run of two inputs or more that is all of a tensor."""
+    for at, first in enumerate(inputs):
+        for run, whole in joined.get(first, {}).items():
+            if len(run) > 1 and inputs[at : at + len(run)] == run:
+                yield len(run), at, whole
+        if first not in parts or parts[first][1]:
+            continue
+        source, _, end, channels = parts[first]
+        for length, t in enumerate(inputs[at + 1 :], 2):
+            if t not in parts or parts[t][:2] != (source, end):
+                break
+            end = parts[t][2]
+            if end == channels:
+                yield length, at, source
+                break

@@ -121,6 +121,15 @@ def exists(op: Op, choice: Mapping[str, str]) -> bool:
     return all((group, choice[group]) in op.when for group, _ in op.when)
 
 
+def readers_of(network: Network) -> dict[str, list[Op]]:
+    """Tensor -> the ops that read it, each once, in the network's order."""
+    found: dict[str, list[Op]] = {}
+    for op in network.ops:
+        for t in dict.fromkeys(op.inputs):
+            found.setdefault(t, []).append(op)
+    return found
+
+
 def lower(fused: Fused) -> Network:
     """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
     graph = fused.imported.model.graph
@@ -182,6 +191,7 @@ class _Views:
     def __init__(self, fused: Fused):
         graph = fused.imported.model.graph
         self.root: dict = {}
+        self.views: dict = {}  # root -> all that are views of it
         self.shape: dict = {}  # network inputs that are NCHW otherwise than their own shape says
         self.moving: set = set()  # nodes whose output is a tensor of its own
         for layer in fused.layers:
@@ -196,18 +206,22 @@ class _Views:
     def _follow(self, node) -> None:
         x, y = node.inputs[0], node.outputs[0]
         root = self.root.get(x, x)
-        family = [root, *(v for v, r in self.root.items() if r is root)]
         after = nchw(shape_of(y))
         if node.op_type == "Transpose" and not _keeps_order(shape_of(x), attribute(node, "perm")):
             self.moving.add(node)
         elif self.shape4(root) == after:
-            self.root[y] = root
-        elif root.is_graph_input() and all(len(v.uses()) == 1 for v in family):
-            self.root[y], self.shape[root] = root, after  # nobody else reads the caller's array: take it as NCHW
+            self._is_view(y, root)
+        elif root.is_graph_input() and all(len(v.uses()) == 1 for v in (root, *self.views.get(root, ()))):
+            self._is_view(y, root)  # nobody else reads the caller's array: take it as NCHW
+            self.shape[root] = after
         elif y.is_graph_output() and not y.uses():
-            self.root[y] = root  # the caller receives the same elements in ONNX's shape
+            self._is_view(y, root)  # the caller receives the same elements in ONNX's shape
         elif y.is_graph_output() or _flattened(y) is None or not all(u.node.op_type in ("Gemm", "MatMul") for u in y.uses()):
             self.moving.add(node)
+
+    def _is_view(self, value, root) -> None:
+        self.root[value] = root
+        self.views.setdefault(root, []).append(value)
 
     def shape4(self, value) -> Shape4:
         root = self.root.get(value, value)
@@ -408,19 +422,22 @@ WHY = {
 
 def _compose_windows(ops: list[Op], outputs: set[str]) -> list[Op]:
     """Make one op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
-    ops = list(ops)
-    for first in list(ops):
-        readers = [op for op in ops if first.output in op.inputs]
-        if len(readers) != 1 or first.output in outputs or first not in ops or first.when != readers[0].when:
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        for t in dict.fromkeys(op.inputs):
+            readers.setdefault(t, []).append(i)
+    result: dict[int, Op | None] = dict(enumerate(ops))
+    for i, first in enumerate(ops):
+        found = readers.get(first.output, ())
+        if len(found) != 1 or first.output in outputs or result[i] is not first or first.when != ops[found[0]].when:
             continue
-        second = readers[0]
+        second = ops[found[0]]
         if all(isinstance(op.problem, MoveProblem) and op.problem.kind == "window" for op in (first, second)):
             both = compose(first.problem, second.problem)
             if both is not None:
-                merged = replace(
+                result[i] = None
+                result[found[0]] = replace(
                     second, name=f"{first.name} + {second.name}", problem=both, inputs=first.inputs,
                     nodes=first.nodes + second.nodes,
                 )  # fmt: skip
-                ops[ops.index(second)] = merged
-                ops.remove(first)
-    return ops
+    return [op for op in result.values() if op is not None]

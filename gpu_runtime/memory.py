@@ -7,10 +7,13 @@ is the largest sum of sizes alive in one step.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 REPAIRS = 32
+MANY_PAIRS = 2_000_000  # pairs of blocks alive together; with more, all the orders and repairs take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
         raise ValueError(f"block names must differ: {sorted(b.name for b in tensors)}")
     blocks = [Block(b.name, -(-b.nbytes // align) * align, b.first, b.last) for b in tensors]
     bound = _largest_live(blocks)
+    if _pairs(blocks) > MANY_PAIRS:
+        offsets, total = _in_time(blocks)
+        return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
     alive_with = _alive_with(blocks)
     index = range(len(blocks))
 
@@ -67,18 +73,21 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
         if total < best_total:
             best, best_total = offsets, total
         top = [i for i in order if offsets[i] + blocks[i].nbytes == total]
-        order = top + [i for i in order if i not in top]
+        first = set(top)
+        order = top + [i for i in order if i not in first]
     return Placement({b.name: best[i] for i, b in enumerate(blocks)}, best_total or 0, bound)
 
 
 def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], object], ...]:
-    live: dict[int, int] = {}
     steps = sorted({b.first for b in blocks})
-    for step in steps:
-        live[step] = sum(b.nbytes for b in blocks if b.first <= step <= b.last)
+    live = _live(blocks, steps)
+    crowds: dict[tuple[int, int], int] = {}
 
     def crowd(b: Block) -> int:
-        return max(live[step] for step in steps if b.first <= step <= b.last)
+        span = bisect_left(steps, b.first), bisect_right(steps, b.last)
+        if span not in crowds:
+            crowds[span] = max(live[slice(*span)])
+        return crowds[span]
 
     return (
         lambda b: -b.nbytes,
@@ -121,12 +130,65 @@ def _alive_with(blocks: Sequence[Block]) -> list[list[int]]:
 
 
 def _largest_live(blocks: Sequence[Block]) -> int:
-    change: dict[int, int] = {}
+    return max(_live(blocks, sorted({b.first for b in blocks})), default=0)
+
+
+def _live(blocks: Sequence[Block], steps: Sequence[int]) -> list[int]:
+    """The bytes alive at each of the ascending `steps`."""
+    change = [0] * (len(steps) + 1)
     for b in blocks:
-        change[b.first] = change.get(b.first, 0) + b.nbytes
-        change[b.last + 1] = change.get(b.last + 1, 0) - b.nbytes
-    live = largest = 0
-    for step in sorted(change):
-        live += change[step]
-        largest = max(largest, live)
-    return largest
+        change[bisect_left(steps, b.first)] += b.nbytes
+        change[bisect_right(steps, b.last)] -= b.nbytes
+    return [*accumulate(change[:-1])]
+
+
+def _pairs(blocks: Sequence[Block]) -> int:
+    """How many pairs of blocks are alive at some step together."""
+    firsts, lasts = sorted(b.first for b in blocks), sorted(b.last for b in blocks)
+    return sum(i - bisect_left(lasts, first) for i, first in enumerate(firsts))
+
+
+def _in_time(blocks: Sequence[Block]) -> tuple[dict[int, int], int]:
+    """What stands in for all of that where too many blocks are alive together: each goes, in the order of their first steps,
+    to the smallest gap that holds it, and leaves a gap after its last step."""
+    starts: dict[int, int] = {}  # start of a gap -> its end
+    ends: dict[int, int] = {}
+    gaps: list[tuple[int, int]] = []  # (size, start), ascending
+    offsets: dict[int, int] = {}
+    total = 0
+
+    def take(start: int) -> int:
+        end = starts.pop(start)
+        del ends[end]
+        del gaps[bisect_left(gaps, (end - start, start))]
+        return end
+
+    def leave(start: int, end: int) -> None:
+        if start == end:
+            return
+        if start in ends:
+            start = ends[start]
+            take(start)
+        if end in starts:
+            end = take(end)
+        starts[start], ends[end] = end, start
+        insort(gaps, (end - start, start))
+
+    events = [(b.first, 1, -b.nbytes, i) for i, b in enumerate(blocks)] + [(b.last + 1, 0, 0, i) for i, b in enumerate(blocks)]
+    for _, begins, _, i in sorted(events):
+        size = blocks[i].nbytes
+        if not begins:
+            leave(offsets[i], offsets[i] + size)
+            continue
+        at = bisect_left(gaps, (size, -1))
+        if not size:
+            offsets[i] = 0
+        elif at < len(gaps):
+            offsets[i] = gaps[at][1]
+            leave(offsets[i] + size, take(offsets[i]))
+        else:
+            offsets[i] = ends.get(total, total)  # the last gap, if it ends at the top, grows
+            if total in ends:
+                take(offsets[i])
+            total = offsets[i] + size
+    return offsets, total

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.lower import Network, Op
+from gpu_runtime.lower import Network, Op, readers_of
 from tactics.format import Format
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConcatProblem, ConvProblem, MoveProblem
@@ -33,10 +33,12 @@ def merge(network: Network) -> Network:
     """The network with the alternatives added; `Op.layers` of a merged convolution names the layers in it."""
     option: dict[str, tuple[str, str]] = {}  # layer -> the literal under which it exists by itself
     groups, before, narrow = [], {}, []
+    readers, position = readers_of(network), {op.name: i for i, op in enumerate(network.ops)}
     for ops in _siblings(network):
         group, options = f"siblings {' || '.join(op.layer for op in ops)}", ["apart", "merged"]
         option |= {op.layer: ((group, "apart"),) for op in ops}
-        joined = ((op, _order(ops, op)) for op in network.ops if op.name not in option)
+        concats = {position[reader.name]: reader for op in ops for reader in readers.get(op.output, ())}
+        joined = ((op, _order(ops, op)) for _, op in sorted(concats.items()) if op.name not in option)
         concat, order = next(((op, order) for op, order in joined if order), (None, ops))
         if concat is not None:
             options.append(f"around {concat.name}")

@@ -7,13 +7,13 @@ kernels and strides b times as large. Which, is an option of a fusion group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.lower import Network, Op
+from gpu_runtime.lower import Network, Op, readers_of
 from tactics.problem import ConcatProblem, ConvProblem, MoveProblem
 
 APART, IN_WEIGHTS = "apart", "in weights"
@@ -32,7 +32,8 @@ class Blocks:
 
 def offer(network: Network) -> Network:
     """The network with both alternatives instead of the Slices and the Concat, where convolutions alone read that."""
-    found = {blocks.concat.output: blocks for blocks in _blocks(network)}
+    readers = readers_of(network)
+    found = {blocks.concat.output: blocks for blocks in _blocks(network, readers)}
     if not found:
         return network
     slices = {t: blocks for blocks in found.values() for t in blocks.concat.inputs}
@@ -41,8 +42,8 @@ def offer(network: Network) -> Network:
         if op.output in found:
             ops.append(_apart(network, found[op.output]))
         elif op.output in slices:
-            readers = sum(op.output in other.inputs for other in network.ops)
-            ops.append(replace(op, when=((_group(slices[op.output]), APART),)) if readers == 1 else op)
+            only = len(readers[op.output]) == 1
+            ops.append(replace(op, when=((_group(slices[op.output]), APART),)) if only else op)
         elif op.inputs[:1] and op.inputs[0] in found:
             ops += _convolutions(network, op, found[op.inputs[0]])
         else:
@@ -59,12 +60,11 @@ def _group(blocks: Blocks) -> str:
     return f"space to depth {blocks.concat.name}"
 
 
-def _blocks(network: Network) -> Iterator[Blocks]:
+def _blocks(network: Network, readers: Mapping[str, list[Op]]) -> Iterator[Blocks]:
     made = {op.output: op for op in network.ops if isinstance(op.problem, MoveProblem) and not op.when}
     outputs = {t.name for t in network.outputs}
     for op in network.ops:
         slices = [made.get(t) for t in op.inputs]
-        readers = [reader for reader in network.ops if op.output in reader.inputs]
         if not isinstance(op.problem, ConcatProblem) or op.problem.axis != 1 or op.when or None in slices:
             continue
         p, size = slices[0].problem, slices[0].problem.step[1]
@@ -74,7 +74,8 @@ def _blocks(network: Network) -> Iterator[Blocks]:
         whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // size, p.w // size), (1, size, size))
         every = sorted(corners) == [(i, j) for i in range(size) for j in range(size)]
         fits = alike and whole and every and size > 1 and p.h % size == p.w % size == 0
-        if fits and op.output not in outputs and readers and all(_takes(reader, op.output) for reader in readers):
+        around = readers.get(op.output, ())
+        if fits and op.output not in outputs and around and all(_takes(reader, op.output) for reader in around):
             nodes = tuple(dict.fromkeys(name for o in (*slices, op) for name in o.nodes))
             yield Blocks(op, slices[0].inputs[0], size, corners, nodes)
 

@@ -6,9 +6,10 @@ of the Add's fusion group; the repeated tensor then does not exist, unless someb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_runtime.lower import Network, Op
+from gpu_runtime.lower import Network, Op, readers_of
 from tactics.problem import ConvProblem, MoveProblem
 
 
@@ -28,10 +29,11 @@ def offer(network: Network) -> Network:
             )  # fmt: skip
     if not more:
         return network
-    before = dict(network.groups)
+    before, readers, outputs = dict(network.groups), readers_of(network), {t.name for t in network.outputs}
     ops: list[Op] = []
     for op in network.ops:
-        if op is made.get(op.output) and (group := _only_group(network, op)) in before and groups[group] != before[group]:
+        repeats = op is made.get(op.output) and op.output not in outputs
+        if repeats and (group := _only_group(readers.get(op.output, ()))) in before and groups[group] != before[group]:
             op = replace(op, when=tuple((group, option) for option in before[group]))
         ops.append(op)
         if op.name in more:
@@ -46,10 +48,8 @@ def _repeats(op: Op) -> bool:
     return p.step[1] == p.step[2] > 1 and p.out == (p.c, p.h * p.step[1], p.w * p.step[1])
 
 
-def _only_group(network: Network, op: Op) -> str | None:
-    """The one fusion group that decides about every reader of the op's output."""
-    if op.output in {t.name for t in network.outputs}:
-        return None
-    deciding = [{group for group, _ in reader.when} for reader in network.ops if op.output in reader.inputs]
+def _only_group(readers: Sequence[Op]) -> str | None:
+    """The one fusion group that decides about every one of a tensor's readers."""
+    deciding = [{group for group, _ in reader.when} for reader in readers]
     common = set.intersection(*deciding) if deciding else set()
     return min(common, default=None)

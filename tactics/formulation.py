@@ -344,17 +344,18 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
 def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """The readers of a tensor, those together that never exist together: each joins the first slot where that is so."""
     slots: list[list[tuple[int, int]]] = []
-    named: dict[str, dict[int, None]] = {}  # group -> the slots whose readers name it: what excludes another has one in common
+    named: dict[str, dict[frozenset[str], set[int]]] = {}  # group -> options of it -> the slots of readers that want these
     for i, k in readers:
         when = graph.choices[i].when
-        groups = {g for g, _ in when}
-        for s in sorted(set().union(*(named.get(g, ()) for g in groups))):
+        wants = {group: frozenset(o for g, o in when if g == group) for group, _ in when}
+        others = (found for g, mine in wants.items() for options, found in named.get(g, {}).items() if not mine & options)
+        for s in sorted(set().union(*others)):  # of those with a reader that excludes this one, one where all do
             if all(exclusive(when, graph.choices[j].when) for j, _ in slots[s]):
                 break
         else:
             s = len(slots)
             slots.append([])
         slots[s].append((i, k))
-        for g in groups:
-            named.setdefault(g, {})[s] = None
+        for g, mine in wants.items():
+            named.setdefault(g, {}).setdefault(mine, set()).add(s)
     return slots
