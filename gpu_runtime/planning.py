@@ -162,16 +162,26 @@ def format_of(table: Table, tensor: str, key: str) -> Format:
 def forced(table: Table, chosen: plan.Plan, wanted: Mapping[str, bool]) -> dict[str, plan.Forced | None]:
     """Layer -> sparse or not: the best plan with that one layer forced so, wherever fusion puts its weights, and how much
     faster its kernels would have to be for that; None where no such plan exists."""
-    names = {layer: tuple(op.name for op in ops_of(table.network, layer)) for layer in wanted}
+    names = {layer: tuple(op.name for op in ops) for layer, ops in ops_by_layer(table.network, wanted).items()}
     found = plan.forced(table.graph, chosen, [(names[layer], sparse) for layer, sparse in wanted.items()])
     return dict(zip(wanted, found, strict=True))
 
 
 def ops_of(network: Network, layer: str) -> list[Op]:
     """All alternatives with weights of this layer; of merged siblings, with those of any of them."""
-    able = {op.name: op for op in network.ops if op.layer}
-    members = {m for op in able.values() if op.layer == layer for m in (op.layers or (layer,))}
-    return [op for op in able.values() if members & {*(op.layers or (op.layer,))}]
+    return ops_by_layer(network, (layer,))[layer]
+
+
+def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:
+    """`ops_of` several layers, from one walk through the network."""
+    able = [*{op.name: op for op in network.ops if op.layer}.values()]
+    members: dict[str, set[str]] = {}  # layer -> those whose weights its ops hold
+    holding: dict[str, set[int]] = {}  # layer -> the ops that hold weights of it
+    for i, op in enumerate(able):
+        members.setdefault(op.layer, set()).update(op.layers or (op.layer,))
+        for m in op.layers or (op.layer,):
+            holding.setdefault(m, set()).add(i)
+    return {x: [able[i] for i in sorted(set().union(*(holding[m] for m in members.get(x, ()))))] for x in layers}
 
 
 def rivals(table: Table) -> dict:

@@ -88,7 +88,7 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
         would = _if_sparse(table, op, dense, alternatives) if mode == "disable" else None
         return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail, "if_sparse": would}
     if forced is not None:
-        row["other"] = _other(table, chosen, op, forced.plan)
+        row["other"] = _other(table, chosen, forced)
         row["other_cost_us"] = row["other"]["cost_us"]
         row["flip_speedup"] = None if forced.speedup == math.inf else round(forced.speedup, 4)
     if not measured and dense is not None:
@@ -135,32 +135,22 @@ def pattern(w: np.ndarray) -> dict:
     return row
 
 
-def _other(table: Table, chosen: plan.Plan, op: Op, forced: plan.Plan) -> dict:
+def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> dict:
     """What forcing the layer changes, in microseconds: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of
     the `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
     reformats, and `around_us`, of all other kernels."""
-    names = {o.name for o in planning.ops_of(table.network, op.layer)}
-    before, after = ([e for name, e in p.entries.items() if name in names] for p in (chosen, forced))
-    mine = after[0]
-    kernel = sum(e.time_ps for e in after) - sum(e.time_ps for e in before)
-    reformat = sum(_hop_ps(table, h) for h in forced.reformats) - sum(_hop_ps(table, h) for h in chosen.reformats)
+    mine = forced.after[0]
+    kernel = sum(e.time_ps for e in forced.after) - sum(e.time_ps for e in forced.before)
+    gone, new = ([table.graph.reformat_ps(*hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
+    reformat = sum(new) - sum(gone)
     total = forced.total_ps - chosen.total_ps
     tactic = Tactic.parse(mine.tactic)
     return {
         "total_us": forced.total_ps / 1e6, "cost_us": total / 1e6, "kernel_us": kernel / 1e6, "reformat_us": reformat / 1e6,
-        "around_us": (total - kernel - reformat) / 1e6,
-        "reformats": len(_launched(table, forced)) - len(_launched(table, chosen)),
-        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": sum(e.time_ps for e in after) / 1e6,
-        "kernels": len(after),
+        "around_us": (total - kernel - reformat) / 1e6, "reformats": sum(map(bool, new)) - sum(map(bool, gone)),
+        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out),
+        "us": sum(e.time_ps for e in forced.after) / 1e6, "kernels": len(forced.after),
     }  # fmt: skip
-
-
-def _hop_ps(table: Table, hop: tuple[str, str, str]) -> int:
-    return table.graph.reformat_ps(*hop)
-
-
-def _launched(table: Table, p: plan.Plan) -> list:
-    return [hop for hop in p.reformats if _hop_ps(table, hop)]
 
 
 def _summary(rows: list[dict], chosen: plan.Plan, all_dense_us: float | None) -> dict:

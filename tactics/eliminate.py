@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tactics.elimination_order import order
+
 NEVER = 1 << 60  # the cost of an impossible cell
 ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
-MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
@@ -55,14 +56,14 @@ def minimise(
     if len(sequence) == len(sizes):
         tree = _up(sizes, placed, leaders, sequence)
         cost = _total(table for _, table, _ in tree.buckets[-1])
-        return Solution(_trace(tree, {}, {}) if cost < NEVER else None, cost, cost, "elimination", width)
+        return Solution(assigned(tree, _ranks(tree, {})) if cost < NEVER else None, cost, cost, "elimination", width)
 
     sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
     some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
-    states = _trace(tree, some, {})
+    states = assigned(tree, _ranks(tree, some))
     cost = _total(table[tuple(states[v] for v in scope)] for scope, table in factors)
     return Solution(states, cost, bound, "milp", width)
 
@@ -78,7 +79,9 @@ class Tree:
     tables that name rank b and none before it, as (scope, table, name): factors are named by their number, and by `messages`
     + c the message of bucket c, which is the minimum of all it holds, over its variable. `home[name]`: the bucket that it is
     in. `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has what names nothing that was eliminated.
-    `rest[b]`: what all that the message of b does not know costs at least, over the message's ranks; only `calibrate` fills it.
+    Only `calibrate` fills the others: `rest[b]`, what all that the message of b does not know costs at least, over the
+    message's ranks; `best[r]`, the state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names
+    rank r; `stands[r]`, the variables that it stands for.
     """
 
     place: list[tuple[int, np.ndarray | None]]
@@ -88,6 +91,9 @@ class Tree:
     scopes: list[tuple[int, ...]]
     messages: int
     rest: list[Factor]
+    best: list[int]
+    near: list[list[int]]
+    stands: list[list[int]]
 
     def ranked(self, scope, table) -> Factor:
         """A table over variables as one over ranks."""
@@ -112,6 +118,14 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     if len(sequence) < len(sizes):
         return None
     made = _up(sizes, placed, leaders, sequence)
+    made.best.extend(_ranks(made, {}))
+    made.near.extend([] for _ in sizes)
+    for b, scope in enumerate(made.scopes[:-1]):
+        for r in scope[1:]:
+            made.near[r].append(b)
+    made.stands.extend([] for _ in sizes)
+    for v, (rank, _) in enumerate(made.place):
+        made.stands[rank].append(v)
     made.rest.extend([((), np.array(0))] * len(made.buckets))
     for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
         own = [(s, t) for s, t, name in made.buckets[to] if name < made.messages]
@@ -136,35 +150,64 @@ def _without_each(sizes, scope, items: list[tuple[int, Factor]], known: np.ndarr
         yield from _without_each(sizes, scope, mine, np.minimum(rest, NEVER))
 
 
-def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[tuple[int, ...], int] | None:
-    """(states, cost) of the best assignment with these factors, number -> factor, in place of those that have the number and
-    the variables; None: there is none whose cost is `below` this. A cell that was NEVER must be so again.
+def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[dict[int, int], int] | None:
+    """(variable -> state where it is not that of the best assignment, cost) of the best assignment with these factors, number
+    -> factor, in place of those that have the number and the variables; None: there is none whose cost is `below` this. A
+    cell that was NEVER must be so again. Of equals, the states that the best assignment has.
 
     Only the messages between the replaced factors and the first bucket that knows them all are made anew; what lies beyond
-    it is known from the pass down (min-marginals).
+    it is known from the pass down (min-marginals). States are looked for from there on, as far as they differ.
     """
     new = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
-    changed = {tree.home[i] for i in swaps}
+    changed, todo = {tree.home[i] for i in swaps}, set()
     while len(changed) > 1:
         b = min(changed)
         table = _sum(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
         new[tree.messages + b] = np.minimum(table.min(axis=0), NEVER)
         changed = changed - {b} | {tree.receiver(b)}
+        todo.add(b)
     (b,) = changed
-    known: dict[int, int] = {}
+    states: dict[int, int] = {}
     cost = None
-    while True:  # the best states there, then on the way to the last bucket
+    while True:  # the best states there, then on the way to the last bucket, until all is as it was
         items = [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]]
-        cut = [(tuple(v for v in s if v not in known), t[tuple(known.get(v, slice(None)) for v in s)]) for s, t in items]
-        free = [v for v in tree.scopes[b] if v not in known]
+        cut = [(tuple(v for v in s if v not in states), t[tuple(states.get(v, slice(None)) for v in s)]) for s, t in items]
+        free = [v for v in tree.scopes[b] if v not in states]
         table = _sum(tree.sizes, free, cut)
         cost = int(table.min()) if cost is None else cost
         if cost >= below:
             return None
-        known |= zip(free, (int(k) for k in np.unravel_index(table.argmin(), table.shape)), strict=True)
-        if b == len(tree.buckets) - 1:
-            return _trace(tree, known, new), cost
+        states |= zip(free, _least(table, tuple(tree.best[v] for v in free)), strict=True)
+        if all(states[v] == tree.best[v] for v in tree.scopes[b][1:]):
+            break
         b = tree.receiver(b)
+    heap = [-b for b in todo.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
+    heapq.heapify(heap)
+    while heap:  # downwards, what depends on a state that differs
+        b = -heapq.heappop(heap)
+        if b in states:
+            continue
+        cut = [
+            new.get(name, t)[(slice(None), *(states.get(v, tree.best[v]) for v in scope[1:]))]
+            for scope, t, name in tree.buckets[b]
+        ]
+        (states[b],) = _least(_added(cut), (tree.best[b],)) if cut else (0,)
+        if states[b] != tree.best[b]:
+            for near in tree.near[b]:
+                heapq.heappush(heap, -near)
+    found: dict[int, int] = {}
+    for rank, state in states.items():
+        for v in tree.stands[rank] if state != tree.best[rank] else ():
+            by = tree.place[v][1]
+            found[v] = state if by is None else int(by[state])
+    return found, cost
+
+
+def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a table is least: at `usual`, if it is so there."""
+    if table[usual] == table.min():
+        return usual
+    return tuple(int(k) for k in np.unravel_index(table.argmin(), table.shape))
 
 
 def _up(sizes, factors, leaders, sequence) -> Tree:
@@ -179,7 +222,8 @@ def _up(sizes, factors, leaders, sequence) -> Tree:
             v, its = leaders[v]
             states = its if states is None else states[its]
         place.append((rank[v], states))
-    made = Tree(place, [sizes[v] for v in by_rank], [[] for _ in range(len(sequence) + 1)], {}, [], len(factors), [])
+    buckets = [[] for _ in range(len(sequence) + 1)]
+    made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], len(factors), [], [], [], [])
 
     def put(scope, table, name) -> None:
         made.home[name] = b = min((*scope, len(sequence)))
@@ -195,83 +239,19 @@ def _up(sizes, factors, leaders, sequence) -> Tree:
     return made
 
 
-def _trace(tree: Tree, known: dict[int, int], new: Mapping[int, np.ndarray]) -> tuple[int, ...]:
-    """The best state of every variable. `known`: states of some ranks, those not eliminated among them; `new`: tables in place
-    of those of these names."""
+def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
+    """The best state of every rank. `known`: the states of some, those not eliminated among them."""
     states = dict(known)
     for b in reversed(range(len(tree.buckets) - 1)):
         if b not in states:
-            items = tree.buckets[b]
-            cut = [new.get(name, t)[(slice(None), *map(states.__getitem__, scope[1:]))] for scope, t, name in items]
+            cut = [t[(slice(None), *map(states.__getitem__, scope[1:]))] for scope, t, _ in tree.buckets[b]]
             states[b] = int(_added(cut).argmin()) if cut else 0  # in no table: any state will do
-    found = ((states.get(rank, 0), by) for rank, by in tree.place)
-    return tuple(s if by is None else int(by[s]) for s, by in found)
+    return [states.get(rank, 0) for rank in range(len(tree.sizes))]
 
 
-def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
-    """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
-    `max_cells` cells. Least message next; where that takes MANY_CELLS in all, the cheapest of three orders."""
-    scopes = list(scopes)
-    found = _order(sizes, scopes, max_cells, _message)
-    if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
-        others = [_order(sizes, scopes, max_cells, score) for score in (_table, _fill)]
-        found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
-    return found[:2]
-
-
-def _table(sizes, near, v: int) -> int:
-    """Cells of the table that eliminating v makes; NEVER where they are as many, which is all there is to know then."""
-    return min(NEVER, sizes[v] * _message(sizes, near, v))
-
-
-def _message(sizes, near, v: int) -> int:
-    """Cells of the table that is left when v is gone, or NEVER: a tensor may have thousands of readers."""
-    cells = 1
-    for u in near[v]:
-        cells *= sizes[u]
-        if cells >= NEVER:
-            return NEVER
-    return cells
-
-
-def _fill(sizes, near, v: int) -> int:
-    """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
-    if _message(sizes, near, v) >= NEVER:
-        return NEVER
-    return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
-
-
-def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
-    """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
-    variable)."""
-    near: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        for v in scope:
-            near[v].update(scope)
-    for v, around in enumerate(near):
-        around.discard(v)
-    scores = [score(sizes, near, v) for v in range(len(sizes))]
-    heap = [(c, v) for v, c in enumerate(scores)]
-    heapq.heapify(heap)
-    gone = [False] * len(sizes)
-    sequence, width, total = [], 0, 0
-    while heap:
-        c, v = heapq.heappop(heap)
-        if gone[v] or c != scores[v]:
-            continue  # an older entry of this variable
-        width, cells = max(width, len(near[v])), _table(sizes, near, v)
-        if cells > max_cells:
-            break
-        gone[v] = True
-        sequence.append(v)
-        total += cells
-        for u in near[v]:
-            near[u] |= near[v]
-            near[u] -= {u, v}
-        for u in near[v]:
-            scores[u] = score(sizes, near, u)
-            heapq.heappush(heap, (scores[u], u))
-    return sequence, width, total
+def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The states of all variables that these states of ranks stand for."""
+    return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
 
 
 def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[int, tuple[int, np.ndarray]]]:

@@ -143,7 +143,7 @@ def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width
     entries = {}
     for i, c in enumerate(graph.choices):
         if holds(c.when, options):
-            *ins, out = (value[v] for v in _tensors(graph, model, i))
+            *ins, out = (value[v] for v in tensors(graph, model, i))
             entries[c.name] = model.cells[i][tuple(ins), out]
     total, reformats = cost(graph, options, entries, model.copies)
     return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
@@ -162,21 +162,21 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
 
 def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> eliminate.Factor:
     """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
-    variables = _tensors(graph, model, i)
+    variables = tensors(graph, model, i)
     table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
         table[state] = value
     return _where_taken(model, graph.choices[i], variables, table)
 
 
-def _tensors(graph: Graph, model: Model, i: int) -> list[int]:
+def tensors(graph: Graph, model: Model, i: int) -> list[int]:
     """The variables of a choice's inputs and of its output."""
     c = graph.choices[i]
     return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
 
 
 def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
-    where = [{f: s for s, f in enumerate(model.domains[v])} for v in _tensors(graph, model, i)]
+    where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors(graph, model, i)]
     return {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in costs.items()}
 
 
@@ -204,7 +204,7 @@ def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tupl
 
 def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
     """The table of choice i, which is one with those of choices alike."""
-    variables, over = _tensors(graph, model, i), _asked(model, graph.choices[i].when)
+    variables, over = tensors(graph, model, i), _asked(model, graph.choices[i].when)
     alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
     if alike not in model.tables:
         model.tables[alike] = op_factor(graph, model, i, costs)[1]
@@ -220,7 +220,7 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
     wide = []
     for i, cells in costs.items():
-        size = math.prod(model.sizes[v] for v in _tensors(graph, model, i))
+        size = math.prod(model.sizes[v] for v in tensors(graph, model, i))
         blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
         if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
             _add_op(graph, model, i, cells)
@@ -234,7 +234,7 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     picked = _variable(model, picks)
     model.blocks.update(wide)
     for i in wide:
-        for k, v in enumerate(_tensors(graph, model, i)):
+        for k, v in enumerate(tensors(graph, model, i)):
             states = range(model.sizes[v])
             agrees = [[0 if owner != i or s in block[k] else eliminate.NEVER for s in states] for owner, _, block in picks]
             model.factors.append(((picked, v), np.array(agrees, np.int64)))

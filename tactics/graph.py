@@ -208,6 +208,12 @@ def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
     return None
 
 
+def may_close(graph: Graph) -> bool:
+    """Is there an op that reads what an op named after it makes? Where not, no options close a ring."""
+    last = {c.output: i for i, c in enumerate(graph.choices)}
+    return any(last.get(t, -1) >= i for i, c in enumerate(graph.choices) for t in c.inputs)
+
+
 def check(graph: Graph) -> None:
     """ValueError with a sentence where the graph contradicts itself."""
     options, inputs, outputs = dict(graph.groups), set(graph.inputs), set(graph.outputs)

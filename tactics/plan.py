@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tactics import eliminate, formulation
+from tactics import changes, eliminate, formulation
+from tactics.changes import Change
 from tactics.graph import (
     Entry,
     Force,
@@ -23,6 +24,7 @@ from tactics.graph import (
     cycle,
     formats_of,
     holds,
+    may_close,
     only,
     tensors_of,
     why_none,
@@ -93,11 +95,22 @@ def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float,
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The best plan with one layer forced. `speedup`: by what factor all of the forced kernels of that layer would have to
-    be faster, all else as it is, for such a plan to cost no more than the best one; inf: none would do."""
+    """The best plan with one layer forced, as the change that it makes in the best plan. `before`, `after`: the entries of the
+    layer's ops in the two. `speedup`: by what factor all of the forced kernels of that layer would have to be faster, all else
+    as it is, for such a plan to cost no more than the best one; inf: none would do."""
 
-    plan: Plan
+    change: Change
+    before: tuple[Entry, ...]
+    after: tuple[Entry, ...]
     speedup: float
+
+    @property
+    def total_ps(self) -> int:
+        return self.change.total_ps
+
+    def plan(self, graph: Graph, best: Plan) -> Plan:
+        """The whole plan; `best`: the one that it changes."""
+        return changes.changed(graph, best, self.change)
 
 
 def forced(
@@ -107,68 +120,111 @@ def forced(
     None where that is impossible. `best`: the plan without force. `ops`: the alternatives of one layer, of which every plan
     has some; siblings that a plan may merge are several at once where they are apart.
 
-    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree. Where that is too wide,
-    or such a plan has a cycle, the layer is solved alone, and `speedup` is an upper bound.
+    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as
+    the part of the plan that it changes. Where the tree is too wide, or such a plan has a cycle, the layer is solved alone,
+    and `speedup` is an upper bound.
     """
     check(graph)
+    wanted = list(wanted)
+    if not wanted:
+        return []
     costs = formulation.costs_of(graph)
     model = formulation.model_of(graph, costs)
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
-    return [_forced(graph, best, costs, model, tree, names, sparse) for names, sparse in wanted]
+    if tree is None:
+        return [_forced_alone(graph, best, names, sparse) for names, sparse in wanted]
+    usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
+    question = _Question(graph, best, costs, model, tree, usual, may_close(graph))
+    places: dict[str, list[int]] = {}
+    for i, c in enumerate(graph.choices):
+        places.setdefault(c.name, []).append(i)
+    return [_forced(question, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
 
 
-def _forced(graph: Graph, best: Plan, costs: formulation.Costs, model: formulation.Model, tree: eliminate.Tree | None,
-            names: tuple[str, ...], sparse: bool) -> Forced | None:  # fmt: skip
-    mine = [i for i, c in enumerate(graph.choices) if c.name in names]
-    if tree is None or model.blocks & set(mine):
-        return _forced_alone(graph, best, names, sparse)
-    cells = {}
-    for i in mine:
-        c = graph.choices[i]
-        cells[i] = cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
-    there = replace(model, cells=[cells.get(i, own) for i, own in enumerate(model.cells)])
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What all counterfactuals have in common; `usual`: the plan of the tree, which is `best` unless cycles were forbidden."""
 
-    def least(faster: float, below: int = eliminate.NEVER) -> tuple[Plan, int] | None:
+    graph: Graph
+    best: Plan
+    costs: formulation.Costs
+    model: formulation.Model
+    tree: eliminate.Tree
+    usual: changes.Changes
+    may_close: bool
+
+    def after(self, change: Change, names: tuple[str, ...]) -> tuple[Entry, ...]:
+        """The entries of these ops in the changed plan."""
+        found = (change.entries[n] if n in change.entries else self.usual.plan.entries.get(n) for n in names)
+        return tuple(e for e in found if e is not None)
+
+    def cyclic(self, change: Change) -> bool:
+        return self.may_close and cycle(self.graph, {**self.usual.plan.options, **change.options}) is not None
+
+    def break_even(self, change: Change, names: tuple[str, ...]) -> float:
+        """How much faster these ops must be for the plan to cost what the best one does; inf also where it cannot run."""
+        left = _break_even(self.after(change, names), change.total_ps, self.best)
+        return math.inf if left < math.inf and self.cyclic(change) else left
+
+
+def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool) -> Forced | None:
+    """`mine`: the choices that have these names."""
+    if q.model.blocks & set(mine):
+        return _forced_alone(q.graph, q.best, names, sparse)
+    cells = {i: _only(q.graph, i, sparse) for i in mine}
+
+    def least(faster: float, below: int = eliminate.NEVER) -> tuple[Change, int] | None:
         """The best such plan, and its cost, if all kernels of the layer were faster by this factor."""
-        table = {i: {cell: costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
-        swaps = {model.ops[i]: formulation.op_factor(graph, model, i, table[i]) for i in mine}
-        found = eliminate.replaced(tree, swaps, below)
-        return found and (formulation.read(graph, there, found[0], "elimination", best.width), found[1])
+        table = {i: {cell: q.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
+        swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
+        found = eliminate.replaced(q.tree, swaps, below)
+        return found and (q.usual.of(found[0], cells), found[1])
 
     found = least(1.0)
     if found is None:
         return None
-    plan, cost = found
-    if cycle(graph, plan.options) is not None:
-        return _forced_alone(graph, best, names, sparse)
-    if plan.total_ps != cost // costs.scale:
-        raise RuntimeError(f"planner: forced plan costs {plan.total_ps} ps, the solver said {cost // costs.scale} ps")
+    first, cost = found
+    if q.cyclic(first):
+        return _forced_alone(q.graph, q.best, names, sparse)
+    if first.total_ps != cost // q.costs.scale:
+        raise RuntimeError(f"planner: forced plan costs {first.total_ps} ps, the solver said {cost // q.costs.scale} ps")
     # The least break-even over all plans, by Dinkelbach's method: at one plan's the next is sought that is cheaper than it.
-    rival, faster, speedup = plan, 1.0, _break_even(graph, plan, best, names)
+    rival, faster, speedup = first, 1.0, q.break_even(first, names)
     if speedup == math.inf:  # whatever its kernels take; perhaps not so with another plan
         faster = math.inf
         rival, cost = least(faster)
-        speedup = _break_even(graph, rival, best, names)
+        speedup = q.break_even(rival, names)
     while 1.0 < speedup < math.inf:
-        kernels = [e for name, e in rival.entries.items() if name in names]
-        found = least(speedup, cost + sum(costs.of(e, speedup) - costs.of(e, faster) for e in kernels))
-        if found is None or _break_even(graph, found[0], best, names) >= speedup:
+        found = least(speedup, cost + sum(q.costs.of(e, speedup) - q.costs.of(e, faster) for e in q.after(rival, names)))
+        if found is None or q.break_even(found[0], names) >= speedup:
             break
         (rival, cost), faster = found, speedup
-        speedup = _break_even(graph, rival, best, names)
-    return Forced(replace(plan, status="proven", gap=0.0), speedup)
+        speedup = q.break_even(rival, names)
+    before = tuple(q.best.entries[n] for n in names if n in q.best.entries)
+    after = q.after(first, names)
+    if q.usual.plan.entries != q.best.entries:
+        first = changes.difference(q.best, changes.changed(q.graph, q.usual.plan, first))
+    return Forced(first, before, after, speedup)
 
 
-def _break_even(graph: Graph, plan: Plan, best: Plan, names: tuple[str, ...]) -> float:
-    """How much faster these ops must be for the plan to cost what the best one does; inf also where it cannot run."""
-    time = sum(e.time_ps for name, e in plan.entries.items() if name in names)
-    left = time - (plan.total_ps - best.total_ps)
-    return max(1.0, time / left) if left > 0 and cycle(graph, plan.options) is None else math.inf
+def _only(graph: Graph, i: int, sparse: bool) -> dict[tuple, Entry]:
+    """The cells of choice i with its sparse, or its dense, entries alone."""
+    c = graph.choices[i]
+    return cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
+
+
+def _break_even(kernels: Iterable[Entry], total_ps: int, best: Plan) -> float:
+    time = sum(e.time_ps for e in kernels)
+    left = time - (total_ps - best.total_ps)
+    return max(1.0, time / left) if left > 0 else math.inf
 
 
 def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool) -> Forced | None:
     plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names})
-    return None if plan is None else Forced(plan, _break_even(graph, plan, best, names))
+    if plan is None:
+        return None
+    before, after = (tuple(p.entries[n] for n in names if n in p.entries) for p in (best, plan))
+    return Forced(changes.difference(best, plan), before, after, _break_even(after, plan.total_ps, best))
 
 
 def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:

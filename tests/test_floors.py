@@ -24,8 +24,8 @@ tactics.back_to_back  tactics.squeeze_excite
 tactics.movement  tactics.gather  tactics.matmul
 tactics.pointwise  tactics.rows  tactics.library
 tactics.families  tactics.launches  tactics.single  tactics.candidates  tactics.predict
-tactics.timing_worker  tactics.timing_cache  tactics.timing  tactics.eliminate  tactics.graph  tactics.reformats
-tactics.formulation  tactics.plan
+tactics.timing_worker  tactics.timing_cache  tactics.timing  tactics.elimination_order  tactics.eliminate
+tactics.graph  tactics.reformats  tactics.formulation  tactics.changes  tactics.plan
 gpu_runtime.text  gpu_runtime.errors  gpu_runtime.onnx_load  gpu_runtime.onnx_check  gpu_runtime.onnx_weights
 gpu_runtime.onnx_convert  gpu_runtime.onnx_respell  gpu_runtime.onnx_clean
 gpu_runtime.onnx_import  gpu_runtime.onnx_sparsity  gpu_runtime.onnx_graph  gpu_runtime.chains

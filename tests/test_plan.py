@@ -356,7 +356,7 @@ def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
     """What large graphs alone would use: ops described by blocks of cells, and the cheapest of three orders."""
     monkeypatch.setattr(formulation, "SMALL_TABLE", 1)
     monkeypatch.setattr(formulation, "FEW", 0)
-    monkeypatch.setattr(eliminate, "MANY_CELLS", 0)
+    monkeypatch.setattr("tactics.elimination_order.MANY_CELLS", 0)
     for make, seeds in ((small_graph, range(80)), (merging_graph, range(40)), (sibling_graph, range(60))):
         for seed in seeds:
             graph = make(seed)
@@ -725,8 +725,14 @@ def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, mo
             except ValueError:
                 assert found is None, (seed, names, sparse)
                 continue
-            assert found.plan.total_ps == alone.total_ps == evaluate(graph, found.plan), (seed, names, sparse)
-            assert all(e.sparse == sparse for n, e in found.plan.entries.items() if n in names)
+            whole = found.plan(graph, best)
+            assert found.total_ps == whole.total_ps == alone.total_ps == evaluate(graph, whole), (seed, names, sparse)
+            for entries, p in ((found.before, best), (found.after, whole)):
+                assert sorted(map(str, entries)) == sorted(str(e) for n, e in p.entries.items() if n in names)
+            assert all(e.sparse == sparse for e in found.after)
+            assert (set(found.change.gone), set(found.change.new)) == (
+                set(best.reformats) - set(whole.reformats), set(whole.reformats) - set(best.reformats)
+            )  # fmt: skip
             checked += 1
             if best.total_ps < alone.total_ps and found.speedup < math.inf:
                 flips += 1
