@@ -221,13 +221,15 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
     """Byte offset of every place: those in another begin at their first channel there, an alias where the other place does."""
 
     def offset(place: Place) -> int:
-        if place in alias:
-            return offset(alias[place])
-        if place not in home:
-            return own[_name(place)]
-        root, c = home[place]
-        fmt, _, s = _whole(table, root)
-        return offset(root) + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+        inside = 0
+        while place in alias or place in home:
+            if place in alias:
+                place = alias[place]
+                continue
+            place, c = home[place]
+            fmt, _, s = _whole(table, place)
+            inside += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+        return own[_name(place)] + inside
 
     return dict(own) | {_name(place): offset(place) for layer in layers for place, _, _ in (*layer.ins, layer.out)}
 
