@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,13 +20,15 @@ from gpu_runtime.onnx_respell import MOST_FOLDED
 from gpu_runtime.onnx_weights import name_nodes
 
 
-def clean(proto: onnx.ModelProto) -> ir.Model:
+def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
+    """`large`: initializers that stand among the inputs (see onnx_load.set_aside); they are initializers again."""
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
     try:
         with _logged() as told:
             model = ir.from_proto(proto)
+            _put_back(model.graph, large)
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
             _erase_half(model)
             onnx_respell.split_sums(model)
@@ -81,6 +83,16 @@ def clean(proto: onnx.ModelProto) -> ir.Model:
             before, after = ([int(d) for d in v.shape] for v in (node.inputs[0], node.outputs[0]))
             raise ModelError(f"Reshape {node.name}: {before} cannot become {after}; the model is fixed to other input sizes")
     return model
+
+
+def _put_back(graph: ir.Graph, large: Mapping[str, onnx.TensorProto]) -> None:
+    inputs = [*graph.inputs]
+    graph.inputs.clear()
+    graph.inputs.extend(v for v in inputs if v.name not in large)
+    for v in inputs:
+        if v.name in large:
+            v.const_value = ir.from_proto(large[v.name])
+            graph.register_initializer(v)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from gpu_runtime.onnx_check import (
 )
 from gpu_runtime.onnx_clean import clean
 from gpu_runtime.onnx_convert import convert
-from gpu_runtime.onnx_load import drop_texts, load_whole, named, stored_tensors, type_name
+from gpu_runtime.onnx_load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
 from gpu_runtime.onnx_weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from tactics.library_problem import EXACT
 
@@ -57,14 +57,15 @@ OPS = {
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`model`: the cleaned graph, FP32 throughout. `dtypes`: of every network input and output as declared, "fp32", "fp16" or
-    one of EXACT; an input also "uint8", and its values FP32 in the graph.
+    """`model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights take memory. `dtypes`: of
+    every network input and output as declared, "fp32", "fp16" or one of EXACT; an input also "uint8", and its values FP32 in
+    the graph.
 
     `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
     that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them.
     """
 
-    model: ir.Model
+    model: ir.Model | None
     name: str
     dtypes: Mapping[str, str]
     pruned: tuple[str, ...] = ()
@@ -94,20 +95,23 @@ def read(
     with named(path):
         proto = load_whole(path)
         as_stored = onnx.ModelProto()
-        as_stored.CopyFrom(proto)
+        if save_pruned is not None:
+            as_stored.CopyFrom(proto)
         drop_texts(proto)
         check_graph(proto.graph)
         check_ops(proto, OPS)
         check_values(proto.graph)
         pruned, not_pruned = prune_weights(proto.graph) if prune else ({}, ())
         dtypes = _dtypes(proto.graph)
-        weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
+        if save_pruned is not None:
+            weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
         _fix_inputs(proto.graph, shapes)
         name_nodes(proto.graph.node)
         stored = stored_by_layer(proto.graph)
+        proto, large = set_aside(proto)
         check_schema(proto)
         check_sizes(proto)
-        model = clean(convert(proto))
+        model = clean(convert(proto), large)
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:

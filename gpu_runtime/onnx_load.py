@@ -18,6 +18,8 @@ from gpu_runtime.errors import ModelError
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
 MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
+LARGEST_GRAPH = 100_000  # nodes, functions written out
+SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 
 
@@ -36,12 +38,14 @@ def load_whole(path: Path) -> onnx.ModelProto:
     """The model with its functions inlined and its external data read."""
     proto = _load(path)
     _check_header(proto)
+    _check_length(proto)
     if proto.functions:
         _check_functions(proto)
         try:
             proto = inliner.inline_local_functions(proto)
         except Exception as e:
             raise ModelError(f"its functions cannot be written out: {first_line(e)}") from e
+        _check_length(proto)
     _load_external(proto, path.parent)
     return proto
 
@@ -167,6 +171,32 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
             f"which has {end}: the file is truncated, fetch it again"
         )
     return target, offset, length
+
+
+def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorProto]]:
+    """(the model with inputs in place of its large initializers, these by name): onnx's checker, converter and inference would
+    copy them again and again, and ask for no values of so many elements, but before opset 7, where all stay. They are copies,
+    since what protobuf has parsed stays in memory as long as any part of it."""
+    graph, large = proto.graph, {}
+    if opset_version(proto) < 7:
+        return proto, large
+    for i in reversed(range(len(graph.initializer))):
+        if len(graph.initializer[i].raw_data) > SMALL_BYTES:
+            t = graph.initializer.pop(i)
+            large[t.name] = TensorProto()
+            large[t.name].CopyFrom(t)
+            graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    small = onnx.ModelProto()
+    small.CopyFrom(proto)
+    return small, large
+
+
+def _check_length(proto: onnx.ModelProto) -> None:
+    if len(proto.graph.node) > LARGEST_GRAPH:
+        raise ModelError(
+            f"its graph has {len(proto.graph.node)} nodes, expected {LARGEST_GRAPH} at most: export it with fewer steps "
+            "unrolled, or in parts"
+        )
 
 
 def _check_header(proto: onnx.ModelProto) -> None:

@@ -99,6 +99,7 @@ def build(
     pruned = None if save_pruned is None else io.BytesIO()
     imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
     network, found = _fitted(imported, calibration)
+    imported = replace(imported, model=None)
 
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
@@ -117,7 +118,7 @@ def build(
 
     data |= {
         "producer": {"version": _version(), "nvrtc": nvrtc_version()},
-        "model": {"name": network.name, "sha256": hashlib.sha256(Path(model).read_bytes()).hexdigest()},
+        "model": {"name": network.name, "sha256": _file_sha256(model)},
         "device": asdict(target),
         "timing": timing_record(target),
         "source_hash": source_hash(),
@@ -245,6 +246,11 @@ def _explained(imported, table: planning.Table, chosen: plan.Plan, reached: rang
     explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
     explained["pruned_energy"] = imported.before and imported.before.lost_energy
     return explained, beside
+
+
+def _file_sha256(path: str | os.PathLike) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _range_record(found: ranges.Ranges) -> dict:
