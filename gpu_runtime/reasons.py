@@ -37,15 +37,16 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
         if op.layer:
             alternatives.setdefault(op.layer, []).append((op, times))
     ops = {i: op for i, op in enumerate(table.network.ops) if op.layer and plan.holds(op.when, chosen.options)}
+    kernels = _Kernels(table)
     wanted = {
         op.layer: not chosen.entries[op.name].sparse
         for op in ops.values()
-        if all(any(_best(times, sparse) for _, times in alternatives[op.layer]) for sparse in (False, True))
+        if all(any(kernels.best(times, sparse) for _, times in alternatives[op.layer]) for sparse in (False, True))
     }
     forced = planning.forced(table, chosen, wanted)
     rows = [
-        _row(table, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer], single or {},
-             stored or {})
+        _row(table, kernels, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer],
+             single or {}, stored or {})
         for i, op in ops.items()
     ]
     return {
@@ -57,14 +58,35 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
     }
 
 
-def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str, measured: bool,
-         forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
+class _Kernels:
+    """The best kernels of ops by their table of times, which is one for all ops alike (see planning.tabulate)."""
+
+    def __init__(self, table: Table):
+        self.table, self._best, self._if_sparse = table, {}, {}
+
+    def best(self, times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
+        key = id(times), sparse
+        if key not in self._best:
+            self._best[key] = _best(times, sparse)
+        return self._best[key]
+
+    def if_sparse(
+        self, op: Op, times: Mapping[Tactic, Time], alternatives: list[tuple[Op, Mapping[Tactic, Time]]]
+    ) -> dict | None:
+        key = id(times), *(id(others) for _, others in alternatives)
+        if key not in self._if_sparse:
+            self._if_sparse[key] = _if_sparse(self.table, op, self.best(times, False), alternatives)
+        return self._if_sparse[key]
+
+
+def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str,
+         measured: bool, forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
          single: Mapping[str, str], stored: Mapping[str, Stored]) -> dict:  # fmt: skip
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
-    own, dense, sparse, ran = alternatives[0][0], _best(times, sparse=False), _best(times, sparse=True), op
+    own, dense, sparse, ran = alternatives[0][0], kernels.best(times, False), kernels.best(times, True), op
     if sparse is None:
-        found = [(best, other) for other, others in alternatives if (best := _best(others, sparse=True))]
+        found = [(best, other) for other, others in alternatives if (best := kernels.best(others, True))]
         sparse, ran = min(found, key=lambda pair: pair[0][1].us, default=(None, op))
     row = {
         "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(own, stored),
@@ -81,11 +103,11 @@ def _row(table: Table, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], 
     family = sparse_family_reason(own.problem)
     if family:
         code, _, detail = family.partition(": ")
-        would = _if_sparse(table, op, dense, alternatives) if code == "pattern_violation" else None
+        would = kernels.if_sparse(op, times, alternatives) if code == "pattern_violation" else None
         return row | {"verdict": "not_eligible", "reason": code, "detail": detail, "if_sparse": would}
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
-        would = _if_sparse(table, op, dense, alternatives) if mode == "disable" else None
+        would = kernels.if_sparse(op, times, alternatives) if mode == "disable" else None
         return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail, "if_sparse": would}
     if forced is not None:
         row["other"] = _other(table, chosen, forced)

@@ -1,6 +1,8 @@
 """Building stays cheap as graphs grow: work is counted rather than timed, so that other programs cannot fail a test."""
 
 import collections
+import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -8,11 +10,13 @@ import pytest
 
 from benchmarks.bench_scale import KINDS
 from cuda_kernels.device import named
-from gpu_runtime import fuse, lower, onnx_import, pipeline, planning
+from gpu_runtime import ModelError, build, fuse, lower, onnx_import, onnx_load, pipeline, planning
+from gpu_runtime.onnx_graph import constant
 from tactics import timing
 from tactics.format import Format
 
 DEVICE = named("h200")
+OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("gpu_runtime", "tactics", "cuda_kernels"))
 
 
 @pytest.fixture
@@ -25,6 +29,31 @@ def model(tmp_path):
         return path
 
     return saved
+
+
+def lines_run(function, *args, **options) -> collections.Counter:
+    """How often a line of ours runs, by the function that it is in; each turn of a loop or comprehension counts."""
+    found = collections.Counter()
+
+    def enter(frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS):
+            return None
+        name = f"{Path(code.co_filename).stem}.{code.co_qualname}"
+
+        def line(frame, event, _):
+            found[name] += event == "line"
+            return line
+
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        function(*args, **options)
+    finally:
+        sys.settrace(before)
+    return found
 
 
 def test_problems_alike_are_timed_once_and_share_their_entries(model):
@@ -43,3 +72,44 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
     assert max(asked.values()) == 3
     inner = [c.entries for c in table.graph.choices if c.name in {op.name for op in convs[1:-1]}]
     assert all(entries is inner[0] for entries in inner)
+
+
+SLOW, LONG = [("chain", 40), ("convs", 6)], [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 12)]
+GROWING = [pytest.param(*g, marks=pytest.mark.slow) for g in SLOW] + [pytest.param(*g, marks=pytest.mark.long) for g in LONG]
+
+
+@pytest.mark.parametrize("kind, nodes", GROWING)
+def test_work_grows_with_the_graph_and_no_faster(model, kind, nodes):
+    """From n to 2n and from 2n to 4n nodes: the second step takes twice the lines of the first, not four times. All weights
+    have the 2:4 pattern, so that every layer has a counterfactual."""
+    paths = [model(kind, n) for n in (nodes, 2 * nodes, 4 * nodes)]
+    build(paths[0], device="h200", sparsity="force")  # what is computed once is out of the way
+    small, middle, large = (sum(lines_run(build, p, device="h200", sparsity="force").values()) for p in paths)
+    assert large - middle < 2.4 * (middle - small), (small, middle, large)
+
+
+@pytest.mark.slow
+def test_a_thousand_convolutions_are_planned_in_seconds(model):
+    start = time.process_time()
+    build(model("convs", 1000), device="h200", sparsity="enable")
+    assert time.process_time() - start < 20  # 4 to 6 on a quiet machine
+
+
+def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, monkeypatch):
+    monkeypatch.setattr(onnx_load, "LARGEST_GRAPH", 10)
+    monkeypatch.setattr(onnx_import, "check_graph", None)
+    with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):
+        onnx_import.read(model("chain", 11))
+
+
+def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch):
+    path, seen = model("shapes", 40), []
+    check = onnx_import.check_schema
+    monkeypatch.setattr(onnx_import, "check_schema", lambda proto: [seen.append(proto.ByteSize()), check(proto)])
+    imported = onnx_import.read(path)
+    assert path.stat().st_size > 2_000_000 and seen[0] < 1_000_000
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    assert [v.name for v in imported.model.graph.inputs] == ["x"]
+    for node in imported.model.graph:
+        if node.op_type == "Conv":
+            assert (constant(node.inputs[1]) == stored[node.inputs[1].name]).all()
