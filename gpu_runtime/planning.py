@@ -105,12 +105,15 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         return min((_ps(t) for t in reformats[problem].values()), default=None)
 
     made: dict[tuple, tuple[plan.Entry, ...]] = {}  # ops alike share their entries, too
+    fastest: dict[int, list[tuple[Tactic, int]]] = {}
     choices = []
     for op, rows in zip(network.ops, times, strict=True):
         places, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, placed)))
         alike = id(rows), places, own
         if alike not in made:
-            made[alike] = plan.cheapest((*_entries(op.problem, rows, places), *own))
+            if id(rows) not in fastest:
+                fastest[id(rows)] = _fastest(op.problem, rows)
+            made[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], places), *own))
         choices.append(Choice(op.name, op.inputs, op.output, made[alike], op.when))
     graph = plan.Graph(
         tuple(choices), network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
@@ -334,9 +337,22 @@ def _wanted(problem: Problem, able: Iterable[Tactic], around: Around, scratch: i
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def _entries(problem: Problem, times: Mapping[Tactic, Time], placed: tuple[tuple[str, ...], ...]) -> Iterator[plan.Entry]:
+def _fastest(problem: Problem, times: Mapping[Tactic, Time]) -> list[tuple[Tactic, int]]:
+    """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
+    sparse one, which is all that a plan can want."""
+    best: dict[tuple, tuple[int, str, Tactic]] = {}
+    for t, time in times.items():
+        cell = _addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
+        if cell not in best or (_ps(time), t.name) < best[cell][:2]:
+            best[cell] = _ps(time), t.name, t
+    return [(t, ps) for ps, _, t in best.values()]
+
+
+def _entries(
+    problem: Problem, tactics: list[tuple[Tactic, int]], placed: tuple[tuple[str, ...], ...]
+) -> Iterator[plan.Entry]:
     """The kernels that may run a problem: each tactic with its tensors in every place of `placed` that its kernel can reach."""
-    for tactic, time in times.items():
+    for tactic, ps in tactics:
         own = _addresses(problem, tactic)
         ways = [[k] for k in own]
         if tactic.kernel in STRIDED:
@@ -347,7 +363,7 @@ def _entries(problem: Problem, times: Mapping[Tactic, Time], placed: tuple[tuple
         if getattr(problem, "residual", False) and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
-            yield plan.Entry(tactic.name, tuple(ins), out, _ps(time), tactic.sparse)
+            yield plan.Entry(tactic.name, tuple(ins), out, ps, tactic.sparse)
 
 
 def _in_place(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
