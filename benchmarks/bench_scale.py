@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import resource
 import subprocess
 import sys
@@ -224,6 +226,9 @@ def main() -> None:
             stages = " ".join(f"{s:7.2f}" for s in row["stages"].values())
             print(f"{kind:9} {nodes:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
                   f"{row['peak_mb']:7.0f}", flush=True)  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    machine = f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, Python {platform.python_version()}"
+    print(f"{time.strftime('%Y-%m-%d')}: {machine}")
 
 
 if __name__ == "__main__":

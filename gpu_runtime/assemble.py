@@ -180,8 +180,10 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
     last: dict[Place, int] = {}
     size: dict[Place, int] = {}
 
+    memories: dict[Place, Place] = {}
+
     def touch(place: Place, when: int) -> None:
-        place = _memory(place, home, alias)
+        place = _memory(place, home, alias, memories)
         first.setdefault(place, when)
         last[place] = max(last.get(place, when), when)
         size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
@@ -210,28 +212,34 @@ def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int
     return fmt, shape, strides(fmt, shape)
 
 
-def _memory(place: Place, home: Home, alias: Alias) -> Place:
-    """The place with memory of its own in which `place` lies."""
-    while place in home or place in alias:
+def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -> Place:
+    """The place with memory of its own in which `place` lies; `known`: those found before, to which this one is added."""
+    way = []
+    while place not in known and (place in home or place in alias):
+        way.append(place)
         place = home[place][0] if place in home else alias[place]
+    place = known.get(place, place)
+    known |= dict.fromkeys(way, place)
     return place
 
 
 def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
     """Byte offset of every place: those in another begin at their first channel there, an alias where the other place does."""
 
-    def offset(place: Place) -> int:
-        inside = 0
-        while place in alias or place in home:
-            if place in alias:
-                place = alias[place]
-                continue
-            place, c = home[place]
-            fmt, _, s = _whole(table, place)
-            inside += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
-        return own[_name(place)] + inside
-
-    return dict(own) | {_name(place): offset(place) for layer in layers for place, _, _ in (*layer.ins, layer.out)}
+    found: dict[str, int] = {}
+    for place in dict.fromkeys(place for layer in layers for place, _, _ in (*layer.ins, layer.out)):
+        way = []
+        while _name(place) not in found and (place in alias or place in home):
+            way.append(place)
+            place = alias[place] if place in alias else home[place][0]
+        at = found[_name(place)] = found[_name(place)] if _name(place) in found else own[_name(place)]
+        for inner in reversed(way):
+            if inner not in alias:
+                root, c = home[inner]
+                fmt, _, s = _whole(table, root)
+                at += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+            found[_name(inner)] = at
+    return dict(own) | found
 
 
 def _name(place: Place) -> str:

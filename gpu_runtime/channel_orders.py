@@ -27,6 +27,9 @@ MOVES = (ViewProblem, GatherProblem, MoveProblem)
 APART, IN_WEIGHTS, DEPTHWISE_TOO = "apart", "in weights", "in weights, depthwise too"
 
 
+LONGEST_RUN = 16  # moves that may be one order: a shuffle and what splits it are 4 or 5
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """Channel i of a tensor is channel `index[i]` of `source`, in every pixel; `nodes`: the ONNX nodes that say so."""
@@ -60,6 +63,8 @@ def _composed(network: Network) -> tuple[Network, dict[str, Order]]:
     for op in network.ops:
         if isinstance(op.problem, MOVES) and not op.when:
             source, before = runs.get(op.inputs[0], (op.inputs[0], ()))
+            if len(before) == LONGEST_RUN:
+                source, before = op.inputs[0], ()
             run = runs[op.output] = source, (*before, op)
             index = _channels(network.tensors[source], [o.problem for o in run[1]])
             if index is not None and not network.is_single(source):

@@ -277,13 +277,16 @@ def _convolution_adds(node: ir.Node) -> bool:
 
 
 def _ends_convolution(value: ir.Value, readers: tuple[ir.Node, ...]) -> bool:
-    node = value.producer()
-    if node is None or value.is_graph_output() or any(use.node not in readers for use in value.uses()):
-        return False
-    if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return _convolution(node) is not None
-    chain = chain_at(node, lambda n: False, node)
-    return chain is not None and len(chain.inputs) == 1 and _ends_convolution(chain.inputs[0], chain.nodes)
+    while True:
+        node = value.producer()
+        if node is None or value.is_graph_output() or any(use.node not in readers for use in value.uses()):
+            return False
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+            return _convolution(node) is not None
+        chain = chain_at(node, lambda n: False, node)
+        if chain is None or len(chain.inputs) != 1:
+            return False
+        value, readers = chain.inputs[0], chain.nodes
 
 
 def _convolution(node: ir.Node) -> tuple[Layer, list[ir.Node]] | None:

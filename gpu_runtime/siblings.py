@@ -26,6 +26,7 @@ from tactics.problem import ConcatProblem, ConvProblem, MoveProblem
 PRELU = Activation("prelu")
 SLOPES = {"none": lambda: 1.0, "relu": lambda: 0.0, "leaky_relu": lambda alpha: alpha, "prelu": None}
 HWC8 = Format("fp16", "hwc8")
+MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
 VECTOR = 8  # parts begin at multiples of this many channels
 
 
@@ -108,9 +109,10 @@ def _siblings(network: Network) -> Iterator[list[Op]]:
             alike = replace(p, k=1, bias=False, sparse24=False, act_first=False, act=act)
             found.setdefault((op.inputs[0], alike), {}).setdefault(op.layer, []).append(op)
     for layers in found.values():
-        ops = [alternatives[0] for alternatives in layers.values() if len(alternatives) == 1]
-        if len(ops) > 1 and all(op.problem.k % VECTOR == 0 for op in ops[:-1]):
-            yield ops
+        alone = [alternatives[0] for alternatives in layers.values() if len(alternatives) == 1]
+        for ops in (alone[i : i + MOST_MERGED] for i in range(0, len(alone), MOST_MERGED)):
+            if len(ops) > 1 and all(op.problem.k % VECTOR == 0 for op in ops[:-1]):
+                yield ops
 
 
 def _slope(op: Op) -> np.ndarray:

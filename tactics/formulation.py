@@ -245,20 +245,26 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
     """Cells of equal cost as products of sets, few of them: (their cost, (states of the first tensor, of the second, ...))."""
-
-    def split(cells: Iterable[tuple[int, ...]]) -> list[tuple]:
-        tails: dict[int, list] = {}
-        for head, *tail in cells:
-            tails.setdefault(head, []).append(tuple(tail))
-        heads_of: dict[tuple, list[int]] = {}
-        for head, tail in tails.items():
-            heads_of.setdefault(tuple(sorted(tail)), []).append(head)
-        return [(tuple(heads), *rest) for tail, heads in heads_of.items() for rest in (split(tail) if tail[0] else [()])]
-
     alike: dict[int, list[tuple[int, ...]]] = {}
     for cell, value in costs.items():
         alike.setdefault(value, []).append(cell)
-    return [(value, block) for value, cells in alike.items() for block in split(cells)]
+    found = []
+    for value, cells in alike.items():
+        todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
+        while todo:  # the first tensor's states that agree with the same states of the others belong together, and so on
+            block, cells = todo.pop()
+            tails: dict[int, list] = {}
+            for head, *tail in cells:
+                tails.setdefault(head, []).append(tuple(tail))
+            heads_of: dict[tuple, list[int]] = {}
+            for head, tail in tails.items():
+                heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+            parts = [((*block, tuple(heads)), tail) for tail, heads in heads_of.items()]
+            if parts[0][1][0]:
+                todo += reversed(parts)
+            else:
+                found += [(value, whole) for whole, _ in parts]
+    return found
 
 
 # ---- tensors

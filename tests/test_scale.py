@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.bench_scale import KINDS
+from benchmarks.bench_scale import KINDS, _Net
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build, fuse, lower, onnx_import, onnx_load, pipeline, planning
 from gpu_runtime.onnx_graph import constant
@@ -113,3 +113,20 @@ def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch
     for node in imported.model.graph:
         if node.op_type == "Conv":
             assert (constant(node.inputs[1]) == stored[node.inputs[1].name]).all()
+
+
+def test_a_thousand_functions_between_a_convolution_and_its_add(tmp_path):
+    """What ends a convolution is looked for back through all of them, and not by recursion."""
+    net = _Net()
+    x = net.conv("x")
+    for i in range(1100):
+        x = net.add(("Sigmoid", "Tanh")[i % 2], x)
+    onnx.save(net.model(net.add("Add", x, "x")), tmp_path / "deep.onnx")
+    fused = fuse.fuse(onnx_import.read(tmp_path / "deep.onnx"))
+    assert fused.layers[0].nodes == ("n0", "n1") and "n1101" not in fused.layers[-2].nodes  # the Add is no part of the chain
+
+
+def test_no_more_siblings_are_merged_than_their_names_can_bear(model):
+    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(model("conv_fan", 80)))))
+    merged = [op.layers for op in network.ops if len(op.layers) > 1]
+    assert [*map(len, merged)] == [32, 8]
