@@ -3,7 +3,9 @@
 # make check      the quick half of the tests
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-long  the exhaustive runs as well
-# make registers  write anew what every kernel takes of an SM (tests/golden/registers.json)
+# make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
+# make lint       ruff
+# make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
 # make bench      CPU-side benchmarks: emulator speed, planner against its rivals
 # make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
 PYTHON ?= python3
@@ -11,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 
-.PHONY: demo test check test-blas test-long registers bench gpu clean
+.PHONY: demo test check test-blas test-compiled test-long lint compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -26,13 +28,20 @@ test-blas: $(STAMP)
 	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
 	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"; fi
 
+BASE ?= $(shell git rev-list -1 --before='24 hours ago' HEAD 2>/dev/null)
+test-compiled: $(STAMP)
+	GPU_RUNTIME_RECOMPILE=$(if $(ALL),all,$(shell git rev-parse HEAD):$(BASE)) $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) --durations=30
 
-registers: $(STAMP)
-	rm -f out/registers.txt && mkdir -p out
-	GPU_RUNTIME_RECORD=$(CURDIR)/out/registers.txt $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
-	$(BIN)/python -m tests.registers out/registers.txt
+compiled: $(STAMP)
+	rm -f out/compiled.txt && mkdir -p out
+	GPU_RUNTIME_RECORD=$(CURDIR)/out/compiled.txt $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
+	$(BIN)/python -m tests.compiled out/compiled.txt
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_emulator

@@ -10,7 +10,6 @@ from reference_run import network
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.compile import compile_kernel, compile_many
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from gpu_runtime.back_to_back import offer
 from tactics import codec
@@ -22,8 +21,8 @@ from tactics.pointwise_ops import Activation
 from tactics.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data
+from tests.compiled import takes
 from tests.problems import assert_written_once, check
-from tests.registers import hold
 
 DEVICE = named("h200")
 HWC8 = Format("fp16", "hwc8")
@@ -98,9 +97,8 @@ def test_tiles_compile_without_spills(sm):
         full = replace(problem, first=replace(problem.first, act=PRELU), second=replace(problem.second, act=PRELU))
         wanted |= {launches(full, t)[0].values: t for t in candidates(full, device) if t.out == HWC8}
     assert {t.tile for t in wanted.values()} == set(TILES)
-    compile_many([("conv_back_to_back", dict(values), sm) for values in wanted])
     for values in wanted:
-        hold(compile_kernel("conv_back_to_back", dict(values), sm))
+        takes("conv_back_to_back", values, sm)
 
 
 # ---- in networks

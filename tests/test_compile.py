@@ -1,12 +1,7 @@
 """Every kernel variant compiles for every architecture without spills, and its machine code holds the MMAs its tile needs."""
 
-import collections
-import importlib.util
 import itertools
-import re
-import subprocess
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -19,7 +14,8 @@ from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem
 from tactics.tactic import Tactic
-from tests.registers import BASELINE, baseline, compiler, fits, hold
+from tests import compiled as recorded
+from tests.compiled import RECORD, compiler, fits, record, takes
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
 HWC8 = Format("fp16", "hwc8")
@@ -49,15 +45,6 @@ OTHERS = [
 ]  # fmt: skip
 
 
-def disassemble(cubin: bytes, folder: Path) -> collections.Counter:
-    """Mnemonic -> how often it stands in the machine code."""
-    tool = Path(importlib.util.find_spec("nvidia.cu13").submodule_search_locations[0]) / "bin" / "nvdisasm"
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    text = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
-    return collections.Counter(re.findall(r"\b([A-Z][A-Z0-9]+(?:\.[A-Z0-9_]+)*)\b", text))
-
-
 def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
     """The launch of a problem in which nothing can be left out."""
     problem = ConvProblem(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
@@ -67,52 +54,50 @@ def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
     return tactic, launches(problem, tactic)[0]
 
 
-def compiled(kernel, tile, x, y, residual, act, sm, judge, out="fp16"):
-    """(tactic, its kernel, after `judge` has seen what it takes), or None where the tile cannot run."""
+def variant(kernel, tile, x, y, residual, act, sm, out="fp16"):
+    """(tactic, its compile-time values), or None where the tile cannot run on that architecture."""
     tactic, launch = conv_launch(kernel, tile, x, y, residual, act, out)
     limit = SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))]
     if reason := tile_reason(tactic, replace(NAMED["h200"], sm=sm, smem_per_block=limit)):
         assert "shared memory" in reason if conv_smem(tactic) > limit else "linear input" in reason
         return None
-    c = compile_kernel(kernel, dict(launch.values), sm)
-    judge(c)
-    assert c.regs * tile.threads <= 65536
-    return tactic, c
+    return tactic, launch.values
 
 
-def look_at(tactic, c, tmp_path):
-    """The main loop's machine code."""
-    tile = tactic.tile
-    ops = disassemble(c.cubin, tmp_path)
-    per_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
-    if tactic.sparse:
-        assert ops["HMMA.SP.16832.F32"] == per_warp * tile.k // 32
-        assert not any(op.startswith("HMMA.16816") for op in ops), "a sparse tactic that runs dense"
-    else:
-        assert ops["HMMA.16816.F32"] == per_warp * tile.k // 16
-        assert not any(op.startswith("HMMA.SP") for op in ops)
-    assert any(op.startswith("LDGSTS") and op.endswith("128") for op in ops)
-    assert any(op.startswith("LDSM") and op.endswith(".4") for op in ops)
+def hold(kernel, tile, x, y, sm, out="fp16"):
+    """With most live registers, residual and per-channel slope: what the variant takes, where the tile can run."""
+    found = variant(kernel, tile, x, y, True, "prelu", sm, out)
+    if found is None:
+        return None
+    taken = takes(kernel, found[1], sm)
+    assert taken.regs * tile.threads <= 65536
+    return found[0], taken
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_conv_tiles_compile_without_spills(kernel, tile, pair, sm, tmp_path):
-    """The variant with most live registers: residual and per-channel slope. The main loop is that of the input's side."""
-    found = compiled(kernel, tile, *pair, True, "prelu", sm, hold)
-    if found and pair[0] == pair[1]:
-        look_at(*found, tmp_path)
+def test_conv_tiles_compile_without_spills(kernel, tile, pair, sm):
+    """The main loop is that of the input's side: as many MMAs as the tile has, dense or sparse and never both."""
+    found = hold(kernel, tile, *pair, sm)
+    if found is None:
+        return
+    tactic, taken = found
+    per_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
+    if tactic.sparse:
+        assert (taken.mma_sp, taken.mma) == (per_warp * tile.k // 32, 0), "a sparse tactic that runs dense"
+    else:
+        assert (taken.mma, taken.mma_sp) == (per_warp * tile.k // 16, 0)
+    if pair[0] == pair[1]:
+        assert taken.copies and taken.matrices
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("way", [{"split": 2}, {"stream": 100}], ids=str)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_shared_tiles_compile_without_spills(kernel, tile, way, sm):
     if not ("stream" in way and out_of_registers(Tactic(kernel, tile, (HWC8,), HWC8))):
-        compiled(kernel, replace(tile, **way), "hwc8", "hwc8", True, "prelu", sm, hold)
+        hold(kernel, replace(tile, **way), "hwc8", "hwc8", sm)
 
 
 @pytest.mark.long
@@ -122,29 +107,76 @@ def test_shared_tiles_compile_without_spills(kernel, tile, way, sm):
 def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm):
     """Their main loops are those of the variants above, whose machine code is looked at."""
     for residual, act in ((False, "none"), (False, "silu"), (True, "relu")):
-        compiled(kernel, tile, *pair, residual, act, sm, fits)
+        found = variant(kernel, tile, *pair, residual, act, sm)
+        if found is not None:
+            fits(compile_kernel(kernel, dict(found[1]), sm))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
 def test_fp32_outputs_compile_without_spills(kernel, tile, sm):
-    compiled(kernel, tile, "hwc8", "chw", True, "prelu", sm, hold, "fp32")
+    hold(kernel, tile, "hwc8", "chw", sm, "fp32")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel,values", OTHERS, ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())))
 def test_other_kernels_compile_without_spills(kernel, values, sm):
-    hold(compile_kernel(kernel, values, sm))
+    takes(kernel, values, sm)
 
 
-def test_the_baseline_knows_this_compiler():
-    if compiler() not in baseline():
-        pytest.skip(f"{BASELINE.name} has no registers for NVRTC {compiler()}: `make registers` adds them")
+# ---- the record
+
+
+def test_the_record_is_of_this_compiler_and_these_sources():
+    if compiler() not in record():
+        pytest.skip(f"{RECORD.name} knows nothing of NVRTC {compiler()}: `make compiled` adds it")
+    table = record()[compiler()]
+    stale = [kernel for kernel in table if table[kernel]["source"] != compiling.source_hash(kernel)]
+    assert not stale, f"{', '.join(stale)}: changed since {RECORD.name} was written: run `make compiled`"
     tiles = {"conv_dense": len(DENSE_TILES), "conv_sparse24": len(SPARSE_TILES)}
-    for kernel, number in tiles.items():
-        assert len(baseline()[compiler()][kernel]) >= 4 * number
+    assert all(len(table[kernel]["variants"]) >= 4 * number for kernel, number in tiles.items())
+
+
+@pytest.fixture
+def one_row(monkeypatch, tmp_path):
+    """A record of one variant as it is, which a test may write otherwise; `row`: its fields."""
+    monkeypatch.setattr(recorded, "RECORD", tmp_path / "compiled.json")
+    monkeypatch.setattr(recorded, "record", lambda base="": table if not base else {})
+    monkeypatch.delenv(recorded.RECOMPILE, raising=False)
+    monkeypatch.delenv(recorded.WRITE, raising=False)
+    row = list(astuple(recorded.measured(compile_kernel("flush_l2", {}, "sm_80"))))
+    entry = {"source": compiling.source_hash("flush_l2"), "variants": {"": {"sm_80": row}}}
+    table = {compiler(): {"flush_l2": entry}}
+    return entry, row
+
+
+def test_a_row_is_believed_while_its_sources_are_the_recorded_ones(one_row, monkeypatch):
+    monkeypatch.setattr(recorded, "compile_kernel", lambda *a: pytest.fail("compiled"))
+    assert takes("flush_l2", {}, "sm_80") == recorded.Taken(*one_row[1])
+
+
+@pytest.mark.parametrize("wish", ["all", "seed:base"])
+def test_a_row_that_is_not_so_is_noticed_where_it_is_compiled_again(one_row, monkeypatch, wish):
+    monkeypatch.setenv(recorded.RECOMPILE, wish)
+    assert takes("flush_l2", {}, "sm_80").regs == one_row[1][0]
+    one_row[1][0] += 1
+    with pytest.raises(AssertionError, match="run `make compiled`"):
+        takes("flush_l2", {}, "sm_80")
+
+
+def test_other_sources_are_compiled_and_unknown_variants_asked_for(one_row, monkeypatch):
+    one_row[0]["source"], one_row[1][0] = "another", 99
+    assert takes("flush_l2", {}, "sm_80").regs != 99
+    with pytest.raises(AssertionError, match="is not in compiled.json: run `make compiled`"):
+        takes("flush_l2", {}, "sm_86")
+
+
+def test_one_row_in_twenty_is_drawn_by_the_seed(monkeypatch):
+    monkeypatch.setenv(recorded.RECOMPILE, "c0ffee")
+    drawn = [i for i in range(4000) if recorded._again("k", f"A={i}", "sm_80", None)]
+    assert 150 < len(drawn) < 250
+    monkeypatch.setenv(recorded.RECOMPILE, "decaf")
+    assert drawn != [i for i in range(4000) if recorded._again("k", f"A={i}", "sm_80", None)]
 
 
 def test_error_shows_log_and_numbered_source(tmp_path):

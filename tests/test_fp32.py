@@ -7,7 +7,6 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from tactics import single
@@ -18,8 +17,8 @@ from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Pr
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
+from tests.compiled import takes
 from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, execute
-from tests.registers import hold
 
 DEVICE = named("h200")
 TYPES = ("fp16", "fp32")
@@ -204,4 +203,4 @@ def test_compiles_without_spills(k, n, sm):
     problem = ConvProblem(n, 8, 64, 64, k, 3, 3, residual=True, act=ACTS[3])
     tactic = candidates(problem, DEVICE, ("fp32", "fp32", "fp32"))[0]
     (launch,) = launches(problem, tactic)
-    hold(compile_kernel(launch.kernel, dict(launch.values), sm))
+    takes(launch.kernel, launch.values, sm)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_kernel, compile_many, virtual
+from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
 from tactics import conv_grouped
@@ -23,8 +23,8 @@ from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data, reference
+from tests.compiled import takes
 from tests.problems import assert_right, assert_written_once, execute
-from tests.registers import hold
 
 pytestmark = pytest.mark.slow
 
@@ -227,11 +227,8 @@ def test_small_groups_compile_without_spills(sm):
                 (launch,) = launches(problem, t)
                 wanted[launch.values] = t
     assert {t.tile for t in wanted.values()} == set(conv_grouped.TILES)
-    compile_many([("conv_grouped", dict(values), sm) for values in wanted])
     for values, tactic in wanted.items():
-        c = compile_kernel("conv_grouped", dict(values), sm)
-        hold(c)
-        assert c.regs * tactic.tile.threads <= 65536
+        assert takes("conv_grouped", values, sm).regs * tactic.tile.threads <= 65536
 
 
 @pytest.mark.slow
@@ -247,6 +244,5 @@ def test_per_group_products_compile_without_spills(kernel, sm):
         if t.kernel == kernel and t.ins[0] == t.out == hwc8 and t.tile.split == 1
     }
     assert wanted and all(dict(values)["GROUPED"] for values in wanted)
-    compile_many([(kernel, dict(values), sm) for values in wanted])
     for values in wanted:
-        hold(compile_kernel(kernel, dict(values), sm))
+        takes(kernel, values, sm)

@@ -22,6 +22,7 @@ from tactics.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
+from tests.compiled import fits
 from tests.problems import (
     CONVS,
     EVERY_TACTIC,
@@ -33,7 +34,6 @@ from tests.problems import (
     assert_written_once,
     execute,
 )
-from tests.registers import fits
 
 DEVICE = named("h200")
 pytestmark = [pytest.mark.xdist_group("kernels"), pytest.mark.slow]  # one process compiles what this file needs, in parallel

@@ -9,7 +9,6 @@ from conftest import model_path
 from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import upsampling
@@ -25,8 +24,8 @@ from tactics.problem import ConvProblem, MoveProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tactics.timing_worker import random_data, reference
+from tests.compiled import takes
 from tests.problems import assert_right, execute
-from tests.registers import hold
 
 pytestmark = pytest.mark.slow
 
@@ -137,8 +136,7 @@ def test_compiles_without_spills(b, kernel, y, sm):
     p = problem(b, "dcr", 48 if b != 3 else 27, residual=True, act=PRELU) if b > 1 else CASES["upsampled_plain"]
     for tile in (TILE, Tile(128, 128, 64, 2, 4, 3)):
         step = launches(p, Tactic(kernel, tile, (Format("fp16", "hwc8"), Format("fp16", y)), Format("fp16", y)))[0]
-        c = compile_kernel(step.kernel, dict(step.values), sm)
-        hold(c)
+        takes(step.kernel, step.values, sm)
 
 
 # ---- fusion, against onnxruntime

@@ -8,7 +8,6 @@ from reference_run import network
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import back_to_back, squeeze_excite
@@ -18,8 +17,8 @@ from tactics.launches import launches
 from tactics.pointwise_ops import Activation
 from tactics.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.timing_worker import random_data, reference
+from tests.compiled import takes
 from tests.problems import assert_right, assert_written_once, execute
-from tests.registers import hold
 
 DEVICE = named("h200")
 RELU, GATE = Activation("relu"), Activation("hard_sigmoid", (0.2, 0.5))
@@ -53,8 +52,7 @@ def test_values_and_counters(name):
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_it_compiles_without_spills(sm):
     (launch,) = launches(CASES["odd"], candidates(CASES["odd"], DEVICE)[0])
-    c = compile_kernel(launch.kernel, dict(launch.values), sm)
-    hold(c)
+    takes(launch.kernel, launch.values, sm)
 
 
 def block(prune: bool = False) -> onnx.ModelProto:

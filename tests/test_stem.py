@@ -7,7 +7,7 @@ import pytest
 from reference_run import model, node
 
 import gpu_runtime as gr
-from cuda_kernels.compile import compile_kernel, compile_many, virtual
+from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
@@ -20,9 +20,8 @@ from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tactics.timing_worker import random_data
+from tests.compiled import takes
 from tests.problems import check, execute
-from tests.registers import hold
-from tests.test_compile import disassemble
 
 pytestmark = pytest.mark.slow
 
@@ -159,16 +158,15 @@ def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_compiles_without_spills(tile, sm, tmp_path):
+def test_compiles_without_spills(tile, sm):
     problem = replace(PROBLEMS["5x3_dilated_c2"], k=130, act=PRELU)
     for x, y in (("fp32:chw", "hwc8"), ("uint8:hwc", "chw")):
         (launch,) = launches(problem, stem(problem, Format.parse(x), Format("fp16", y), tile))
-        c = compile_kernel(launch.kernel, dict(launch.values), sm)
-        hold(c)
-        assert c.regs * tile.threads <= 65536
+        taken = takes(launch.kernel, launch.values, sm)
+        assert taken.regs * tile.threads <= 65536
         # The loop over K is not unrolled by the source; the compiler may do it by whole steps.
         per_step = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8)
-        assert disassemble(c.cubin, tmp_path)["HMMA.16816.F32"] % per_step == 0
+        assert taken.mma and taken.mma % per_step == 0
 
 
 # ---- a max pool in the epilogue

@@ -1,0 +1,150 @@
+"""What kernels take of an SM and what their machine code holds, by a committed record: tests ask it instead of compiling.
+
+tests/golden/compiled.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
+{architecture: the fields of Taken}}}}}. A row is believed while the kernel's sources are those of the record; otherwise, and
+where RECOMPILE says so, the variant is compiled and must be as recorded, or, if the sources are others, without spills.
+
+`make compiled` writes the record anew (only what changed is compiled). RECOMPILE in the environment: "all"; or "SEED" or
+"SEED:BASE", as CI has it: one row in 20, drawn by SEED (the commit), and every row that differs from the record of commit BASE.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cuda_kernels.compile import Compiled, compile_kernel, nvrtc_version, source_hash
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "golden" / "compiled.json"
+WRITE = "GPU_RUNTIME_RECORD"  # a file to which `takes` appends what it finds, instead of comparing
+RECOMPILE = "GPU_RUNTIME_RECOMPILE"
+DRAWN = 20  # one row in so many is compiled again where a seed is given
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Registers per thread, bytes of static shared memory, of spills and local arrays; instructions in all, and of them tensor
+    core products, 2:4 sparse ones, 16-byte copies to shared memory (LDGSTS) and loads of four matrices (LDSM)."""
+
+    regs: int
+    smem: int
+    spills: int
+    instructions: int
+    mma: int
+    mma_sp: int
+    copies: int
+    matrices: int
+
+
+@lru_cache
+def compiler() -> str:
+    """NVRTC's version to the patch, as its package has it; of one without a package only major and minor are known."""
+    try:
+        return version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        return nvrtc_version()
+
+
+@lru_cache
+def record(base: str = "") -> dict:
+    """The committed record, as it is or as it was at commit `base` (empty where that has none)."""
+    if not base:
+        return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    path = RECORD.relative_to(ROOT).as_posix()
+    shown = subprocess.run(["git", "show", f"{base}:{path}"], cwd=ROOT, capture_output=True, text=True)
+    return json.loads(shown.stdout) if shown.returncode == 0 else {}
+
+
+def takes(kernel: str, values, sm: str) -> Taken:
+    """What this variant takes; AssertionError where it spills or is not as recorded."""
+    key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
+    known = _row(record(), kernel, key, sm)
+    fresh = known is not None and record()[compiler()][kernel]["source"] == source_hash(kernel)
+    if fresh and (WRITE in os.environ or not _again(kernel, key, sm, known)):
+        found = known
+    else:
+        found = measured(compile_kernel(kernel, dict(values), sm))
+    if path := os.environ.get(WRITE):
+        with open(path, "a") as file:
+            file.write(json.dumps([kernel, key, sm, astuple(found)]) + "\n")
+    assert found.spills == 0, f"{kernel} {key} for {sm}: {found.spills} bytes of spills and local arrays"
+    if WRITE not in os.environ and compiler() in record():
+        assert known is not None, f"{kernel} {key} for {sm} is not in {RECORD.name}: run `make compiled`"
+        assert found == known or not fresh, f"{kernel} {key} for {sm}: {found}, in {RECORD.name} {known}: run `make compiled`"
+    return found
+
+
+def fits(c: Compiled) -> None:
+    """AssertionError where a kernel spills registers or keeps arrays in local memory: for what the record does not hold."""
+    assert c.spill_bytes == 0 and c.local_bytes == 0, f"{c.kernel} {dict(c.values)} for {c.sm}: {c.log}"
+
+
+def measured(c: Compiled) -> Taken:
+    ops = disassemble(c.cubin)
+
+    def count(start: str, end: str) -> int:
+        return sum(n for op, n in ops.items() if op.startswith(start) and op.endswith(end))
+
+    return Taken(
+        c.regs, c.static_smem, c.spill_bytes + c.local_bytes, sum(ops.values()), count("HMMA.16816", ""), count("HMMA.SP", ""),
+        count("LDGSTS", "128"), count("LDSM", ".4"),
+    )  # fmt: skip
+
+
+def disassemble(cubin: bytes) -> collections.Counter:
+    """Mnemonic -> how often it stands in the machine code."""
+    tool = Path(importlib.util.find_spec("nvidia.cu13").submodule_search_locations[0]) / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    # An instruction: its address in a comment, perhaps a predicate, the mnemonic.
+    return collections.Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE))
+
+
+def _row(table: dict, kernel: str, key: str, sm: str) -> Taken | None:
+    row = table.get(compiler(), {}).get(kernel, {}).get("variants", {}).get(key, {}).get(sm)
+    return row and Taken(*row)
+
+
+def _again(kernel: str, key: str, sm: str, known: Taken) -> bool:
+    """Whether RECOMPILE asks for this row although its sources are the recorded ones."""
+    wish = os.environ.get(RECOMPILE, "")
+    if wish in ("", "all"):
+        return wish == "all"
+    seed, _, base = wish.partition(":")
+    drawn = hashlib.sha256(f"{seed} {kernel} {key} {sm}".encode()).digest()
+    return int.from_bytes(drawn[:4], "big") % DRAWN == 0 or bool(base) and _row(record(base), kernel, key, sm) != known
+
+
+def main() -> None:
+    """Write the record of this compiler from what `takes` appended to a file; other compilers' stay."""
+    rows: dict[str, dict[str, dict[str, list]]] = {}
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        kernel, key, sm, taken = json.loads(line)
+        rows.setdefault(kernel, {}).setdefault(key, {})[sm] = taken
+    kernels = []
+    for kernel, variants in sorted(rows.items()):
+        lines = (f"   {json.dumps(key)}: {json.dumps(row, sort_keys=True)}" for key, row in sorted(variants.items()))
+        head = f'  {json.dumps(kernel)}: {{"source": "{source_hash(kernel)}", "variants": {{\n'
+        kernels.append(head + ",\n".join(lines) + "\n  }}")
+    tables = {name: json.dumps(table) for name, table in record().items()}
+    tables[compiler()] = "{\n" + ",\n".join(kernels) + "\n }"
+    RECORD.write_text("{\n" + ",\n".join(f" {json.dumps(name)}: {table}" for name, table in sorted(tables.items())) + "\n}\n")
+    print(f"{RECORD.name}: {sum(map(len, rows.values()))} variants of {len(rows)} kernels for NVRTC {compiler()}")
+
+
+if __name__ == "__main__":
+    main()
