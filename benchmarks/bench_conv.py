@@ -5,7 +5,7 @@
 Ours: channels-last in and out (fp16:hwc8, the 3-channel image padded to 8), FP32 accumulation, bias and ReLU fused; dense and
 sparse run on the same 2:4 weights. cuDNN: torch, channels_last, FP16, `benchmark=True`; `fused` is
 torch.cudnn_convolution_relu (bias and ReLU in the convolution), `plain` the convolution alone; ratios are against the
-faster of the two. All are CUDA graphs under one stopwatch (tactics/timing_worker.py): activations as the last run left them
+faster of the two. All are CUDA graphs under one stopwatch (tactics/measure/worker.py): activations as the last run left them
 in L2, a copy of the weights per launch and none of them in L2, random normal data, samples interleaved, medians. Shapes that
 do not fit in --seconds are left out and listed.
 """
@@ -29,10 +29,10 @@ from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.files import write
 from tactics.candidates import candidates
-from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem
-from tactics.timing import Cache, driver_version, measured, quantiles
-from tactics.timing_worker import Bench, Clock
+from tactics.measure.timing import Cache, driver_version, measured, quantiles
+from tactics.measure.worker import Bench, Clock
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem
 
 ROUNDS = 15
 # name: (how often in the network, C, H = W, K, R = S, stride); ResNet-50 v1.5, 224 x 224.

@@ -20,8 +20,8 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.problem import ConvProblem
-from tactics.timing_worker import bind, random_data, scratch_for
+from tactics.measure.worker import bind, random_data, scratch_for
+from tactics.problems.problem import ConvProblem
 
 PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True)
 FLOP = 2 * 256 * 256 * 9 * 28 * 28

@@ -24,10 +24,14 @@ from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
-from gpu_runtime import fuse, io_formats, lower, onnx_import, pipeline, planning
+from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
-from tactics import plan, timing
-from tactics.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.lowering import lower
+from gpu_runtime.planning import io_formats, tables
+from tactics.measure import timing
+from tactics.planner import plan
+from tactics.planner.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of
 
 RUNS = 10
 
@@ -101,9 +105,9 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
 def measure(path: Path, shapes, device: str, limit: float) -> dict:
     """One network's row."""
     target = named(device)
-    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(path, shapes=shapes, prune=True))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(path, shapes=shapes, prune=True))))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
+    table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     graph = table.graph
     seconds = []
     for _ in range(RUNS):
@@ -115,7 +119,7 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         "plan_ms": round(1e3 * min(seconds), 1), "us": best.total_ps / 1e6, "status": best.status, "method": best.method,
         "width": best.width, "gap": best.gap,
     }  # fmt: skip
-    beside = planning.rivals(table)
+    beside = tables.rivals(table)
     row["greedy_us"], row["single_us"] = beside["greedy_us"], (beside["best_single_format"] or {}).get("us")
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)
     return row

@@ -30,12 +30,12 @@ SIDE, CHANNELS = 8, 16
 NODES = (1000, 5000, 20000)
 # (module, function) whose time is a stage's, less that of other stages inside it.
 STAGES = {
-    "import": ("gpu_runtime.onnx_import", "read"), "fuse": ("gpu_runtime.fuse", "fuse"),
-    "lower": ("gpu_runtime.lower", "lower"), "ranges": ("gpu_runtime.ranges", "fit"),
-    "alternatives": ("gpu_runtime.pipeline", "alternatives"), "tabulate": ("gpu_runtime.planning", "tabulate"),
-    "solve": ("tactics.plan", "solve"), "rivals": ("gpu_runtime.planning", "rivals"),
-    "reasons": ("gpu_runtime.reasons", "sparsity"), "assemble": ("gpu_runtime.assemble", "assemble"),
-    "store": ("gpu_runtime.what_if", "store"), "seal": ("gpu_runtime.pipeline", "seal"),
+    "import": ("gpu_runtime.frontend.importer", "read"), "fuse": ("gpu_runtime.frontend.fuse", "fuse"),
+    "lower": ("gpu_runtime.lowering.lower", "lower"), "ranges": ("gpu_runtime.precision.ranges", "fit"),
+    "alternatives": ("gpu_runtime.pipeline", "alternatives"), "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
+    "solve": ("tactics.planner.plan", "solve"), "rivals": ("gpu_runtime.planning.tables", "rivals"),
+    "reasons": ("gpu_runtime.explain.reasons", "sparsity"), "assemble": ("gpu_runtime.assembly.assemble", "assemble"),
+    "store": ("gpu_runtime.explain.what_if", "store"), "seal": ("gpu_runtime.pipeline", "seal"),
 }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def compile_part(out: Path) -> int:
     from benchmarks import bench_conv
     from cuda_kernels.compile import CompileError, compile_kernel
     from tactics.launches import launches
-    from tactics.pointwise_ops import ACTIVATIONS
+    from tactics.problems.pointwise_ops import ACTIVATIONS
     from tactics.step import Launch
     from tests.problems import pairs
 
@@ -189,7 +189,7 @@ def feeds_for(engine, path: Path) -> dict[str, np.ndarray]:
 
 def replay_us(ctx, count: int = 50) -> dict:
     """Median and quantiles of one replay of the context's graph, inputs already in place."""
-    from tactics.timing import quantiles
+    from tactics.measure.timing import quantiles
 
     gpu = ctx.gpu
     start, stop, times = gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event(), []

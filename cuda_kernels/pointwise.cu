@@ -14,7 +14,7 @@
 // Compile-time: VEC; OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
 // source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; ROWS: a source spans one of the
 // axes h and w without the other, so that pixels must be taken apart; Y_F32 (include/types.cuh). The numbers are those of
-// tactics/pointwise_ops.py.
+// tactics/problems/pointwise_ops.py.
 #include "activation.cuh"
 #include "broadcast.cuh"
 #include "types.cuh"

@@ -11,7 +11,7 @@
 // The trick: two passes of plain FP32 sums, of x and then of what the first result shifts (exp(x - max), (x - mean)^2), instead
 // of one pass of cancelling sums; the row stays in L1 or L2 between them.
 //
-// Compile-time: KIND as below, the order of tactics/row_problem.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
+// Compile-time: KIND as below, the order of tactics/problems/rows.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
 // order of elements (else pixels do), as they lie in memory; X_F32, Y_F32 (include/types.cuh).
 #include "broadcast.cuh"
 #include "types.cuh"

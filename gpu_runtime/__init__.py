@@ -20,6 +20,6 @@ def build(model, **options):
 
 def load(path, *, verify: bool = True, allow_cubins: bool = False):
     """Read and check an engine file. Raises EngineError."""
-    from gpu_runtime.engine import read
+    from gpu_runtime.runtime.engine import read
 
     return read(path, verify=verify, allow_cubins=allow_cubins)

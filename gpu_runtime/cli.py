@@ -152,9 +152,10 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
-    from gpu_runtime import explain, layer_info, report
-    from gpu_runtime.engine import encode
+    from gpu_runtime.explain import layer_info, report
+    from gpu_runtime.explain import layers as explain
     from gpu_runtime.pipeline import build, pick_device
+    from gpu_runtime.runtime.engine import encode
 
     try:
         target = pick_device(device)
@@ -316,7 +317,8 @@ def _npz(arrays) -> bytes:
 @click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
 def inspect_command(engine, as_json) -> None:
     """Show what is in ENGINE: plan, layers, memory and the sparsity of each layer."""
-    from gpu_runtime import load, report
+    from gpu_runtime import load
+    from gpu_runtime.explain import report
 
     loaded = load(engine, allow_cubins=True)  # only read, never run
     if as_json:
@@ -336,7 +338,9 @@ def explain_command(engine, layers, wishes, as_json) -> None:
     wanted = _named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
     if wanted and layers:
         raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
-    from gpu_runtime import explain, load, what_if
+    from gpu_runtime import load
+    from gpu_runtime.explain import layers as explain
+    from gpu_runtime.explain import what_if
 
     plan = load(engine, allow_cubins=True).plan  # only read, never run
     if wanted:
@@ -362,7 +366,7 @@ def plan_command(model, devices, sparsity, shapes, as_json) -> None:
     """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ."""
     sizes = parse_shapes(shapes)
     from cuda_kernels import device
-    from gpu_runtime import side_by_side
+    from gpu_runtime.explain import side_by_side
     from gpu_runtime.pipeline import compare
 
     names = [name.strip() for name in devices.split(",")]
@@ -379,7 +383,7 @@ def plan_command(model, devices, sparsity, shapes, as_json) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect_sparsity_command(model, as_json) -> None:
     """Show how sparse the weights of an ONNX MODEL are, and whether they are 2:4."""
-    from gpu_runtime import onnx_sparsity
+    from gpu_runtime.frontend import sparsity as onnx_sparsity
 
     rows = onnx_sparsity.inspect(model)
     if as_json:

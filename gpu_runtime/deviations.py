@@ -2,7 +2,8 @@
 
 FP16 storage alone errs by some 3e-4 of a tensor, and a network's layers add such errors up. Where a result is infinite or NaN
 that in FP32 is not, or an output errs by more than FAR times what rounding it once would, the layers that made it so are found:
-those whose error is at least JUMP times that of all that they read. What they read is to be FP32 then, see gpu_runtime.cliffs.
+those whose error is at least JUMP times that of all that they read. What they read is to be FP32 then
+(gpu_runtime.precision.cliffs).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.lower import Network, Op
-from gpu_runtime.planning import Table
-from tactics import plan
-from tactics.timing_worker import reference
+from gpu_runtime.network import Network, Op
+from gpu_runtime.planning.tables import Table
+from tactics.measure.worker import reference
+from tactics.planner import plan
 
 FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of a usual tensor; networks of 100 layers make 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'

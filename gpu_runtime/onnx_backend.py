@@ -23,10 +23,10 @@ from onnx.backend.base import BackendRep, namedtupledict
 
 from cuda_kernels import device as devices
 from gpu_runtime import pipeline
-from gpu_runtime.context import Context
 from gpu_runtime.errors import ModelError
-from gpu_runtime.onnx_convert import OPSET
-from gpu_runtime.reductions import REDUCE
+from gpu_runtime.frontend.convert import OPSET
+from gpu_runtime.lowering.reductions import REDUCE
+from gpu_runtime.runtime.context import Context
 
 # The inputs of an operator that an engine holds as constants: weights, and whatever decides sizes.
 CONSTANT_INPUTS = {

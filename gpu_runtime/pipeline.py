@@ -20,33 +20,23 @@ from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime import (
-    assemble,
-    autotuning,
-    back_to_back,
-    channel_orders,
-    cliffs,
-    deviations,
-    fuse,
-    inplace,
-    io_formats,
-    lower,
-    onnx_import,
-    planning,
-    ranges,
-    reasons,
-    siblings,
-    space_to_depth,
-    squeeze_excite,
-    upsampling,
-    what_if,
-)
-from gpu_runtime.context import kernel_key
-from gpu_runtime.engine import Engine, seal
+from gpu_runtime import deviations
+from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.explain import autotuning, reasons, what_if
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.lowering import lower
+from gpu_runtime.network import Network
+from gpu_runtime.planning import io_formats, places, tables
+from gpu_runtime.precision import cliffs, ranges
+from gpu_runtime.rewrites import back_to_back, blocks, channels, siblings, squeeze_excite, upsampling
+from gpu_runtime.runtime.context import kernel_key
+from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.text import printable
-from tactics import plan, predict, timing
+from tactics import predict
 from tactics.format import DTYPES
+from tactics.measure import timing
+from tactics.planner import plan
 
 SPARSITY = ("disable", "enable", "force")
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
@@ -93,11 +83,11 @@ def build(
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     target = pick_device(device)
     if save_pruned is not None:
-        onnx_import.check_target(save_pruned)
+        importer.check_target(save_pruned)
 
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
-    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
+    imported = importer.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
     network, found = _fitted(imported, calibration)
     imported = replace(imported, model=None)
 
@@ -140,7 +130,7 @@ def build(
     except ValueError as e:
         raise ModelError(f"{network.name}: {e}") from None
     if pruned is not None:
-        onnx_import.save(save_pruned, pruned.getvalue())
+        importer.save(save_pruned, pruned.getvalue())
     return engine
 
 
@@ -158,7 +148,7 @@ def compare(
     if sparsity not in SPARSITY:
         raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
-    imported = onnx_import.read(model, shapes=shapes, prune=sparsity == "force")
+    imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
     network, reached = _fitted(imported, None)
     network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
@@ -175,7 +165,7 @@ def compare(
     return found
 
 
-def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[lower.Network, ranges.Ranges]:
+def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
@@ -216,29 +206,29 @@ def _settled(network, found: ranges.Ranges, calibration, planned, target: Device
     return table, chosen, replace(found, compared=result.record() | {"rounds": done, "moved": sorted(network.wide)})
 
 
-def alternatives(network: lower.Network) -> lower.Network:
+def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
-        space_to_depth.offer, channel_orders.offer, upsampling.offer, inplace.share, siblings.merge, squeeze_excite.offer,
+        blocks.offer, channels.offer, upsampling.offer, places.share, siblings.merge, squeeze_excite.offer,
         back_to_back.offer,
     ):  # fmt: skip
         network = offer(network)
     return network
 
 
-def _planned(ends, target: Device, sparsity: str, timer, progress, network, **limits) -> tuple[planning.Table, plan.Plan]:
-    table = planning.tabulate(
+def _planned(ends, target: Device, sparsity: str, timer, progress, network, **limits) -> tuple[tables.Table, plan.Plan]:
+    table = tables.tabulate(
         network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name), **limits
     )
     progress("plan", network.name)
     return table, plan.solve(table.graph)
 
 
-def _explained(imported, table: planning.Table, chosen: plan.Plan, reached: ranges.Ranges, sparsity: str, progress):
+def _explained(imported, table: tables.Table, chosen: plan.Plan, reached: ranges.Ranges, sparsity: str, progress):
     """(sparsity record, rivals): everything that is known before weights are packed."""
     network = table.network
     progress("explain", network.name)
-    beside = planning.rivals(table)
+    beside = tables.rivals(table)
     explained = reasons.sparsity(
         table, chosen, sparsity, measured=table.device.measured, all_dense_us=beside["all_dense_us"],
         single={t: why for t, why in reached.single if t in network.only}, stored=imported.stored,
@@ -274,7 +264,7 @@ def pick_device(device: str | Device | None) -> Device:
     return devices.current() if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
 
 
-def make_timer(device: Device, timing_cache: str | os.PathLike | None) -> planning.Timer:
+def make_timer(device: Device, timing_cache: str | os.PathLike | None) -> tables.Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds)."""
     if not device.measured:
         return timing.predicted(device)

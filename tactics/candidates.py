@@ -8,10 +8,11 @@ from functools import lru_cache
 from itertools import product
 
 from cuda_kernels.device import Device
-from tactics import families, library, single
+from tactics import single
+from tactics.families import library, table
 from tactics.format import Format
-from tactics.library_problem import LibraryProblem
-from tactics.problem import Problem
+from tactics.problems.library import LibraryProblem
+from tactics.problems.problem import Problem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -59,13 +60,13 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 def _unable(problem: Problem, family) -> str:
     """Why no kernel of the family runs this problem, or an empty string."""
-    if getattr(problem, "d2s", 1) > 1 and family not in families.DEPTH_TO_SPACE:
+    if getattr(problem, "d2s", 1) > 1 and family not in table.DEPTH_TO_SPACE:
         return "no depth-to-space in its stores"
-    if getattr(problem, "up", 1) > 1 and family not in families.UPSAMPLING:
+    if getattr(problem, "up", 1) > 1 and family not in table.UPSAMPLING:
         return "no residual with fewer pixels"
-    if getattr(problem, "pre", False) and family not in families.SCALING:
+    if getattr(problem, "pre", False) and family not in table.SCALING:
         return "no scale and shift of its input"
-    if getattr(problem, "pool", ()) and family not in families.POOLING:
+    if getattr(problem, "pool", ()) and family not in table.POOLING:
         return "no max pool in its stores"
     return ""
 
@@ -77,7 +78,7 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
         for tactic, reason in single.candidates(problem, dtypes):
             bad.append((str(tactic), reason)) if reason else good.append(tactic)
         return tuple(good), tuple(bad)
-    for family in families.OF_PROBLEM[type(problem)]:
+    for family in table.OF_PROBLEM[type(problem)]:
         if why := _unable(problem, family):
             bad.append((family.__name__.rpartition(".")[2], why))
             continue
@@ -92,7 +93,7 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
 def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     """Whether `tactic` is one that a plan may hold for `problem` on `device`: a candidate, or one at the network's edge, or of
     FP32 tensors. Only candidates of its own kernel and tile are asked for."""
-    family = families.OF_KERNEL[tactic.kernel]
+    family = table.OF_KERNEL[tactic.kernel]
     formats = (*tactic.ins, tactic.out)
     if len(tactic.ins) != len(problem.in_shapes):
         return False
@@ -100,7 +101,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
         return tactic.kernel == "library" and library.accepts(problem, tactic)
     if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
         return True
-    if family not in families.OF_PROBLEM[type(problem)] or _unable(problem, family):
+    if family not in table.OF_PROBLEM[type(problem)] or _unable(problem, family):
         return False
     around = [(f,) for f in tactic.ins], (tactic.out,)
     able = (t for t in _of_tile(problem, device, family, _base(tactic.tile)) if t.kernel == tactic.kernel)

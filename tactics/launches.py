@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tactics import families
+from tactics.families import table
 from tactics.format import Strides
-from tactics.problem import Problem
+from tactics.problems.problem import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
@@ -19,21 +19,21 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     `lie`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
     kernels of families.STRIDED); linear ones may then begin between multiples of 16 bytes.
     """
-    family = families.OF_KERNEL[tactic.kernel]
+    family = table.OF_KERNEL[tactic.kernel]
     return family.launches(problem, tactic, lie=lie) if lie else family.launches(problem, tactic)
 
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """FP32 weights as `lower` gives them -> sections by name, each an array in the kernel's own order."""
-    return families.OF_KERNEL[tactic.kernel].pack(problem, tactic, weights)
+    return table.OF_KERNEL[tactic.kernel].pack(problem, tactic, weights)
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     """Bytes of each section that pack_weights makes, from sizes alone: nothing is packed."""
-    return families.OF_KERNEL[tactic.kernel].section_bytes(problem, tactic)
+    return table.OF_KERNEL[tactic.kernel].section_bytes(problem, tactic)
 
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
     """Of the sections that pack_weights makes those that follow from the problem, by which kernels address memory."""
-    family = families.OF_KERNEL[tactic.kernel]
-    return family.tables(problem, tactic) if family in families.TABLES else {}
+    family = table.OF_KERNEL[tactic.kernel]
+    return family.tables(problem, tactic) if family in table.TABLES else {}

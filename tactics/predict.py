@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from cuda_kernels.device import Device
-from tactics import families
-from tactics.problem import Problem
+from tactics.families import table
+from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
 SIGMA, SIGMA_RATIO = 0.30, 0.12
@@ -29,4 +29,4 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
 
 @lru_cache(maxsize=65536)
 def _cached(problem: Problem, tactic: Tactic, device: Device):
-    return families.OF_KERNEL[tactic.kernel].predict(problem, tactic, device)
+    return table.OF_KERNEL[tactic.kernel].predict(problem, tactic, device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, Problem, SqueezeExciteProblem
+from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, Problem, SqueezeExciteProblem
 from tactics.step import Launch
 
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from tactics import conv_fp32, conv_transpose
+from tactics.families import conv_fp32, conv_transpose
 from tactics.format import HALF_FORMATS, Format, num_elements
-from tactics.gather_problem import GatherProblem, ResizeProblem
-from tactics.problem import (
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -23,7 +23,7 @@ from tactics.problem import (
     PoolProblem,
     Problem,
 )
-from tactics.row_problem import NormalizeProblem, ReduceProblem
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
 from tactics.tactic import Tactic
 
 FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")

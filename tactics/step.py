@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
-from tactics.pointwise_ops import ACTIVATIONS
+from tactics.problems.pointwise_ops import ACTIVATIONS
 
 Arg = tuple[str, int | float | str]
 NULL: Arg = ("i64", 0)
@@ -57,7 +57,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library function (tactics.library_functions) instead of a launch; arrays are (argument, type, shape), linear.
+    """A library function (tactics.problems.library_functions) instead of a launch; arrays are (argument, type, shape), linear.
 
     `ins`: in the function's order, None for an absent one; `part`: which of its outputs is stored in `out`.
     """

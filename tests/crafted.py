@@ -18,10 +18,12 @@ import numpy as np
 from reference_run import model, node
 from small_models import small_models
 
-from gpu_runtime import derive, engine, explain, layer_info, pipeline, report
+from gpu_runtime import pipeline
 from gpu_runtime.errors import EngineError
-from tactics import codec
+from gpu_runtime.explain import layer_info, layers, report
+from gpu_runtime.runtime import derive, engine
 from tactics.format import DTYPES
+from tactics.problems import codec
 from tactics.tactic import Tactic
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 8, 255, 256, 4096, 65536, 2**24, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
@@ -175,7 +177,7 @@ def attempt(data: bytes, path: Path) -> str:
     assert made.checked
     json.dumps(layer_info.layer_info(made.plan))
     report.inspect_text(made.plan, made.checked)
-    explain.explain_text(made.plan, explain.rows_of(made.plan))
+    layers.explain_text(made.plan, layers.rows_of(made.plan))
     rng = np.random.default_rng(0)
     inputs = {t["name"]: rng.uniform(-1, 1, t["shape"]).astype(DTYPES[t["dtype"]]) for t in made.inputs}
     with warnings.catch_warnings():

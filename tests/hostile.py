@@ -297,17 +297,18 @@ class Victim:
 
 def serve() -> None:
     import gpu_runtime as gr
-    from gpu_runtime import explain, layer_info, onnx_sparsity, pipeline, report  # noqa: F401 (before the clock runs)
+    from gpu_runtime.explain import layer_info, layers, report
+    from gpu_runtime.frontend import sparsity
 
     def build(path: str) -> str:
         plan = gr.build(path, device="h200", sparsity="enable").plan
-        report.inspect_text(plan), explain.explain_text(plan, explain.rows_of(plan, ())), layer_info.layer_info(plan)
+        report.inspect_text(plan), layers.explain_text(plan, layers.rows_of(plan, ())), layer_info.layer_info(plan)
         return f"{len(plan['layers'])} layers"
 
     def load(path: str) -> str:
         return repr(gr.load(path, allow_cubins=True))[:200]
 
-    tasks = {"build": build, "load": load, "sparsity": lambda path: str(len(onnx_sparsity.inspect(path)))}
+    tasks = {"build": build, "load": load, "sparsity": lambda path: str(len(sparsity.inspect(path)))}
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     out, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=out, flush=True)

@@ -176,7 +176,7 @@ def other_output(rng, m, folder):
 
 
 def op_type(rng, m, folder):
-    from gpu_runtime.onnx_import import OPS
+    from gpu_runtime.frontend.importer import OPS
 
     ops = sorted(OPS) + ["", "LSTM", "If", "Loop", "NonZero", "Range", "ConstantOfShape", "Shape", "Einsum", "\0", "Relu6"]
     pick(rng, m.graph.node).op_type = pick(rng, ops)
@@ -407,8 +407,10 @@ def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
 
 def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     """ "fine" if the mutant is built, else its ModelError; any other exception is the caller's."""
-    from gpu_runtime import fuse, lower, onnx_import, pipeline
+    from gpu_runtime import pipeline
     from gpu_runtime.errors import ModelError
+    from gpu_runtime.frontend import fuse, importer
+    from gpu_runtime.lowering import lower
 
     told, data = mutate_model(number, given, folder)
     print(f"{number}\t{told}", flush=True)
@@ -420,7 +422,7 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
                 warnings.simplefilter("ignore")  # of values beyond FP16: a small model with one weight of 1e30 says so
                 pipeline.build(path, sparsity="force", shapes=sizes(data), device="h200")
         else:
-            lower.lower(fuse.fuse(onnx_import.read(path, shapes=sizes(data), prune=number % 2 == 0)))
+            lower.lower(fuse.fuse(importer.read(path, shapes=sizes(data), prune=number % 2 == 0)))
     except ModelError as e:
         return f"refused\t{e}"
     return "fine\t"
@@ -434,7 +436,8 @@ ODD = (None, True, -1, 0, 1, 7, 2**31, 2**62, 10**30, 0.5, "", "x", "../x", "sm_
 
 def engine_files() -> list[tuple[str, bytes]]:
     """(name, bytes) of engines of small models."""
-    from gpu_runtime import engine, pipeline
+    from gpu_runtime import pipeline
+    from gpu_runtime.runtime import engine
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
@@ -481,7 +484,7 @@ def alter(rng, plan: dict) -> str:
 
 def reseal(plan: dict, arena: bytes) -> bytes:
     """A file with this plan in which all hashes fit."""
-    from gpu_runtime import engine
+    from gpu_runtime.runtime import engine
 
     plan["plan_sha256"] = engine._plan_sha256(plan)
     header = engine._header(plan, len(arena))
@@ -502,9 +505,10 @@ def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, byt
 
 def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     """ "fine" if the mutant is read, described and made ready to run but for its kernels' code; else its EngineError."""
-    from gpu_runtime import engine, explain, layer_info, report
-    from gpu_runtime.context import Context
     from gpu_runtime.errors import EngineError
+    from gpu_runtime.explain import layer_info, layers, report
+    from gpu_runtime.runtime import engine
+    from gpu_runtime.runtime.context import Context
 
     told, data = mutate_engine(number, given)
     print(f"{number}\t{told}", flush=True)
@@ -514,7 +518,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
         made = engine.read(path)
         json.dumps(layer_info.layer_info(made.plan))
         report.plan_text(made.plan)
-        explain.sparsity_text(made.plan)
+        layers.sparsity_text(made.plan)
         Context._load = lambda self, steps: [None] * len(steps)  # kernels are compiled from the launches, which are elsewhere
         Context(made, device="emulator").close()
     except EngineError as e:

@@ -16,10 +16,11 @@ from cuda_kernels.device import Device
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
-from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
-from tactics.problem import (
+from tactics.measure.worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
+from tactics.problems.problem import (
     BackToBackProblem,
     ConcatProblem,
     ConvProblem,
@@ -31,10 +32,9 @@ from tactics.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
-from tactics.row_problem import REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.problems.rows import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
 
 PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5)}
 ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)

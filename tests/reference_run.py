@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from gpu_runtime import onnx_import
-from gpu_runtime.fuse import fuse
-from gpu_runtime.lower import Network, exists, lower
-from tactics.timing_worker import reference
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.lowering.lower import lower
+from gpu_runtime.network import Network, exists
+from tactics.measure.worker import reference
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
@@ -93,7 +94,7 @@ def network(path, **options) -> Network:
             file = Path(folder) / "model.onnx"
             file.write_bytes(path.SerializeToString())
             return network(file, **options)
-    return lower(fuse(onnx_import.read(path, **options)))
+    return lower(fuse(importer.read(path, **options)))
 
 
 def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:

@@ -10,10 +10,14 @@ from conftest import DIGITS
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import named
-from gpu_runtime import autotuning, fuse, inplace, lower, onnx_import, planning
-from tactics import plan, timing
+from gpu_runtime.explain import autotuning
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.lowering import lower
+from gpu_runtime.planning import places, tables
 from tactics.candidates import candidates
 from tactics.format import Format
+from tactics.measure import timing
+from tactics.planner import plan
 
 DEVICE = named("h200")
 SHAPES = {"x": (64, 1, 8, 8)}
@@ -21,9 +25,9 @@ SHAPES = {"x": (64, 1, 8, 8)}
 
 @lru_cache(maxsize=4)
 def table(sparse=True, exhaustive=False):
-    network = inplace.share(lower.lower(fuse.fuse(onnx_import.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
+    network = places.share(lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
-    return planning.tabulate(network, DEVICE, timing.predicted(DEVICE), sparse=sparse, io=io, exhaustive=exhaustive)
+    return tables.tabulate(network, DEVICE, timing.predicted(DEVICE), sparse=sparse, io=io, exhaustive=exhaustive)
 
 
 def text(t, exhaustive=False, failures=()):
@@ -34,7 +38,7 @@ def text(t, exhaustive=False, failures=()):
 def test_every_candidate_is_timed_or_its_proof_is_there(sparse):
     t = table(sparse)
     for op, times in zip(t.network.ops, t.times, strict=True):
-        proofs = planning.untimed(t, op)
+        proofs = tables.untimed(t, op)
         able = set(candidates(op.problem, DEVICE))
         assert able <= set(times) | set(proofs), op.name
         assert not set(times) & set(proofs)
@@ -45,7 +49,7 @@ def test_what_has_the_same_addresses_has_the_same_bytes():
     """The proof itself: both formats' rules give one address to every element."""
     t, checked = table(), 0
     for op in t.network.ops:
-        for tactic, proof in planning.untimed(t, op).items():
+        for tactic, proof in tables.untimed(t, op).items():
             if proof.startswith("every element"):
                 other = re.search(r"as in (\S+) -> (\S+), so", proof)
                 names = (*other[1].split(","), other[2])
@@ -99,7 +103,7 @@ def split_network(tmp_path):
 
 def scratch_of(plan_record):
     from tactics.launches import launches
-    from tactics.problem import ConvProblem
+    from tactics.problems.problem import ConvProblem
     from tactics.tactic import Tactic
 
     p = ConvProblem(1, 512, 7, 7, 64, 3, 3, pad=(1, 1, 1, 1), bias=True)
@@ -142,7 +146,7 @@ def test_exhaustive_asks_for_every_namesake():
 
     t = table()
     io = t.io
-    planning.tabulate(t.network, DEVICE, timer, sparse=True, io=io, exhaustive=True)
+    tables.tabulate(t.network, DEVICE, timer, sparse=True, io=io, exhaustive=True)
     for op in t.network.ops:
-        same = {x for x, proof in planning.untimed(t, op).items() if proof.startswith("every element")}
+        same = {x for x, proof in tables.untimed(t, op).items() if proof.startswith("every element")}
         assert same <= {x for problem, x in asked if problem == op.problem}

@@ -11,16 +11,16 @@ from reference_run import network
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
-from gpu_runtime.back_to_back import offer
-from tactics import codec
-from tactics.back_to_back import TILES
+from gpu_runtime.rewrites.back_to_back import offer
 from tactics.candidates import candidates, rejected
+from tactics.families.back_to_back import TILES
 from tactics.format import Format
 from tactics.launches import launches
-from tactics.pointwise_ops import Activation
-from tactics.problem import BackToBackProblem, ConvProblem
+from tactics.measure.worker import random_data
+from tactics.problems import codec
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data
 from tests.compiled import takes
 from tests.problems import assert_written_once, check
 

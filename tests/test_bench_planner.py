@@ -4,7 +4,7 @@ import pytest
 from test_plan import conv_net, faster, merging_graph, runs, small_graph
 
 from benchmarks.bench_planner import plain_highs, text
-from tactics.plan import solve
+from tactics.planner.plan import solve
 
 
 def answer(graph) -> float | None:

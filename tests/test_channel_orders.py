@@ -11,12 +11,13 @@ from reference_run import choices, feeds_for, given_model, model, node, ort_run,
 from reference_run import network as lowered
 
 import gpu_runtime as gr
-from gpu_runtime import channel_orders, space_to_depth
-from gpu_runtime.channel_orders import APART, DEPTHWISE_TOO, IN_WEIGHTS
-from gpu_runtime.lower import exists
+from gpu_runtime.network import exists
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from tactics.gather_problem import GatherProblem, ViewProblem
-from tactics.problem import ConcatProblem, ConvProblem, MoveProblem
+from gpu_runtime.rewrites import blocks as space_to_depth
+from gpu_runtime.rewrites import channels
+from gpu_runtime.rewrites.channels import APART, DEPTHWISE_TOO, IN_WEIGHTS
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 
 SHUFFLENET = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_shufflenet.onnx"
 rng = np.random.default_rng(3)
@@ -138,7 +139,7 @@ def pyramid(c: int = 32, n: int = 2) -> onnx.ModelProto:
 
 
 def offered(proto):
-    return channel_orders.offer(space_to_depth.offer(lowered(proto)))
+    return channels.offer(space_to_depth.offer(lowered(proto)))
 
 
 def agrees(proto, bound: float = 1e-5):

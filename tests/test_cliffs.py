@@ -9,13 +9,14 @@ from ort_budget import FACTOR, relative_l2, run, with_casts
 from reference_run import model, node, ort_run
 from test_moves import build
 
-from gpu_runtime import cliffs, intervals, pipeline
-from gpu_runtime.fuse import fuse
-from gpu_runtime.lower import lower
-from gpu_runtime.onnx_import import read
-from tactics.library_functions import FUNCTIONS as LIBRARY
-from tactics.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
-from tactics.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
+from gpu_runtime import pipeline
+from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.frontend.importer import read
+from gpu_runtime.lowering.lower import lower
+from gpu_runtime.precision import cliffs, intervals
+from tactics.problems.library_functions import FUNCTIONS as LIBRARY
+from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
+from tactics.problems.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
 
 SHAPE = (1, 8, 6, 6)
 

@@ -8,11 +8,11 @@ from problems import PROBLEMS, pairs
 from test_transpose import GROUPED as TRANSPOSED
 
 from cuda_kernels.device import named
-from tactics import codec
 from tactics.candidates import accepts, candidates
 from tactics.launches import pack_weights, section_bytes, tables
-from tactics.problem import ConvProblem, MoveProblem, PoolProblem
-from tactics.timing_worker import random_data
+from tactics.measure.worker import random_data
+from tactics.problems import codec
+from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
 
 DEVICE = named("h200")
 CONV = ConvProblem(1, 8, 9, 9, 16, 3, 3, pad=(1, 1, 1, 1), bias=True)

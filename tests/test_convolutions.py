@@ -7,8 +7,8 @@ import pytest
 from reference_run import check_against_ort, model, node
 from test_moves import check_engine, kinds
 
-from tactics.gather_problem import ViewProblem
-from tactics.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
+from tactics.problems.gather import ViewProblem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 
 pytestmark = pytest.mark.slow
 

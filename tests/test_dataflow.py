@@ -20,13 +20,15 @@ from test_inplace import densenet
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
-from gpu_runtime import assemble, dataflow, inplace, planning
+from gpu_runtime.assembly import assemble, dataflow
 from gpu_runtime.errors import InternalError
 from gpu_runtime.pipeline import DEFAULT_DEVICE, alternatives
-from tactics import plan, timing
+from gpu_runtime.planning import places, tables
 from tactics.format import DTYPES, Format, padded_channels, strides
-from tactics.gather_problem import GatherProblem, ViewProblem
-from tactics.problem import ConcatProblem
+from tactics.measure import timing
+from tactics.planner import plan
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import ConcatProblem
 
 LARGER = [pytest.param(n, marks=pytest.mark.long) for n in ("densenet121", "fastestdet", "deeplabv3_mnv2_257")]
 NEVER, ZERO = -1, -2  # what no layer wrote; a padded channel
@@ -41,7 +43,7 @@ def assembled(proto, monkeypatch):
     monkeypatch.setattr(dataflow, "fault", lambda *given: seen.append(given))
     net = alternatives(lowered(proto))
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    table = planning.tabulate(net, named(DEFAULT_DEVICE), timing.predicted(named(DEFAULT_DEVICE)), sparse=False, io=io)
+    table = tables.tabulate(net, named(DEFAULT_DEVICE), timing.predicted(named(DEFAULT_DEVICE)), sparse=False, io=io)
     assemble.assemble(table, plan.solve(table.graph))
     monkeypatch.undo()
     return seen[0]
@@ -295,13 +297,13 @@ def test_a_wrong_plan_is_no_engine(tmp_path, monkeypatch):
     """The mistake that the proof was written after: a view from one image to several takes the place of a piece."""
     path = tmp_path / "m.onnx"
     onnx.save(batches(1, 4, "Reshape", 1, 8), path)
-    through = inplace._through_views
+    through = places._through_views
 
     def careless(network, found, runs, most):
         runs |= {(t, key) for t, keys in found.items() for key in keys if "planes1" in key}
         through(network, found, runs, most)
 
-    monkeypatch.setattr(inplace, "_through_views", careless)
+    monkeypatch.setattr(places, "_through_views", careless)
     with pytest.raises(InternalError, match="launches nothing, but its output is not where its inputs are"):
         gr.build(path, device=DEFAULT_DEVICE)
 

@@ -13,17 +13,17 @@ import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
-from tactics import conv_depthwise
 from tactics.candidates import at_edges, candidates, rejected
-from tactics.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
+from tactics.families import conv_depthwise
+from tactics.families.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Activation
+from tactics.measure.worker import random_data, reference
 from tactics.predict import predict, predict_us
-from tactics.problem import ConvProblem
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic
-from tactics.timing_worker import random_data, reference
 from tests.compiled import fits, measured, takes
 from tests.conftest import model_path
 from tests.ort_budget import budgets

@@ -5,7 +5,7 @@ import pytest
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from gpu_runtime import explain
+from gpu_runtime.explain import layers as explain
 
 NETWORKS = {  # name -> (channels of its input, (channels, pruned) of each layer)
     "none": (3, ((3, False), (6, False))),

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from test_report import example_plan
 
-from gpu_runtime import engine as eng
-from gpu_runtime.engine import Engine, EngineError
+from gpu_runtime.runtime import engine as eng
+from gpu_runtime.runtime.engine import Engine, EngineError
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,7 +133,7 @@ def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
     script = (
         "import sys; from gpu_runtime import engine; e = engine.read(sys.argv[1]); e.layer_info(); "
         "print(*sorted(m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnx_ir', 'onnxscript', 'scipy', 'cuda') "
-        "or m in ('tactics.plan', 'tactics.eliminate', 'gpu_runtime.planning')))"
+        "or m in ('tactics.planner.plan', 'tactics.planner.eliminate', 'gpu_runtime.planning.tables')))"
     )
     assert python(script, str(tmp_path / "model.engine")).strip() == ""
 

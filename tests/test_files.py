@@ -16,12 +16,12 @@ from conftest import ROOT
 
 import gpu_runtime as gr
 from cuda_kernels import files
-from gpu_runtime import onnx_import
+from gpu_runtime.frontend import importer
 from tests.test_engine import make
 
 WRITERS = {  # name -> writes something to a path
     "write": lambda path: files.write(path, b"new"), "write_all": lambda path: files.write_all({path: b"new"}),
-    "engine": lambda path: make().save(path), "pruned": lambda path: onnx_import.save(path, b"new"),
+    "engine": lambda path: make().save(path), "pruned": lambda path: importer.save(path, b"new"),
 }  # fmt: skip
 ERRORS = (OSError, gr.EngineError)
 

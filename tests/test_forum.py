@@ -6,7 +6,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.forum import account
 from benchmarks.networks import Net
-from gpu_runtime import what_if
+from gpu_runtime.explain import what_if
 
 
 @pytest.mark.parametrize("device", ["a10", "h200"])

@@ -12,11 +12,11 @@ from cuda_kernels.launch import Emulated
 from tactics import single
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
+from tactics.measure.worker import random_data, reference
 from tactics.predict import predict, predict_us
-from tactics.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem
+from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data, reference
 from tests.compiled import takes
 from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, execute
 

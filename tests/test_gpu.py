@@ -21,8 +21,8 @@ from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
-from tactics.problem import ConvProblem
-from tactics.timing_worker import TOLERANCE, Bench, random_data, reference, reference_conv, relative_error
+from tactics.measure.worker import TOLERANCE, Bench, random_data, reference, reference_conv, relative_error
+from tactics.problems.problem import ConvProblem
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
@@ -121,7 +121,7 @@ def test_large_shapes_agree_with_the_naive_kernel(name, device):
 
 
 def test_measured_times_come_from_the_child_and_then_from_the_cache(device, tmp_path):
-    from tactics import timing
+    from tactics.measure import timing
 
     problem = CONVS["conv_deep"]
     tactics = candidates(problem, device)[::7]

@@ -12,17 +12,17 @@ import pytest
 from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
-from tactics import conv_grouped
 from tactics.candidates import candidates, rejected
-from tactics.conv_gemm import merged, padded_k
+from tactics.families import conv_grouped
+from tactics.families.conv_gemm import merged, padded_k
 from tactics.format import Format
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Activation
+from tactics.measure.worker import random_data, reference
 from tactics.predict import predict_us
-from tactics.problem import ConvProblem
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data, reference
 from tests.compiled import takes
 from tests.problems import assert_right, assert_written_once, execute
 

@@ -15,14 +15,18 @@ import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import inplace, planning
-from tactics import families, plan, timing
+from gpu_runtime.planning import places as inplace
+from gpu_runtime.planning import tables
 from tactics.candidates import candidates
+from tactics.families import table
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
-from tactics.gather_problem import GatherProblem, ResizeProblem
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Activation, Stage
-from tactics.problem import (
+from tactics.measure import timing
+from tactics.measure.worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
+from tactics.planner import plan
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.pointwise_ops import Activation, Stage
+from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -30,9 +34,8 @@ from tactics.problem import (
     PointwiseProblem,
     PoolProblem,
 )
-from tactics.row_problem import NormalizeProblem
+from tactics.problems.rows import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
-from tactics.timing_worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
 
 pytestmark = pytest.mark.slow
 
@@ -244,7 +247,7 @@ def solve(path, in_place=True, **options) -> tuple[plan.Plan, float]:
     """(the plan, seconds that solving took), with or without entries in place."""
     net = inplace.share(lowered(path, **options)) if in_place else lowered(path, **options)
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
-    graph = planning.tabulate(net, named(DEVICE), timing.predicted(named(DEVICE)), sparse=False, io=io).graph
+    graph = tables.tabulate(net, named(DEVICE), timing.predicted(named(DEVICE)), sparse=False, io=io).graph
     force = {} if in_place else {c.name: (lambda e: e.tactic != inplace.IN_PLACE) for c in graph.choices}
     start = time.perf_counter()
     return plan.solve(graph, force=force, milp_seconds=20), time.perf_counter() - start
@@ -545,7 +548,7 @@ def test_kernels_keep_to_their_part(name, mode):
 
 
 def test_every_strided_kernel_is_tested():
-    assert {kernel for _, kernel, *_ in AROUND.values()} == set(families.STRIDED)
+    assert {kernel for _, kernel, *_ in AROUND.values()} == set(table.STRIDED)
 
 
 def sector_bytes(t: dict) -> int:

@@ -14,16 +14,16 @@ from onnx import TensorProto, helper, numpy_helper
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import io_formats
 from gpu_runtime.cli import program
-from gpu_runtime.lower import TensorInfo
+from gpu_runtime.network import TensorInfo
+from gpu_runtime.planning import io_formats
 from tactics.candidates import at_edges, candidates
 from tactics.format import LAYOUTS, Format
-from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
-from tactics.row_problem import NormalizeProblem
+from tactics.measure.worker import random_data, reference
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
+from tactics.problems.rows import NormalizeProblem
 from tactics.step import linear
-from tactics.timing_worker import random_data, reference
 from tests.conftest import DIGITS, model_path
 from tests.problems import CONVS, PROBLEMS, assert_right, execute
 

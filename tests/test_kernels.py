@@ -15,13 +15,13 @@ from cuda_kernels.compile import compile_kernel, compile_many, virtual
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
+from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.problem import ConvProblem
+from tactics.measure.worker import random_data, reference
+from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
-from tactics.timing_worker import random_data, reference
 from tests.compiled import fits
 from tests.problems import (
     CONVS,

@@ -12,13 +12,13 @@ from reference_run import check_against_ort, model, network, node, ort_run, rela
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import report
 from gpu_runtime.errors import ModelError
-from tactics import codec
+from gpu_runtime.explain import report
 from tactics.candidates import candidates
-from tactics.library_functions import FUNCTIONS, bound
 from tactics.predict import predict
-from tactics.problem import LibraryProblem
+from tactics.problems import codec
+from tactics.problems.library_functions import FUNCTIONS, bound
+from tactics.problems.problem import LibraryProblem
 
 X = (2, 6, 5, 7)
 INT, BOOL = TensorProto.INT64, TensorProto.BOOL

@@ -12,9 +12,13 @@ from ort_budget import budgets
 import gpu_runtime as gr
 from benchmarks.light import NAMES, light
 from cuda_kernels import device
-from gpu_runtime import fuse, io_formats, lower, onnx_import, pipeline, planning
+from gpu_runtime import pipeline
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.lowering import lower
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from tactics import plan, timing
+from gpu_runtime.planning import io_formats, tables
+from tactics.measure import timing
+from tactics.planner import plan
 
 pytestmark = pytest.mark.slow
 
@@ -65,10 +69,10 @@ def test_light(name, tmp_path):
 def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, monkeypatch):
     """Merged siblings' too, of which several ops exist at once where they are apart: no layer is solved by itself."""
     onnx.save(light("light_inception_v1"), tmp_path / "inception.onnx")
-    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(tmp_path / "inception.onnx", prune=True))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(tmp_path / "inception.onnx", prune=True))))
     target = device.named(DEFAULT_DEVICE)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    table = planning.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
+    table = tables.tabulate(network, target, timing.predicted(target), sparse=True, io=ends)
     seconds = []
     for _ in range(3):
         start = time.process_time()
@@ -79,11 +83,11 @@ def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, 
     wanted = {op.layer: not best.entries[op.name].sparse for op in ops}
     with monkeypatch.context() as patch:
         patch.setattr(plan, "solve", None)
-        found = planning.forced(table, best, wanted)
+        found = tables.forced(table, best, wanted)
     merged = [layer for layer in wanted if " || " in layer and found[layer]]
     assert len(merged) > 5 and len(list(filter(None, found.values()))) > 30
     for layer in [*merged, *list(wanted)[::4]]:
-        names = [op.name for op in planning.ops_of(network, layer)]
+        names = [op.name for op in tables.ops_of(network, layer)]
         force = dict.fromkeys(names, lambda e, sparse=wanted[layer]: e.sparse == sparse)
         if found[layer] is None:
             with pytest.raises(ValueError, match="no plan exists"):

@@ -6,11 +6,12 @@ import pytest
 from reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run, relative_error, run
 
 from cuda_kernels import sparse24
-from gpu_runtime import chains, lower, onnx_import
 from gpu_runtime.errors import ModelError
-from gpu_runtime.fuse import fuse
-from tactics.library_functions import FUNCTIONS
-from tactics.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+from gpu_runtime.frontend import chains, importer
+from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.lowering import lower
+from tactics.problems.library_functions import FUNCTIONS
+from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 
 rng = np.random.default_rng(7)
 
@@ -376,7 +377,7 @@ def test_every_operator_accepted_on_import_has_a_rule():
         "DepthToSpace", "SpaceToDepth", "Swish",
     }  # fmt: skip
     rules = set(lower.PROBLEMS) | elsewhere | chains.OPS | set(FUNCTIONS)
-    assert rules - {"Chain", "Standardize", *lower.SHUFFLES} == onnx_import.OPS
+    assert rules - {"Chain", "Standardize", *lower.SHUFFLES} == importer.OPS
 
 
 def test_lowering_is_deterministic():
@@ -390,5 +391,5 @@ def test_lowering_is_deterministic():
 def test_stages_compose_by_hand(tmp_path):
     proto = model([node("Relu", "x", "y")], {"x": (1, 4, 3, 3)}, "y")
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    net = lower.lower(fuse(onnx_import.read(tmp_path / "m.onnx")))
+    net = lower.lower(fuse(importer.read(tmp_path / "m.onnx")))
     assert net.name == "m" and net.tensors == {"x": (1, 4, 3, 3), "y": (1, 4, 3, 3)}

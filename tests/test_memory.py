@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.memory import Block, place
+from gpu_runtime.assembly.memory import Block, place
 
 
 @st.composite

@@ -8,10 +8,10 @@ import pytest
 from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, run
 
 import gpu_runtime as gr
-from gpu_runtime import moves
+from gpu_runtime.lowering import moves
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from tactics.gather_problem import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problem import MoveProblem
+from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.problem import MoveProblem
 
 pytestmark = pytest.mark.slow
 

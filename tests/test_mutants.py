@@ -11,7 +11,8 @@ import mutants
 import pytest
 from small_models import small_models
 
-from gpu_runtime import fuse, lower, onnx_import
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.lowering import lower
 
 ONCE, CHUNK = 500, 125  # mutants that `make test` tries, and how many a worker is given at once
 MANY, LARGE = 10_000, 500  # the same of `make test-long`
@@ -56,7 +57,7 @@ def test_small_models_build_as_they_are(tmp_path):
     for i, proto in enumerate(small_models()):
         path = tmp_path / f"{i}.onnx"
         path.write_bytes(proto.SerializeToString())
-        assert lower.lower(fuse.fuse(onnx_import.read(path))).ops
+        assert lower.lower(fuse.fuse(importer.read(path))).ops
 
 
 def test_mutants_are_the_same_every_time(tmp_path):

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 import gpu_runtime as gr
 from cuda_kernels.emulator import Stats
-from gpu_runtime.engine import Engine
 from gpu_runtime.pipeline import DEFAULT_DEVICE
+from gpu_runtime.runtime.engine import Engine
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from tactics.problem import ConvProblem
+from tactics.measure.worker import random_data
+from tactics.problems.problem import ConvProblem
 from tactics.step import linear
-from tactics.timing_worker import random_data
 from tests.problems import execute, pairs
 
 DEVICE = named("a100")

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
 
-from gpu_runtime import onnx_import
 from gpu_runtime.errors import ModelError
-from gpu_runtime.onnx_convert import OPSET
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.convert import OPSET
 
 rng = np.random.default_rng(11)
 
@@ -37,7 +37,7 @@ def refused(tmp_path, proto, match, **options):
     """read() must raise ModelError with the path in front and no traceback in it; -> the message."""
     path = save(tmp_path, proto)
     with pytest.raises(ModelError, match=match) as e:
-        onnx_import.read(path, **options)
+        importer.read(path, **options)
     assert str(e.value).startswith(f"{path}: ") and "Traceback" not in str(e.value)
     return str(e.value)
 
@@ -59,7 +59,7 @@ def test_every_opset_becomes_one(tmp_path, opset):
     if opset < 9:  # as exporters did then: initializers are inputs too
         for t in proto.graph.initializer:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
-    imported = onnx_import.read(save(tmp_path, proto))
+    imported = importer.read(save(tmp_path, proto))
     assert imported.model.opset_imports[""] == OPSET and len(imported.model.graph.inputs) == 1
     net = network(proto)
     feeds = {"x": rng.standard_normal((1, 4, 11, 11)).astype(np.float32)}
@@ -84,7 +84,7 @@ def test_a_shape_subgraph_may_have_empty_lists(tmp_path):
         node("Relu", "x", "r"), node("Reshape", "r t", "y"),
     ]  # fmt: skip
     proto = model(nodes, {"x": (2, 3, 4)}, "y", {"zero": np.int64([0]), "rest": np.int64([-1])})
-    assert [int(d) for d in onnx_import.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
+    assert [int(d) for d in importer.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
 
 
 def test_integer_exponents_become_floating_point():
@@ -120,7 +120,7 @@ def test_every_gemm_is_a_convolution_or_a_product(name):
 
 
 def test_old_fp16_model_and_names():
-    imported = onnx_import.read(given_model("squeezenet11_fp16"))
+    imported = importer.read(given_model("squeezenet11_fp16"))
     assert imported.name == "squeezenet11_fp16" and imported.dtypes == {"data_0": "fp16", "softmaxout_1": "fp16"}
     names = [n.name for n in imported.model.graph]
     assert len(set(names)) == len(names) and "Conv_0" in names and "Relu_1" in names
@@ -156,7 +156,7 @@ def test_duplicate_node_names_and_unsorted_nodes(tmp_path):
     shuffled = list(proto.graph.node)[::-1]
     del proto.graph.node[:]
     proto.graph.node.extend(shuffled)
-    names = [n.name for n in onnx_import.read(save(tmp_path, proto)).model.graph]
+    names = [n.name for n in importer.read(save(tmp_path, proto)).model.graph]
     assert len(set(names)) == 5 and "same" in names
 
 
@@ -249,7 +249,7 @@ def test_pruning_against_brute_force(tmp_path, dtype):
         del proto.graph.node[:]
         proto.graph.node.extend(casts + rest)
     path, out = save(tmp_path, proto), tmp_path / "pruned.onnx"
-    imported = onnx_import.read(path, prune=True, save_pruned=out)
+    imported = importer.read(path, prune=True, save_pruned=out)
     assert imported.pruned == ("w", "shared", "gemm")
     assert imported.not_pruned == (("mat", "shape [10, 8]: the input channels (axis 0) are not a multiple of 4"),)
     after = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer}
@@ -278,7 +278,7 @@ def test_the_saved_model_is_the_one_lowered(tmp_path):
 def test_saved_model_keeps_opset_ir_version_and_inputs(tmp_path):
     out = tmp_path / "pruned.onnx"
     before = onnx.load(given_model("squeezenet11_fp16"))
-    imported = onnx_import.read(given_model("squeezenet11_fp16"), prune=True, save_pruned=out)
+    imported = importer.read(given_model("squeezenet11_fp16"), prune=True, save_pruned=out)
     after = onnx.load(out)
     assert (after.ir_version, after.opset_import[0].version, len(after.graph.input)) == (3, 7, len(before.graph.input))
     assert len(imported.pruned) == 25 and [n for n, _ in imported.not_pruned] == ["conv1_w_0"]
@@ -294,7 +294,7 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
     w = {"grouped": weights(8, 4, 1, 1), "thin": weights(8, 2, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
     w |= {"flat": weights(8), "shape": np.int64([8, 1, 1, 1])}
     nodes[6].input[1] = "scale"
-    imported = onnx_import.read(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
+    imported = importer.read(save(tmp_path, model(nodes, {"x": (1, 8, 3, 3)}, "y", w)), prune=True)
     assert imported.pruned == ("k", "grouped", "both")  # a Constant node is stored; a weight read twice is pruned once
     assert imported.not_pruned == (
         ("scale", "also read by Mul e"),
@@ -302,7 +302,7 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
         ("thin", "shape [8, 2, 1, 1]: the input channels (axis 1) are not a multiple of 4"),
     )
     fewer = model([node("Conv", "x w", "y")], {"x": (1, 3, 3, 3)}, "y", {"w": weights(8, 3, 1, 1)})
-    imported = onnx_import.read(save(tmp_path, fewer), prune=True)
+    imported = importer.read(save(tmp_path, fewer), prune=True)
     assert imported.not_pruned == (("w", "shape [8, 3, 1, 1]: the input channels (axis 1) are not a multiple of 4"),)
 
 
@@ -310,10 +310,10 @@ def test_nothing_is_saved_when_the_model_is_refused(tmp_path):
     out = tmp_path / "pruned.onnx"
     out.write_text("mine")
     with pytest.raises(ModelError):
-        onnx_import.read(save(tmp_path, dynamic()), prune=True, save_pruned=out)
+        importer.read(save(tmp_path, dynamic()), prune=True, save_pruned=out)
     assert out.read_text() == "mine"
     with pytest.raises(ValueError, match="save_pruned is given without prune"):
-        onnx_import.read(save(tmp_path, small()), save_pruned=out)
+        importer.read(save(tmp_path, small()), save_pruned=out)
 
 
 # ---- bad files
@@ -321,13 +321,13 @@ def test_nothing_is_saved_when_the_model_is_refused(tmp_path):
 
 def test_missing_file_folder_and_not_onnx(tmp_path):
     with pytest.raises(ModelError, match="nothing.onnx: no such file; give the path of an ONNX model"):
-        onnx_import.read(tmp_path / "nothing.onnx")
+        importer.read(tmp_path / "nothing.onnx")
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
-        onnx_import.read(tmp_path)
+        importer.read(tmp_path)
     for content in (b"", b"\x89PNG\r\n\x1a\n" + bytes(100), b"# a text file\n" * 20, bytes(range(256)) * 4):
         (tmp_path / "other.onnx").write_bytes(content)
         with pytest.raises(ModelError, match=f"other.onnx: expected an ONNX model .*got {len(content)} bytes"):
-            onnx_import.read(tmp_path / "other.onnx")
+            importer.read(tmp_path / "other.onnx")
 
 
 def test_truncated_anywhere(tmp_path):
@@ -336,7 +336,7 @@ def test_truncated_anywhere(tmp_path):
     for size in itertools.chain(range(0, len(whole), 41), range(len(whole) - 20, len(whole))):
         path.write_bytes(whole[:size])
         with pytest.raises(ModelError, match="truncated"):
-            onnx_import.read(path)
+            importer.read(path)
 
 
 def test_flipped_bytes_never_crash(tmp_path):
@@ -403,7 +403,7 @@ def test_names_defined_twice_or_never(tmp_path):
     damaged = model([node("Relu", "x", "y", name="nnnn")], x, "y").SerializeToString().replace(b"nnnn", b"n\xffnn")
     (tmp_path / "damaged.onnx").write_bytes(damaged)
     with pytest.raises(ModelError, match="UTF-8|truncated"):
-        onnx_import.read(tmp_path / "damaged.onnx")
+        importer.read(tmp_path / "damaged.onnx")
     refused(tmp_path, missing, "tensor 'w', read by Conv y, is no input, initializer or node output: an initializer is missing")
     refused(tmp_path, model([node("Relu", "x", "y")], x, "z"), "output 'z' is not computed by any node")
     refused(tmp_path, model([node("Relu", "x", "y")], x, "y y"), "output names must be unique, got twice: 'y'")
@@ -455,7 +455,7 @@ def test_external_data(tmp_path):
     (folder / "weights.bin").write_bytes(bytes(16) + data)
     path = save(folder, proto)
     pruned = tmp_path / "pruned.onnx"
-    onnx_import.read(path, prune=True, save_pruned=pruned)
+    importer.read(path, prune=True, save_pruned=pruned)
     stored = onnx.load(pruned).graph.initializer[0]
     assert np.array_equal(onnx.numpy_helper.to_array(stored), brute_force(np.frombuffer(data, "<f4").reshape(8, 4, 3, 3), 1))
     (folder / "weights.bin").write_bytes(data[:100])

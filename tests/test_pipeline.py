@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime import planning, report
+from gpu_runtime.explain import report
+from gpu_runtime.planning import tables
 from tests.conftest import DIGITS, ROOT
 
 BATCH = 4
@@ -102,15 +103,18 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
 
 def test_forcing_a_layer_costs_what_the_row_says():
     from cuda_kernels.device import named
-    from gpu_runtime import fuse, lower, onnx_import, siblings
-    from tactics import plan, timing
+    from gpu_runtime.frontend import fuse, importer
+    from gpu_runtime.lowering import lower
+    from gpu_runtime.rewrites import siblings
     from tactics.format import Format
+    from tactics.measure import timing
+    from tactics.planner import plan
 
     device = named("h200")
-    network = lower.lower(fuse.fuse(onnx_import.read(DIGITS / "digits_sparse.onnx", shapes={"x": (2048, 1, 8, 8)})))
+    network = lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes={"x": (2048, 1, 8, 8)})))
     network = siblings.merge(network)
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
-    table = planning.tabulate(network, device, timing.predicted(device), sparse=True, io=io)
+    table = tables.tabulate(network, device, timing.predicted(device), sparse=True, io=io)
     best = plan.solve(table.graph)
     e = engine(batch=2048)
     assert e.plan["plan"]["total_us"] == pytest.approx(best.total_ps / 1e6)
@@ -186,7 +190,7 @@ def test_bad_arguments():
 
 
 def test_another_kernel_source_is_refused(monkeypatch):
-    monkeypatch.setattr("gpu_runtime.context.source_hash", lambda: "0" * 64)
+    monkeypatch.setattr("gpu_runtime.runtime.context.source_hash", lambda: "0" * 64)
     with pytest.raises(gr.EngineError, match="other kernel sources"):
         engine().context(device="emulator")
 

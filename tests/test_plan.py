@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tactics import eliminate, formulation
-from tactics.graph import NEVER, Choice, Entry, Graph
-from tactics.plan import best_single_format, cheapest, forced, greedy, solve
-from tactics.reformats import cost, evaluate
+from tactics.planner import eliminate, formulation
+from tactics.planner.graph import NEVER, Choice, Entry, Graph
+from tactics.planner.plan import best_single_format, cheapest, forced, greedy, solve
+from tactics.planner.reformats import cost, evaluate
 
 SIX = ("chw", "chw16", "chw32", "hwc", "hwc8", "hwc16")
 PAIRS = [(a, b) for a in SIX for b in SIX]
@@ -356,7 +356,7 @@ def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
     """What large graphs alone would use: ops described by blocks of cells, and the cheapest of three orders."""
     monkeypatch.setattr(formulation, "SMALL_TABLE", 1)
     monkeypatch.setattr(formulation, "FEW", 0)
-    monkeypatch.setattr("tactics.elimination_order.MANY_CELLS", 0)
+    monkeypatch.setattr("tactics.planner.elimination_order.MANY_CELLS", 0)
     for make, seeds in ((small_graph, range(80)), (merging_graph, range(40)), (sibling_graph, range(60))):
         for seed in seeds:
             graph = make(seed)
@@ -406,7 +406,7 @@ def test_wide_ops_are_the_same_question(monkeypatch):
     """Ops with many tensors are written cell by cell: all ops are, here, then a join of 16 tensors."""
     graphs = [small_graph(seed) for seed in range(1, SEEDS, 3)]
     plain = [solved(g) for g in graphs]
-    monkeypatch.setattr("tactics.formulation.WIDE_CELLS", 0)
+    monkeypatch.setattr("tactics.planner.formulation.WIDE_CELLS", 0)
     assert [p and p.total_ps for p in map(solved, graphs)] == [p and p.total_ps for p in plain]
     monkeypatch.undo()
     branches = [f"y{k}" for k in range(16)]
@@ -716,7 +716,7 @@ def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, mo
         except ValueError:
             continue
         with monkeypatch.context() as patch:
-            patch.setattr("tactics.plan.solve", None)  # none is solved by itself
+            patch.setattr("tactics.planner.plan.solve", None)  # none is solved by itself
             answers = forced(graph, best, wanted)
         for (names, sparse), found in zip(wanted, answers, strict=True):
             force = {n: (lambda e, s=sparse: e.sparse == s) for n in names}

@@ -11,12 +11,12 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
-from tactics import codec
 from tactics.candidates import candidates
-from tactics.gather_problem import ViewProblem
-from tactics.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
-from tactics.problem import ConvProblem, PointwiseProblem
-from tactics.timing_worker import random_data, reference
+from tactics.measure.worker import random_data, reference
+from tactics.problems import codec
+from tactics.problems.gather import ViewProblem
+from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
+from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tests.problems import POINTWISE, assert_right, execute
 
 rng = np.random.default_rng(11)

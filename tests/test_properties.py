@@ -15,12 +15,12 @@ from test_kernels import DEVICE, by_tile, variants
 
 from cuda_kernels.launch import Emulated
 from tactics import single
-from tactics.gather_problem import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
-from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem, PoolProblem, Problem
+from tactics.measure.worker import random_data, reference
+from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, PoolProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data, reference
 
 ACTIVATIONS = (Activation(), Activation("relu"), Activation("relu"), Activation("clip", (-0.5, 1.0)), Activation("prelu"))
 

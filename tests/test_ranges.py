@@ -11,14 +11,15 @@ from reference_run import model, node, ort_run
 from small_models import small_models
 from test_moves import build
 
-from gpu_runtime import ranges, side_by_side
 from gpu_runtime.cli import program
-from gpu_runtime.fuse import fuse
-from gpu_runtime.layer_info import layer_info
-from gpu_runtime.lower import lower
-from gpu_runtime.onnx_import import read
+from gpu_runtime.explain import side_by_side
+from gpu_runtime.explain.layer_info import layer_info
+from gpu_runtime.explain.report import inspect_text
+from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.frontend.importer import read
+from gpu_runtime.lowering.lower import lower
 from gpu_runtime.pipeline import compare
-from gpu_runtime.report import inspect_text
+from gpu_runtime.precision import ranges
 
 
 def weights(*shape, scale=1.0, seed=0):

@@ -7,14 +7,15 @@ import pytest
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import named
-from gpu_runtime import explain, planning, reasons
-from gpu_runtime.lower import Network, Op, TensorInfo
-from gpu_runtime.onnx_weights import as_stored
-from tactics import plan
+from gpu_runtime.explain import layers, reasons
+from gpu_runtime.frontend.weights import as_stored
+from gpu_runtime.network import Network, Op, TensorInfo
+from gpu_runtime.planning import tables
 from tactics.format import Format
-from tactics.problem import ConvProblem, ReformatProblem
+from tactics.measure.timing import Time
+from tactics.planner import plan
+from tactics.problems.problem import ConvProblem, ReformatProblem
 from tactics.roofline import floors
-from tactics.timing import Time
 
 DEVICE = named("h200")
 SHAPE = (1, 64, 8, 8)
@@ -50,7 +51,7 @@ def timer(dense, sparse, reformat, spread=0.0, sparse_layouts=("hwc8", "chw32", 
 
 def row(net, times, mode="enable", measured=False):
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = planning.tabulate(net, DEVICE, times, sparse=mode != "disable", io=io)
+    table = tables.tabulate(net, DEVICE, times, sparse=mode != "disable", io=io)
     w = net.ops[0].weights["w"]
     stored = {} if w.shape[1] % 4 else {"conv": as_stored(w, 1)}
     return reasons.sparsity(table, plan.solve(table.graph), mode, measured=measured, stored=stored)["rows"][0]
@@ -113,7 +114,7 @@ def test_the_layers_around_are_told_apart_from_reformats():
         return found
 
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = planning.tabulate(net, DEVICE, time, sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, time, sparse=True, io=io)
     r = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False)["rows"][0]
     assert r["reason"] == "reformat_outweighs" and r["other_cost_us"] == pytest.approx(4)
     parts = {key: r["other"][key] for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
@@ -166,7 +167,7 @@ def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
 def test_the_network_line():
     net = network(W24)
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = planning.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
     found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False, all_dense_us=10.0)
     floor, launch = found["rows"][0]["floor"], DEVICE.launch_us
     assert floor["launch_us"] == launch and floor["sparse_us"] < launch + 0.1
@@ -190,7 +191,7 @@ def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels(
     assert (r["verdict"], r["reason"]) == ("not_eligible", "grouped_conv") and "2 input channels" in r["detail"]
     r = row(network(W[:, :1], groups=64), timer(10, 8, 1))
     plan_of = {"sparsity": {"mode": "enable"}, "timing": {"kind": "predicted"}}
-    assert "depthwise convolution: each output has one input channel" in explain.sentence(r, plan_of)
+    assert "depthwise convolution: each output has one input channel" in layers.sentence(r, plan_of)
 
 
 def test_one_row_per_layer_wherever_fusion_puts_it():
@@ -201,6 +202,6 @@ def test_one_row_per_layer_wherever_fusion_puts_it():
     fused = Op("conv + add", op.problem, op.inputs, "y", op.weights, (), (("g", "into conv"),), "conv")
     net = Network("net", base.inputs, base.outputs, base.tensors, (apart, fused), (("g", ("apart", "into conv")),))
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
-    table = planning.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
+    table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
     rows = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False)["rows"]
     assert [r["layer"] for r in rows] == ["conv"] and rows[0]["other_cost_us"] == pytest.approx(2)

@@ -10,12 +10,12 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
-from tactics import codec
 from tactics.candidates import candidates
-from tactics.gather_problem import ViewProblem
-from tactics.problem import PointwiseProblem, PoolProblem
-from tactics.row_problem import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.timing_worker import random_data, reference
+from tactics.measure.worker import random_data, reference
+from tactics.problems import codec
+from tactics.problems.gather import ViewProblem
+from tactics.problems.problem import PointwiseProblem, PoolProblem
+from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tests.problems import ROWS, assert_right, execute
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime import explain, layer_info, report
+from gpu_runtime.explain import layer_info, report
+from gpu_runtime.explain import layers as explain
 from tactics.format import Format, num_bytes
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,7 +9,7 @@ import pytest
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.predict import predict_us
-from tactics.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem
+from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem
 from tactics.roofline import _needs, floors
 
 H200 = named("h200")

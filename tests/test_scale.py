@@ -10,10 +10,13 @@ import pytest
 
 from benchmarks.bench_scale import KINDS, _Net
 from cuda_kernels.device import named
-from gpu_runtime import ModelError, build, fuse, lower, onnx_import, onnx_load, pipeline, planning
-from gpu_runtime.onnx_graph import constant
-from tactics import timing
+from gpu_runtime import ModelError, build, pipeline
+from gpu_runtime.frontend import fuse, importer, load
+from gpu_runtime.frontend.queries import constant
+from gpu_runtime.lowering import lower
+from gpu_runtime.planning import tables
 from tactics.format import Format
+from tactics.measure import timing
 
 DEVICE = named("h200")
 OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("gpu_runtime", "tactics", "cuda_kernels"))
@@ -57,7 +60,7 @@ def lines_run(function, *args, **options) -> collections.Counter:
 
 
 def test_problems_alike_are_timed_once_and_share_their_entries(model):
-    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(model("convs", 12)))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(model("convs", 12)))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     asked, predicted = collections.Counter(), timing.predicted(DEVICE)
 
@@ -65,7 +68,7 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
         asked[problem] += 1
         return predicted(problem, tactics)
 
-    table = planning.tabulate(network, DEVICE, timer, sparse=True, io=io)
+    table = tables.tabulate(network, DEVICE, timer, sparse=True, io=io)
     convs = [op for op in network.ops if op.layer]
     assert len(convs) == 12 and len({op.problem for op in convs}) == 1
     assert asked[convs[0].problem] == 3  # at the network's input, at its output, and all between
@@ -96,17 +99,17 @@ def test_a_thousand_convolutions_are_planned_in_seconds(model):
 
 
 def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, monkeypatch):
-    monkeypatch.setattr(onnx_load, "LARGEST_GRAPH", 10)
-    monkeypatch.setattr(onnx_import, "check_graph", None)
+    monkeypatch.setattr(load, "LARGEST_GRAPH", 10)
+    monkeypatch.setattr(importer, "check_graph", None)
     with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):
-        onnx_import.read(model("chain", 11))
+        importer.read(model("chain", 11))
 
 
 def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch):
     path, seen = model("shapes", 40), []
-    check = onnx_import.check_schema
-    monkeypatch.setattr(onnx_import, "check_schema", lambda proto: [seen.append(proto.ByteSize()), check(proto)])
-    imported = onnx_import.read(path)
+    check = importer.check_schema
+    monkeypatch.setattr(importer, "check_schema", lambda proto: [seen.append(proto.ByteSize()), check(proto)])
+    imported = importer.read(path)
     assert path.stat().st_size > 2_000_000 and seen[0] < 1_000_000
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
     assert [v.name for v in imported.model.graph.inputs] == ["x"]

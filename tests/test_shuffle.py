@@ -11,19 +11,19 @@ from reference_run import check_against_ort, feeds_for, model, network, node, or
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import upsampling
-from gpu_runtime.lower import exists
+from gpu_runtime.network import exists
 from gpu_runtime.pipeline import DEFAULT_DEVICE
+from gpu_runtime.rewrites import upsampling
 from tactics.candidates import candidates
-from tactics.conv_gemm import padded_k, row_order
-from tactics.conv_problem import depth_to_space, space_to_depth
+from tactics.families.conv_gemm import padded_k, row_order
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
-from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem, MoveProblem
+from tactics.measure.worker import random_data, reference
+from tactics.problems.convolution import depth_to_space, space_to_depth
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
-from tactics.timing_worker import random_data, reference
 from tests.compiled import takes
 from tests.problems import assert_right, execute
 

@@ -12,10 +12,12 @@ from reference_run import run as reference
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import named
-from gpu_runtime import explain, planning, siblings, what_if
-from tactics import plan
+from gpu_runtime.explain import layers, what_if
+from gpu_runtime.planning import tables
+from gpu_runtime.rewrites import siblings
 from tactics.format import Format
-from tactics.timing import Time
+from tactics.measure.timing import Time
+from tactics.planner import plan
 
 
 def heads() -> onnx.ModelProto:
@@ -106,7 +108,7 @@ def test_the_first_block_of_a_resnet_never_closes_a_cycle():
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
     seen = set()
     for merged_us, into_us in ((1, 9), (19, 1), (1, 1), (19.5, 20)):
-        table = planning.tabulate(net, named("h200"), pretend(merged_us, into_us), sparse=False, io=io)
+        table = tables.tabulate(net, named("h200"), pretend(merged_us, into_us), sparse=False, io=io)
         chosen = plan.solve(table.graph)
         assert chosen.status == "proven"
         order(net, chosen)
@@ -150,7 +152,7 @@ def test_an_engine_with_merged_siblings_is_right_and_explained(make, tmp_path):
     rows = {r["layer"]: r for r in engine.sparsity["rows"]}
     merged = next(name for name in rows if " || " in name)
     assert rows[merged]["other"] and rows[merged]["other_cost_us"] >= 0
-    assert explain.rows_of(engine.plan, [merged.split(" || ")[0]]) == [rows[merged]]
+    assert layers.rows_of(engine.plan, [merged.split(" || ")[0]]) == [rows[merged]]
     wish = "dense" if rows[merged]["verdict"] == "sparse" else "sparse"
     one = merged.split(" || ")[0]
     cost = what_if.what_if(engine.plan, {one: wish})

@@ -10,13 +10,13 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import back_to_back, squeeze_excite
-from tactics import codec
+from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
-from tactics.pointwise_ops import Activation
-from tactics.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.timing_worker import random_data, reference
+from tactics.measure.worker import random_data, reference
+from tactics.problems import codec
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tests.compiled import takes
 from tests.problems import assert_right, assert_written_once, execute
 

@@ -11,15 +11,15 @@ from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates, rejected
-from tactics.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
+from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.pointwise_ops import Activation
+from tactics.measure.worker import random_data
 from tactics.predict import predict_us
-from tactics.problem import ConvProblem, PoolProblem, ReformatProblem
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tactics.timing_worker import random_data
 from tests.compiled import takes
 from tests.problems import check, execute
 

@@ -5,11 +5,11 @@ import pytest
 
 from cuda_kernels.device import MAX_GRID, NAMED, SMEM_PER_BLOCK, named
 from tactics.candidates import candidates, rejected
-from tactics.conv_gemm import conv_smem, padded_k
+from tactics.families.conv_gemm import conv_smem, padded_k
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Activation
 from tactics.predict import predict, predict_us
-from tactics.problem import (
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import (
     ConvProblem,
     ConvTransposeProblem,
     MatmulProblem,

@@ -21,12 +21,13 @@ from problems import CONVS, PROBLEMS, RELU
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError
-from tactics import codec, timing, timing_worker
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes, to_memory
-from tactics.problem import ConvProblem, LibraryProblem, PoolProblem
+from tactics.measure import timing, worker
+from tactics.measure.timing import ROUNDS, Cache, Key, Time
+from tactics.problems import codec
+from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.tactic import Tactic, Tile
-from tactics.timing import ROUNDS, Cache, Key, Time
 
 H200 = devices.named("h200")
 PROBLEM = ConvProblem(1, 64, 8, 8, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True)
@@ -188,7 +189,7 @@ def test_a_full_disk_is_one_warning(tmp_path):
 
 def test_two_processes_may_append_at_once(tmp_path):
     code = (
-        "import sys; from tactics.timing import Cache, Key\n"
+        "import sys; from tactics.measure.timing import Cache, Key\n"
         "cache = Cache(sys.argv[1])\n"
         "for i in range(300): cache.add(Key('gpu', 's' * 200, sys.argv[2], str(i)), us=1.0, low_us=1.0, high_us=1.0)\n"
         "cache.close()"
@@ -416,13 +417,13 @@ def test_problems_survive_the_pipe(name):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_random_data_has_the_problem_s_shapes_and_a_reference_of_useful_range(name):
     problem = PROBLEMS[name]
-    inputs, weights = timing_worker.random_data(problem)
+    inputs, weights = worker.random_data(problem)
     assert [x.shape for x in inputs] == list(problem.in_shapes) and all(x.dtype == np.float16 for x in inputs)
-    expected = timing_worker.reference(problem, inputs, weights)
+    expected = worker.reference(problem, inputs, weights)
     assert expected.shape == problem.out_shape and np.isfinite(expected).all()
     assert expected.max() > expected.min() or expected.size == 1
-    assert timing_worker.relative_error(expected.astype(np.float16), expected) < 1e-3
-    again, _ = timing_worker.random_data(problem)
+    assert worker.relative_error(expected.astype(np.float16), expected) < 1e-3
+    again, _ = worker.random_data(problem)
     assert all((a == b).all() for a, b in zip(inputs, again, strict=True))
 
 
@@ -500,11 +501,11 @@ class PretendGpu:
 @pytest.fixture
 def bench(monkeypatch):
     """bench(problem, tactic, change=...) -> Bench.time of it on a pretend GPU whose kernel writes the right output, changed."""
-    monkeypatch.setattr(timing_worker, "compile_kernel", lambda kernel, values, sm: kernel)
+    monkeypatch.setattr(worker, "compile_kernel", lambda kernel, values, sm: kernel)
 
     def make(problem, tactic, change=lambda flat: flat, samples=4):
-        inputs, weights = timing_worker.random_data(problem)
-        expected = timing_worker.reference(problem, inputs, weights)
+        inputs, weights = worker.random_data(problem)
+        expected = worker.reference(problem, inputs, weights)
         writes = [change(to_memory(expected, tactic.out))]
 
         def answer(params):  # the first launch is the one that is looked at
@@ -512,8 +513,8 @@ def bench(monkeypatch):
                 flat = writes.pop()
                 ctypes.memmove(made._out.ctypes.data, flat.ctypes.data, num_bytes(tactic.out, problem.out_shape))
 
-        monkeypatch.setattr(timing_worker, "Cuda", lambda device: PretendGpu(device, answer))
-        made = timing_worker.Bench(H200)
+        monkeypatch.setattr(worker, "Cuda", lambda device: PretendGpu(device, answer))
+        made = worker.Bench(H200)
         made.set_problem(problem)
         return made.time(tactic, samples), made
 
@@ -583,8 +584,8 @@ def test_bench_refuses_wrong_outputs(bench, change, text):
 
 
 def test_the_stopwatch_throws_away_what_the_host_was_too_slow_for(monkeypatch):
-    monkeypatch.setattr(timing_worker, "compile_kernel", lambda kernel, values, sm: kernel)
-    watch = timing_worker.Stopwatch(PretendGpu(H200, lambda params: None))
+    monkeypatch.setattr(worker, "compile_kernel", lambda kernel, values, sm: kernel)
+    watch = worker.Stopwatch(PretendGpu(H200, lambda params: None))
     assert len(watch.samples(lambda: time.sleep(0.001), lambda: None, 2)) == 2
     assert watch.discarded >= 4
     with pytest.raises(RuntimeError, match="overloaded"):
@@ -594,7 +595,8 @@ def test_the_stopwatch_throws_away_what_the_host_was_too_slow_for(monkeypatch):
 def test_the_worker_says_why_it_cannot_measure_here():
     if devices.has_gpu():
         pytest.skip("there is a GPU")
-    done = subprocess.run([sys.executable, "-m", "tactics.timing_worker"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    line = [sys.executable, "-m", "tactics.measure.worker"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "error" in json.loads(done.stdout.splitlines()[0])
     with pytest.raises(ValueError, match="nothing can be measured"):
         timing.measured(H200, Cache("/nonexistent/times.jsonl"), compile_first=False)(PROBLEM, tactics(1))
@@ -605,8 +607,8 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     launch, compiling = pytest.importorskip("cuda_kernels.launch"), pytest.importorskip("cuda_kernels.compile")
     pytest.importorskip("cuda_kernels.emulator")
     problem = CONVS[name]
-    inputs, weights = timing_worker.random_data(problem)
-    expected = timing_worker.reference(problem, inputs, weights)
+    inputs, weights = worker.random_data(problem)
+    expected = worker.reference(problem, inputs, weights)
     gpu = launch.Emulated(H200)
     arrays = {
         "x": inputs[0], "w": weights["w"].astype(np.float16), "b": weights.get("b"), "slope": weights.get("slope"),
@@ -618,12 +620,12 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
         if at[key]:
             gpu.write(at[key], array)
     y = gpu.allocate(expected.nbytes)
-    params = timing_worker.reference_params(problem, at["x"], at["w"], at["b"], at["slope"], at["residual"], y)
-    act = list(timing_worker.ACTIVATIONS).index(problem.act.name)
+    params = worker.reference_params(problem, at["x"], at["w"], at["b"], at["slope"], at["residual"], y)
+    act = list(worker.ACTIVATIONS).index(problem.act.name)
     kernel = gpu.load(compiling.compile_kernel("reference_conv", {"ACT": act}, "sm_90a"))
     gpu.launch(kernel, (-(-expected.size // 256), 1, 1), (256, 1, 1), 0, params)
     got = gpu.read(y, expected.nbytes).view(np.float32).reshape(expected.shape)
-    assert timing_worker.relative_error(got, expected) < 1e-4
+    assert worker.relative_error(got, expected) < 1e-4
 
 
 def test_time_is_a_plain_record():

@@ -15,16 +15,16 @@ from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates, rejected
-from tactics.conv_gemm import padded_k
-from tactics.conv_transpose import phases
+from tactics.families.conv_gemm import padded_k
+from tactics.families.conv_transpose import phases
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
-from tactics.pointwise_ops import Activation
+from tactics.measure.worker import random_data, reference
 from tactics.predict import predict
-from tactics.problem import ConvProblem, ConvTransposeProblem
+from tactics.problems.pointwise_ops import Activation
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
-from tactics.timing_worker import random_data, reference
 from tests.compiled import takes
 from tests.problems import assert_right, execute
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from reference_run import model, node
 
-from gpu_runtime import cli, engine, pipeline
-from gpu_runtime.engine import Engine
+from gpu_runtime import cli, pipeline
 from gpu_runtime.errors import EngineError, ModelError
+from gpu_runtime.runtime import engine
+from gpu_runtime.runtime.engine import Engine
 
 pytestmark = pytest.mark.slow  # the engines that all others are made from take ten seconds to build
 JOINED, GATHERED = 0, 4  # of crafted.bases

@@ -9,9 +9,9 @@ from conftest import DIGITS
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
-from gpu_runtime import what_if
-from tactics.graph import Graph
-from tactics.plan import solve
+from gpu_runtime.explain import what_if
+from tactics.planner.graph import Graph
+from tactics.planner.plan import solve
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-// Activations, chosen at compile time by ACT. The order is that of tactics/problem.py's ACTIVATIONS.
+// Activations, chosen at compile time by ACT. The order is that of tactics/problems/problem.py's ACTIVATIONS.
 #pragma once
 
 enum Act {

@@ -1,0 +1,283 @@
+"""A plan -> what an engine holds: layers and steps in execution order, addresses, packed weights. Plain data out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpu_runtime.assembly import dataflow, memory
+from gpu_runtime.errors import InternalError
+from gpu_runtime.network import Op
+from gpu_runtime.planning import places
+from gpu_runtime.planning.places import Place
+from gpu_runtime.planning.tables import Table, format_of
+from gpu_runtime.runtime import derive
+from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
+from gpu_runtime.runtime.engine import pack
+from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
+from tactics.launches import launches, pack_weights
+from tactics.planner import plan
+from tactics.problems.problem import ReformatProblem
+from tactics.tactic import Tactic
+
+Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
+Alias = Mapping[Place, Place]  # see inplace.aliases
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer while the order is being found; `ins` and `out` are (place, printed name, format). No tactic: a NoOp."""
+
+    name: str
+    op: Op | None
+    problem: object
+    tactic: Tactic | None
+    ins: list[tuple[Place, str, Format]]
+    out: tuple[Place, str, Format]
+    time_us: float
+    shape: tuple[int, int, int, int] = ()  # of a NoOp's tensor, which has no problem
+    sections: dict[str, str] = field(default_factory=dict)
+
+
+def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
+    """(plan data: inputs, outputs, layers, steps, memory, sections; weight arena uint8). Raises InternalError for a plan whose
+    layers would read anything but what was written for them."""
+    layers = _order(table, chosen)
+    weights = {}
+    for layer in layers:
+        if layer.op is not None and layer.tactic:
+            for name, array in pack_weights(layer.problem, layer.tactic, layer.op.weights).items():
+                layer.sections[name] = f"{layer.name}.{name}"
+                weights[layer.sections[name]] = array
+    arena, sections = pack(weights)
+    section_at = {r["name"]: r["offset"] for r in sections}
+    home = places.homes(table.network, chosen)
+    alias = places.aliases(table.network, chosen)
+    placement, blocks = _place(table, layers, home, alias)
+    offsets = _offsets(table, layers, home, alias, placement.offsets)
+
+    described = [_describe(table, layer, offsets, home) for layer in layers]
+    steps, last_step = [], []
+    for i, (layer, record) in enumerate(zip(layers, described, strict=True)):
+        if layer.tactic:
+            todo = derive.work(layer.problem, layer.tactic, record)
+            steps += derive.steps(todo, record, i, section_at, placement.offsets)
+        last_step.append(len(steps) - 1)
+    at = {b.name: [placement.offsets[b.name], b.nbytes] for b in blocks if b.name in (WORKSPACE, COUNTERS)}
+    data = {
+        "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
+        "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
+        "layers": described,
+        "steps": steps,
+        "memory": {
+            "activation_bytes": placement.total_bytes,
+            "largest_live_bytes": placement.largest_live_bytes,
+            "weight_bytes": int(arena.nbytes),
+            "workspace": at.get(WORKSPACE),
+            "zeros": [at[COUNTERS]] if COUNTERS in at else [],
+            "frees": derive.frees([(placement.offsets[b.name], b.nbytes, b.last) for b in blocks], last_step),
+        },
+        "sections": sections,
+    }
+    scratch = [(placement.offsets[b.name], b.nbytes) for b in blocks if b.name == WORKSPACE]
+    wrong = dataflow.fault(data, {layer.name: layer.op for layer in layers if layer.op is not None}, scratch)
+    if wrong:
+        raise InternalError(
+            f"{table.network.name}: the plan is wrong, so there is no engine: {wrong}. This is a defect of gpu_runtime, not of "
+            "the model: please report it with the model"
+        )
+    return data, arena
+
+
+def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
+    """The ops of the plan so that every input comes first, each reformat just before its first reader."""
+    network = table.network
+    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
+    edges = {t.name for t in network.inputs}
+    ready: dict[Place, tuple[str, Format]] = {
+        Place(t, canonical(table.io[t], network.tensors[t])): (t, table.io[t]) for t in edges
+    }
+    layers: list[_Layer] = []
+
+    def called(place: Place, fmt: Format, otherwise: str) -> str:
+        """A network output's own name is that of what the caller gets; its other formats and places bear another."""
+        t = place.tensor
+        leaves = t in outside and fmt == table.io[t] and place.key == canonical(fmt, network.tensors[t])
+        return t if leaves else otherwise
+
+    def provide(place: Place, fmt: Format, label: str) -> str:
+        """Make `place` available under the format name `fmt`; returns the tensor's printed name there."""
+        if place not in ready:
+            src = Place(place.tensor, hops[place])
+            src_fmt = format_of(table, src.tensor, src.key)
+            src_name = provide(src, src_fmt, f"{label} by way of {src_fmt.layout}")
+            problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
+            name = called(place, fmt, f"Reformatted {label}")
+            layers.append(_Layer(
+                f"Reformatting CopyNode for {label}", None, problem, Tactic("move", None, (src_fmt,), fmt),
+                [(src, src_name, src_fmt)], (place, name, fmt), table.graph.reformat_ps(place.tensor, src.key, place.key) / 1e6,
+            ))  # fmt: skip
+            ready[place] = (name, fmt)
+        name, have = ready[place]
+        if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it
+            other = called(place, fmt, f"{label} as {fmt.layout}")
+            layers.append(_Layer(
+                f"NoOp for {label}", None, None, None, [(place, name, have)], (place, other, fmt), 0.0,
+                network.tensors[place.tensor],
+            ))  # fmt: skip
+            return other
+        return name
+
+    outside = {t.name for t in network.outputs}
+    for op in _runnable(ops, edges):
+        entry = chosen.entries[op.name]
+        if entry.tactic == places.IN_PLACE:
+            tactic, out_fmt = None, format_of(table, op.output, entry.out)
+            in_fmts = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
+        else:
+            tactic = Tactic.parse(entry.tactic)
+            in_fmts, out_fmt = tactic.ins, tactic.out
+        ins = []
+        for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, in_fmts, strict=True)):
+            place = Place(tensor, key)
+            ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
+        place = Place(op.output, entry.out)
+        name = called(place, out_fmt, op.output if op.output not in outside else f"{op.output} inside")
+        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
+        ready[place] = (name, out_fmt)
+    for i, t in enumerate(network.outputs):
+        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
+    return layers
+
+
+def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
+    """The ops in an order in which they can run once `made` is there: always the first of those that can."""
+    waits = [len(set(op.inputs) - made) for op in ops]
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        for t in set(op.inputs) - made:
+            readers.setdefault(t, []).append(i)
+    able = [i for i, n in enumerate(waits) if not n]
+    while able:
+        op = ops[heapq.heappop(able)]
+        yield op
+        for i in readers.pop(op.output, ()):
+            waits[i] -= 1
+            if not waits[i]:
+                heapq.heappush(able, i)
+
+
+def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[memory.Placement, list[memory.Block]]:
+    """Offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them.
+
+    Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
+    """
+    network, end = table.network, len(layers) + 1
+    first: dict[Place, int] = {}
+    last: dict[Place, int] = {}
+    size: dict[Place, int] = {}
+
+    memories: dict[Place, Place] = {}
+
+    def touch(place: Place, when: int) -> None:
+        place = _memory(place, home, alias, memories)
+        first.setdefault(place, when)
+        last[place] = max(last.get(place, when), when)
+        size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
+
+    for t in network.inputs:
+        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        touch(place, 0)
+        touch(place, end)
+    for i, layer in enumerate(layers, 1):
+        for place, _, _ in (*layer.ins, layer.out):
+            touch(place, i)
+    for t in network.outputs:
+        touch(Place(t.name, canonical(table.io[t.name], t.shape4)), end)
+    blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
+    scratch = [(i, s) for i, x in enumerate(layers, 1) if x.tactic for s in launches(x.problem, x.tactic) if s.workspace]
+    if scratch:  # one workspace for all that need one, and counters that stay zero between them
+        when = [i for i, _ in scratch]
+        blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
+        blocks.append(memory.Block(COUNTERS, max(s.counters for _, s in scratch), 0, end))
+    return memory.place(blocks), blocks
+
+
+def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int], Strides]:
+    """Format, shape and strides of a place that has strides of its own."""
+    fmt, shape = format_of(table, place.tensor, place.key), table.network.tensors[place.tensor]
+    return fmt, shape, strides(fmt, shape)
+
+
+def _memory(place: Place, home: Home, alias: Alias, known: dict[Place, Place]) -> Place:
+    """The place with memory of its own in which `place` lies; `known`: those found before, to which this one is added."""
+    way = []
+    while place not in known and (place in home or place in alias):
+        way.append(place)
+        place = home[place][0] if place in home else alias[place]
+    place = known.get(place, place)
+    known |= dict.fromkeys(way, place)
+    return place
+
+
+def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: Mapping[str, int]) -> dict[str, int]:
+    """Byte offset of every place: those in another begin at their first channel there, an alias where the other place does."""
+
+    found: dict[str, int] = {}
+    for place in dict.fromkeys(place for layer in layers for place, _, _ in (*layer.ins, layer.out)):
+        way = []
+        while _name(place) not in found and (place in alias or place in home):
+            way.append(place)
+            place = alias[place] if place in alias else home[place][0]
+        at = found[_name(place)] = found[_name(place)] if _name(place) in found else own[_name(place)]
+        for inner in reversed(way):
+            if inner not in alias:
+                root, c = home[inner]
+                fmt, _, s = _whole(table, root)
+                at += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+            found[_name(inner)] = at
+    return dict(own) | found
+
+
+def _name(place: Place) -> str:
+    return f"{place.tensor}@{place.key}"
+
+
+def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
+    place = Place(info.name, canonical(fmt, info.shape4))
+    return {
+        "name": info.name, "shape": list(info.shape), "dtype": fmt.dtype, "format": str(fmt), "shape4": list(info.shape4),
+        "offset": offsets[_name(place)], "nbytes": num_bytes(fmt, info.shape4),
+    }  # fmt: skip
+
+
+def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Home) -> dict:
+    op, problem = layer.op, layer.problem
+
+    def tensor(place: Place, name: str, fmt: Format, shape) -> dict:
+        found = {"name": name, "shape4": list(shape), "format": str(fmt), "offset": offsets[_name(place)]}
+        if place in home:
+            root, channel = home[place]
+            whole, shape4, _ = _whole(table, root)
+            at = {"offset": offsets[_name(root)], "channel": channel}
+            found["inside"] = {"shape4": list(shape4), "format": str(whole), **at}
+        return found
+
+    shapes = problem.in_shapes if problem is not None else (layer.shape,)
+    out_shape = problem.out_shape if problem is not None else layer.shape
+    conv = isinstance(problem, derive.WEIGHTED)
+    return {
+        "name": layer.name,
+        "nodes": list(op.nodes) if op else [],
+        "layer": op.layer or None if op else None,
+        **derive.description(problem, layer.tactic),
+        "inputs": [tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)],
+        "outputs": [tensor(*layer.out, out_shape)],
+        "time_us": round(layer.time_us, 6),
+        "weights_count": sum(int(op.weights[name].size) for name in ("w", "w2") if name in op.weights) if conv else 0,
+    }

@@ -1,0 +1,94 @@
+"""The timings behind a plan in TensorRT's manner, for --verbose: every format combination, every tactic, what was left out.
+
+Nothing is left untimed but what the log names with its proof: tactics that cannot run, with the reason; formats that the
+network's tensors cannot have; and, without --exhaustive, formats that are another name for a timed one's addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from gpu_runtime.network import Op
+from gpu_runtime.planning.tables import Table, untimed
+from gpu_runtime.text import printable
+from tactics.candidates import rejected
+from tactics.format import LAYOUTS, TRT_TYPES, Format, strides
+from tactics.planner import plan
+from tactics.tactic import Tactic
+
+STARS, DASHES, ARROWS = "*" * 15, "-" * 15, ">" * 15
+
+
+def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], *, exhaustive: bool) -> Iterator[str]:
+    """Blocks of lines, one per op, then the reformats. `failures`: (problem, tactic) -> why it has no time."""
+    mark = "" if table.device.measured else "~"
+    for op, times in zip(table.network.ops, table.times, strict=True):
+        yield "\n".join(_op(table, op, times, chosen, failures, mark, exhaustive))
+    yield "\n".join(_reformats(table, chosen, mark))
+
+
+def _op(table, op: Op, times, chosen: plan.Plan, failures, mark: str, exhaustive: bool) -> Iterator[str]:
+    name = printable(op.name)
+    combinations: dict[tuple, list[Tactic]] = {}
+    for tactic in times:
+        combinations.setdefault((*tactic.ins, tactic.out), []).append(tactic)
+    for formats, tactics in combinations.items():
+        shapes = (*op.problem.in_shapes, op.problem.out_shape)
+        *ins, out = (_described(f, s) for f, s in zip(formats, shapes, strict=True))
+        yield f"{STARS} Autotuning format combination: {', '.join(ins)} -> {out} {STARS}"
+        for kernel in dict.fromkeys(t.kernel for t in tactics):
+            mine = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))
+            yield f"{DASHES} Timing Runner: {name} ({kernel})"
+            for t in mine:
+                yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(times[t].us, mark)}"
+            yield f"{name} ({kernel}) Fastest Tactic: {value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
+    for (problem, tactic), why in failures.items():
+        if problem == str(op.problem):
+            yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
+    for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
+        yield f"Skipping {count} tactics of {name}: cannot run: {printable(reason)}"
+    proofs = untimed(table, op)
+    if exhaustive:
+        proofs = {t: proof for t, proof in proofs.items() if not proof.startswith("every element")}
+    left = Counter((f"{', '.join(map(str, t.ins))} -> {t.out}", proof) for t, proof in proofs.items())
+    for (formats, proof), count in left.items():
+        yield f"Not timed: {count} tactics of {name} in {formats}: {proof}"
+    if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
+        entry = chosen.entries[op.name]
+        runner = entry.tactic.partition("__")[0] if "__" in entry.tactic else entry.tactic
+        yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {value(entry.tactic)}"
+    else:
+        yield f"{ARROWS} {name} is not part of the plan: another way to fuse it is faster"
+
+
+def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
+    yield "=============== Computing reformatting costs"
+    for problem, times in table.reformats.items():
+        src, dst = Format.parse(problem.src), Format.parse(problem.dst)
+        shape = problem.in_shapes[0]
+        yield f"{STARS} Autotuning Reformat: {_described(src, shape)} -> {_described(dst, shape)} {STARS}"
+        for t, time in sorted(times.items(), key=lambda item: (item[1].us, item[0].name)):
+            yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(time.us, mark)}"
+    for tensor, src, dst in chosen.reformats:
+        if table.graph.reformat_ps(tensor, src, dst):
+            yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {src} to {dst}"
+
+
+def value(name: str) -> str:
+    """The number that stands for a tactic's name, as in layer information."""
+    return "0x" + hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
+    """TensorRT's form: strides of N, C, H, W in vectors, the vectorized axis with its width: Half(24200,1:8,440,8)."""
+    s, v = strides(fmt, shape), LAYOUTS[fmt.layout].vector
+    c = s.block // v if LAYOUTS[fmt.layout].blocked else 1
+    row = s.pixel * shape[3]
+    return f"{TRT_TYPES[fmt.dtype]}({s.n // v},{c}{f':{v}' if v > 1 else ''},{row // v},{s.pixel // v})"
+
+
+def _ms(us: float, mark: str) -> str:
+    return f"{mark}{us / 1e3:.6g}"
+

@@ -1,0 +1,250 @@
+"""What is wrong with a ModelProto, found in Python before onnx's C++ code sees it: that may abort on a broken graph.
+
+Every complaint is a ModelError of one clear message.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import math
+import textwrap
+from collections.abc import Container, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, checker, numpy_helper, shape_inference
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.load import NOT_UTF8, first_line, opset_version, stored_tensors, title
+
+MOST_DIMS = 32
+LARGEST_TENSOR = 2**31 - 1  # elements
+WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
+# (operator, attribute) -> the values it may have
+INTS = {
+    ("LRN", "size"): range(1, LARGEST_TENSOR), ("LpPool", "p"): range(1, LARGEST_TENSOR),
+    ("GlobalLpPool", "p"): range(1, LARGEST_TENSOR), ("LpNormalization", "p"): range(1, 3),
+    ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
+}  # fmt: skip
+FLOATS = {
+    TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
+}  # fmt: skip
+
+# (operator, or "" for any, and attribute) -> its values; onnx's own checks let other strings pass.
+STRINGS = {
+    ("", "auto_pad"): ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
+    ("DepthToSpace", "mode"): ("DCR", "CRD"),
+    ("Gelu", "approximate"): ("none", "tanh"),
+    ("GridSample", "mode"): ("linear", "bilinear", "cubic", "bicubic", "nearest"),
+    ("GridSample", "padding_mode"): ("zeros", "border", "reflection"),
+    ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
+    ("Resize", "mode"): ("nearest", "linear", "cubic"),
+    ("Resize", "coordinate_transformation_mode"): (
+        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+        "tf_crop_and_resize",
+    ),
+    ("Resize", "nearest_mode"): ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+    ("Resize", "keep_aspect_ratio_policy"): ("stretch", "not_larger", "not_smaller"),
+    ("Upsample", "mode"): ("nearest", "linear"),
+}  # fmt: skip
+
+
+def check_graph(graph: onnx.GraphProto) -> None:
+    """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
+    names = [v.name for v in (*graph.input, *graph.output, *graph.initializer)]
+    for node in graph.node:
+        names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+    if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
+        raise ModelError(NOT_UTF8)
+    for node in graph.node:
+        for a in node.attribute:
+            for text in (a.s, *a.strings):
+                text.decode()  # a UnicodeDecodeError says NOT_UTF8
+    stored = {t.name for t in graph.initializer}
+    if graph.sparse_initializer:
+        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
+    for kind, names in (
+        ("input", [v.name for v in graph.input]),
+        ("initializer", [t.name for t in graph.initializer]),
+        ("output", [v.name for v in graph.output]),
+    ):
+        if twice := sorted({n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else ()):
+            raise ModelError(f"{kind} names must be unique, got twice: {', '.join(map(repr, twice))}")
+    inputs = [v for v in graph.input if v.name not in stored]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    if not inputs:
+        raise ModelError("the graph has no input that is not an initializer: nothing to run")
+    if not graph.output:
+        raise ModelError("the graph has no output: nothing to run")
+    given = stored | {v.name for v in inputs}
+    producer: dict[str, int] = {}
+    for i, node in enumerate(graph.node):
+        for out in filter(None, node.output):
+            if out in given or out in producer:
+                other = f"by {title(graph.node[producer[out]])}" if out in producer else "as an input or initializer"
+                raise ModelError(f"tensor {out!r} is defined twice: {other} and by {title(node)}")
+            producer[out] = i
+    for node in graph.node:
+        for name in filter(None, node.input):
+            if name not in given and name not in producer:
+                raise ModelError(
+                    f"tensor {name!r}, read by {title(node)}, is no input, initializer or node output: "
+                    "an initializer is missing, export the model again"
+                )
+    for v in graph.output:
+        if v.name not in given and v.name not in producer:
+            raise ModelError(f"output {v.name!r} is not computed by any node")
+        if any(v.name == i.name for i in inputs):
+            raise ModelError(f"output {v.name!r} is an input too: take it off the outputs, it is what was given")
+    depends = {i: {producer[n] for n in node.input if n in producer} for i, node in enumerate(graph.node)}
+    if any(d >= i for i, ds in depends.items() for d in ds):
+        try:
+            order = list(graphlib.TopologicalSorter(depends).static_order())
+        except graphlib.CycleError as e:
+            ring = " -> ".join(title(graph.node[i]) for i in reversed(e.args[1]))
+            raise ModelError(f"the graph has a cycle: {ring}") from None
+        nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def check_ops(proto: onnx.ModelProto, ops: Container[str]) -> None:
+    """List every node that neither this runtime nor constant folding can take."""
+    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
+    constant = {t.name for t in proto.graph.initializer}
+    bad = []
+    for node in proto.graph.node:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        known = not domain and onnx.defs.has(node.op_type, max_inclusive_version=versions[""], domain="")
+        nested = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
+        if known and not nested and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
+            constant.update(node.output)
+        elif not known or node.op_type not in ops:
+            bad.append(f"  {title(node)} ({domain or 'ai.onnx'} {versions.get(domain, '?')})")
+    if bad:
+        plural = "s" if len(bad) > 1 else ""
+        raise ModelError(
+            f"{len(bad)} node{plural} of unsupported type, by operator, name, domain and opset:\n"
+            + "\n".join(bad)
+            + "\nexport the model without them, or compute them outside it; supported are:\n"
+            + textwrap.fill(", ".join(sorted(ops)), 110, initial_indent="  ", subsequent_indent="  ")
+        )
+
+
+def check_values(graph: onnx.GraphProto) -> None:
+    """No stored constant and no attribute may be NaN or infinite, bounds aside."""
+    for node in graph.node:
+        _check_attributes(node)
+    for name, t in stored_tensors(graph):
+        array = to_array(name, t)
+        if array.dtype.kind != "f" and t.data_type not in FLOATS:
+            continue
+        wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
+        # A lone infinity may be a bound of Clip or a Pad value.
+        if np.isnan(wide).any() or (wide.size > 1 and np.isinf(wide).any()):
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(wide))[0]) if wide.ndim else ()
+            raise ModelError(
+                f"tensor {name!r} holds {np.count_nonzero(~np.isfinite(wide))} values that are NaN or infinite, "
+                f"first at {list(index)}: expected finite weights"
+            )
+
+
+def _check_attributes(node: onnx.NodeProto) -> None:
+    for a in node.attribute:
+        expected = STRINGS.get((node.op_type, a.name), STRINGS.get(("", a.name)))
+        if expected and a.s.decode() not in expected:
+            raise ModelError(f"{title(node)}: expected {a.name} to be one of {', '.join(expected)}, got {a.s.decode()!r}")
+        whole = [a.i] if a.type == onnx.AttributeProto.INT else a.ints
+        if a.name not in WIDE and any(abs(v) > LARGEST_TENSOR for v in whole):
+            raise ModelError(f"{title(node)}: expected {a.name} of at most {LARGEST_TENSOR}, got {list(whole)[:8]}")
+        allowed = INTS.get((node.op_type, a.name))
+        if allowed and any(v not in allowed for v in whole):
+            ends = f"{allowed[0]} to {allowed[-1]}"
+            raise ModelError(f"{title(node)}: expected {a.name} to be a number from {ends}, got {list(whole)[:8]}")
+        values = [a.f] if a.type == onnx.AttributeProto.FLOAT else a.floats
+        bounds = node.op_type in ("Clip", "Pad")  # where an infinity means something
+        if any(math.isnan(v) or (math.isinf(v) and not bounds) for v in values):
+            raise ModelError(f"{title(node)}: its attribute {a.name!r} is NaN or infinite: expected a finite number")
+
+
+def check_schema(proto: onnx.ModelProto) -> None:
+    proto.ir_version = max(proto.ir_version, 10)  # of the opset to come
+    for v in proto.graph.output:
+        v.type.tensor_type.shape.SetInParent()  # the checker wants one; every reader does without
+    try:
+        checker.check_model(proto)
+    except Exception as e:
+        raise ModelError(f"it breaks the ONNX specification: {first_line(e)}") from e
+
+
+def check_sizes(proto: onnx.ModelProto) -> None:
+    """Infer sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
+    opset = opset_version(proto)
+    types = {v.name: v.type for v in proto.graph.input}
+    data = {}
+    for name, t in stored_tensors(proto.graph):
+        types[name] = onnx.helper.make_tensor_type_proto(t.data_type, t.dims)
+        if math.prod(t.dims) <= 64:
+            data[name] = t
+    for node in proto.graph.node:
+        if any(n and n not in types for n in node.input):
+            continue  # a size that only constant folding will find
+        try:
+            found = shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, opset, ""),
+                node,
+                {n: types[n] for n in node.input if n},
+                {n: data[n] for n in node.input if n in data},
+                opset_imports=[onnx.helper.make_opsetid("", opset)],
+                ir_version=proto.ir_version,
+            )
+        except Exception as e:
+            raise ModelError(f"{title(node)}: {first_line(e)}") from e
+        _check_padding(node, [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n])
+        for name, kind in found.items():
+            dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
+            if len(dims) < len(kind.tensor_type.shape.dim):
+                continue
+            # Lists of sizes may be empty, and parts that Concat drops.
+            least = int(kind.tensor_type.elem_type in FLOATS and node.op_type not in ("Constant", "Split"))
+            if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
+                sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
+                raise unusable_size(title(node), name, dims, sizes)
+            types[name] = kind
+
+
+def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
+    """A padded input is no tensor of the graph, but is indexed like one."""
+    about = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
+    if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
+        return
+    n = len(shapes[0]) - 2
+    kernel, dilations = about.get("kernel_shape", shapes[-1][2:]), about.get("dilations", [1] * n)
+    pads = about.get("pads", [0] * (2 * n))
+    if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
+        pads = [(k - 1) * d for k, d in zip(kernel, dilations, strict=False)] + [0] * n
+    padded = [*shapes[0][:2], *(size + a + b for size, a, b in zip(shapes[0][2:], pads, pads[n:], strict=False))]
+    if math.prod(padded) > LARGEST_TENSOR:
+        most = f"expected {LARGEST_TENSOR} elements at most"
+        raise ModelError(f"{title(node)}: with its padding, its input would have the size {padded}; {most}")
+
+
+def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[Sequence[int]]) -> ModelError:
+    """What is said of an output that is empty or too large to be indexed; `inputs`: the sizes it follows from."""
+    return ModelError(
+        f"{node}: its output {output!r} would have the size {list(map(int, dims))} (inputs "
+        f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "
+        "another input size with --shapes"
+    )
+
+
+def to_array(name: str, t: TensorProto) -> np.ndarray:
+    if len(t.dims) > MOST_DIMS:
+        raise ModelError(f"tensor {name!r} has {len(t.dims)} dimensions; expected {MOST_DIMS} at most")
+    try:
+        if any(d < 0 for d in t.dims):
+            raise ValueError("negative dimension")
+        return numpy_helper.to_array(t)
+    except Exception as e:
+        raise ModelError(f"tensor {name!r}: its data do not match its type and shape {list(t.dims)}: {e}") from None

@@ -1,0 +1,105 @@
+"""A checked ModelProto -> the same in one opset: older ones through onnx's converter, newer ones as they are.
+
+Opset 22 is the one: a pool in ceil_mode has no window there that begins in the padding, which is what frameworks compute and
+onnxruntime too, whatever a model's opset. All else that the opsets 22 to 28 change in operators known here is the types that
+they take, and what is spelled here in older words.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference, version_converter
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.load import first_line, opset_version
+from gpu_runtime.frontend.weights import int_attribute
+
+OPSET = 22  # every model is converted to this one
+CONVERTIBLE = 21  # the newest that onnx's converter reaches from the older ones with every operator
+SAME_UNTIL = 28  # operators of opsets up to this one, read as of OPSET, mean the same
+
+
+def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Raises ModelError where onnx's converter gives up, and where shapes or types contradict each other."""
+    opset = opset_version(proto)
+    if opset < 7:
+        proto = shape_inference.infer_shapes(proto)
+        _align_by_axis(proto.graph)
+    newest = max(onnx.defs.get_schema(n.op_type, opset, "").since_version for n in proto.graph.node)
+    try:
+        if opset < CONVERTIBLE or newest > SAME_UNTIL:
+            proto = version_converter.convert_version(proto, CONVERTIBLE)
+    except Exception as e:
+        raise ModelError(f"cannot be converted from opset {opset} to {CONVERTIBLE}: {first_line(e)}") from e
+    del proto.graph.value_info[:]
+    for v in proto.graph.output:
+        v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
+    _read_as(proto, max(opset_version(proto), OPSET))
+    try:
+        shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except Exception as e:
+        raise ModelError(f"its shapes or types contradict each other: {first_line(e)}") from e
+    _spell_swish(proto)
+    _read_as(proto, OPSET)
+    for node in proto.graph.node:
+        if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
+            kept = [a for a in node.attribute if a.name not in ("coordinate_transformation_mode", "nearest_mode")]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+    return proto
+
+
+def _read_as(proto: onnx.ModelProto, opset: int) -> None:
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("", opset))
+
+
+def _align_by_axis(graph: onnx.GraphProto) -> None:
+    """Before opset 7 a second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel: give
+    stored ones the ones after their last axis that NumPy's rule needs."""
+    tensors = {t.name: t for t in graph.initializer}
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}
+    for node in graph.node:
+        axis = 1 if node.op_type == "PRelu" else int_attribute(node, "axis", -1)
+        t = tensors.get(node.input[1]) if len(node.input) == 2 else None
+        more = ranks.get(node.input[0], 0) - axis - len(t.dims) if t is not None else 0
+        aligned = node.op_type == "PRelu" or (axis >= 0 and int_attribute(node, "broadcast", 0))
+        if not aligned or more <= 0 or math.prod(t.dims) == 1:
+            continue
+        copy = graph.initializer.add()
+        copy.CopyFrom(t)
+        copy.name = f"{node.name}_aligned"
+        copy.dims.extend([1] * more)
+        node.input[1] = copy.name
+        kept = [a for a in node.attribute if a.name != "axis"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+
+def _spell_swish(proto: onnx.ModelProto) -> None:
+    """Swish, of opset 24, in the words of older ones: x * Sigmoid(alpha * x)."""
+    graph, nodes = proto.graph, []
+    if not any(node.op_type == "Swish" for node in graph.node):
+        return
+    known = shape_inference.infer_shapes(proto).graph
+    kinds = {v.name: v.type.tensor_type.elem_type for v in (*known.input, *known.value_info)}
+    for node in graph.node:
+        if node.op_type != "Swish":
+            nodes.append(node)
+            continue
+        (x,), (y,) = node.input, node.output
+        alpha = next((a.f for a in node.attribute if a.name == "alpha"), 1.0)
+        scaled, gate = f"{node.name}_scaled", f"{node.name}_gate"
+        if alpha != 1:
+            kind = helper.tensor_dtype_to_np_dtype(kinds[x])
+            graph.initializer.append(numpy_helper.from_array(np.asarray(alpha, kind), f"{node.name}_alpha"))
+            nodes.append(helper.make_node("Mul", [x, f"{node.name}_alpha"], [scaled], scaled))
+        nodes.append(helper.make_node("Sigmoid", [x if alpha == 1 else scaled], [gate], gate))
+        nodes.append(helper.make_node("Mul", [x, gate], [y], node.name))
+    del graph.node[:]
+    graph.node.extend(nodes)

@@ -1,0 +1,195 @@
+"""ONNX file -> a clean onnx-ir graph: one opset, static shapes, FP32 constants, nothing left that constants decide.
+
+In order: load, check in Python (onnx's C++ converter may abort on broken graphs), prune the stored weights if asked,
+fix the input sizes, convert to one opset, erase FP16 (the runtime's tensors are all FP16; constants stay FP32 until
+they are folded and rounded once), fold constants, infer shapes. Every complaint is a ModelError of one clear message.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
+
+from cuda_kernels import files
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.check import (
+    FLOATS,
+    LARGEST_TENSOR,
+    MOST_DIMS,
+    check_graph,
+    check_ops,
+    check_schema,
+    check_sizes,
+    check_values,
+)
+from gpu_runtime.frontend.clean import clean
+from gpu_runtime.frontend.convert import convert
+from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
+from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
+from tactics.problems.library import EXACT
+
+# What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
+OPS = {
+    "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "AveragePool",
+    "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Concat", "Constant", "Conv", "ConvTranspose", "Cos", "Cosh",
+    "CumSum", "DepthToSpace", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather",
+    "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater",
+    "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
+    "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log",
+    "LogSoftmax", "LpNormalization", "LpPool", "MatMul", "Max", "MaxPool", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
+    "Not", "Or", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize",
+    "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign",
+    "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile",
+    "TopK", "Transpose", "Unsqueeze", "Upsample", "Where", "Xor",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """`model`: the cleaned graph, FP32 throughout; None once its layers are made, since its weights take memory. `dtypes`: of
+    every network input and output as declared, "fp32", "fp16" or one of EXACT; an input also "uint8", and its values FP32 in
+    the graph.
+
+    `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
+    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them.
+    """
+
+    model: ir.Model | None
+    name: str
+    dtypes: Mapping[str, str]
+    pruned: tuple[str, ...] = ()
+    not_pruned: tuple[tuple[str, str], ...] = ()
+    before: Stored | None = None
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+
+
+def read(
+    path: str | os.PathLike,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    prune: bool = False,
+    save_pruned: str | os.PathLike | BinaryIO | None = None,
+) -> Imported:
+    """Read and clean the model at `path`; `shapes` gives each dynamic input its ONNX shape, {"x": (1, 3, 224, 224)}.
+
+    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first, and
+    `save_pruned` (a path, or a file opened for writing bytes) gets that very model as ONNX, all else as it was. Raises
+    ModelError; OSError if `save_pruned` cannot be written.
+    """
+    path, shapes = Path(path), {name: tuple(np.atleast_1d(dims).tolist()) for name, dims in (shapes or {}).items()}
+    if bad := [(name, dims) for name, dims in shapes.items() if any(type(d) is not int for d in dims)]:
+        raise ValueError(f"shapes: expected whole numbers for each input, got {bad[0][1]} for {bad[0][0]!r}")
+    if save_pruned is not None and not prune:
+        raise ValueError("save_pruned is given without prune: there is no pruned model to save")
+    with named(path):
+        proto = load_whole(path)
+        as_stored = onnx.ModelProto()
+        if save_pruned is not None:
+            as_stored.CopyFrom(proto)
+        drop_texts(proto)
+        check_graph(proto.graph)
+        check_ops(proto, OPS)
+        check_values(proto.graph)
+        pruned, not_pruned = prune_weights(proto.graph) if prune else ({}, ())
+        dtypes = _dtypes(proto.graph)
+        if save_pruned is not None:
+            weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
+        _fix_inputs(proto.graph, shapes)
+        name_nodes(proto.graph.node)
+        stored = stored_by_layer(proto.graph)
+        proto, large = set_aside(proto)
+        check_schema(proto)
+        check_sizes(proto)
+        model = clean(convert(proto), large)
+    if save_pruned is not None:
+        for name, t in stored_tensors(as_stored.graph):
+            if name in weights:
+                t.CopyFrom(weights[name])
+        save(save_pruned, as_stored.SerializeToString())
+    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored)
+
+
+def check_target(target: str | os.PathLike | BinaryIO) -> None:
+    """OSError where `save` could not write there, as far as it can be told before."""
+    if not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
+        raise OSError(errno.EINVAL, problem, os.fspath(target))
+
+
+def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
+    """Write `data` to a binary file object, or put it in place at a path."""
+    if hasattr(target, "write"):
+        target.write(data)
+    else:
+        files.write(target, data)
+
+
+def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
+    found, types = {}, FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
+    uncast = {name for node in graph.node if node.op_type != "Cast" for name in node.input} | {v.name for v in graph.output}
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for v in values:
+            t = v.type.tensor_type.elem_type
+            found[v.name] = "uint8" if t == TensorProto.UINT8 and v.name not in uncast else types.get(t)
+            if found[v.name] in (None, "bf16", "fp64"):
+                got = type_name(t).lower() if t else "no tensor type"
+                pixels = ", or uint8 that only Cast reads" if kind == "input" else ""
+                raise ModelError(
+                    f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool{pixels}, got {got}: "
+                    "cast it outside the model"
+                )
+    return found
+
+
+def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Give every input its static shape, and forget the shapes of everything else: they follow."""
+    names = [v.name for v in graph.input]
+    if unknown := [n for n in shapes if n not in names]:
+        raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
+    missing = []
+    for v in graph.input:
+        t = v.type.tensor_type
+        if len(t.shape.dim) > MOST_DIMS:
+            raise ModelError(f"input {v.name!r}: expected {MOST_DIMS} dimensions at most, got {len(t.shape.dim)}")
+        ranked = t.HasField("shape")
+        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim]
+        given = tuple(shapes.get(v.name, ()))
+        text = "x".join(map(str, dims)) if ranked else "unknown"
+        if v.name not in shapes:
+            if not ranked or any(isinstance(d, str) for d in dims):
+                usual = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
+                example = [d if isinstance(d, int) else u for d, u in zip(dims, usual, strict=True)]
+                missing.append((v.name, text, example or ["N", "C", "H", "W"]))
+                continue
+            given = tuple(dims)
+        elif ranked and (
+            len(given) != len(dims) or any(isinstance(d, int) and d != g for d, g in zip(dims, given, strict=True))
+        ):
+            raise ModelError(
+                f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}; "
+                "only what is dynamic can be chosen"
+            )
+        if not (given or ranked) or min(given, default=1) < 1 or math.prod(given) > LARGEST_TENSOR:
+            raise ModelError(
+                f"input {v.name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
+                f"got {'x'.join(map(str, given)) or 'none'}"
+            )
+        t.ClearField("shape")
+        t.shape.SetInParent()  # a scalar has a shape too
+        for g in given:
+            t.shape.dim.add().dim_value = int(g)
+    if missing:
+        listed = ", ".join(f"{n!r} ({text})" for n, text, _ in missing)
+        cure = ",".join(f"{n}:{'x'.join(map(str, example))}" for n, _, example in missing)
+        raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
+    del graph.value_info[:]

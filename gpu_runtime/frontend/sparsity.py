@@ -1,0 +1,83 @@
+"""How sparse the weights of an ONNX file are, as stored: what tells a 2:4 network from one that is merely sparse."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from gpu_runtime.errors import bounded
+from gpu_runtime.frontend.weights import as_stored, stored_weights
+from gpu_runtime.text import lost_text, share_text
+
+SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and how they are written
+SPARSE = 0.1  # share of zeros from which weights are called sparse rather than dense
+
+
+@bounded
+def inspect(path: str | os.PathLike) -> list[dict]:
+    """One row per Conv, Gemm and MatMul weight: {layer, op, weight, shape, zeros, groups, fit, lost_energy, verdict}.
+
+    `zeros`: share of weights that are zero; `groups`: number of 4-groups of input channels; `fit`: share of them with at
+    most 2 non-zeros; `lost_energy`: share of the squared weights that the nearest 2:4 pattern would set to zero; `energy`:
+    the sum of the squared weights. The last four are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
+    """
+    rows = []
+    for layer, op, name, w, axis, reason in stored_weights(path):
+        row = {"layer": layer, "op": op, "weight": name, "shape": None if w is None else list(w.shape)}
+        row |= {"zeros": None, "groups": None, "fit": None, "lost_energy": None, "energy": None, "verdict": reason}
+        if w is not None and w.size:
+            row["zeros"] = float(np.mean(w == 0))
+        if not reason:
+            s = as_stored(w, axis)
+            row |= {"groups": s.groups, "fit": s.share, "lost_energy": s.lost_energy, "energy": s.energy}
+            row["verdict"] = "2:4" if s.fits else "sparse, not 2:4" if row["zeros"] >= SPARSE else "dense"
+        rows.append(row)
+    return rows
+
+
+def summary(rows: list[dict]) -> str:
+    """The network's verdict in one line."""
+    able = [r for r in rows if r["fit"] is not None]
+    if not able:
+        return f"none of {len(rows)} layers with weights can be 2:4"
+    fit = sum(r["verdict"] == "2:4" for r in able)
+    if fit == len(able):
+        return f"2:4: all {fit} layers that can be are; build with --sparsity=enable to consider sparse kernels"
+    total = sum(r["groups"] for r in able)
+    zeros, share = (sum(r[key] * r["groups"] for r in able) / total for key in ("zeros", "fit"))
+    if fit:
+        counts = f"{fit} of the {len(able)} layers that can be are"
+        return f"partly 2:4: {counts}; in all {100 * zeros:.1f} % zeros, {share_text(share)} of groups fit"
+    kind = f"sparse ({100 * zeros:.1f} % zeros) but not" if zeros >= SPARSE else f"dense ({100 * zeros:.1f} % zeros), not"
+    return f"{kind} 2:4: {share_text(share)} of groups fit, and a layer runs sparse only if all of its groups do"
+
+
+def pruning(rows: list[dict]) -> str:
+    """What --sparsity=force would take from the weights that are not 2:4 and can be, or an empty string."""
+    shared = {r["weight"]: r for r in rows if r["fit"] is not None and r["verdict"] != "2:4"}.values()  # once, whoever reads it
+    lost, energy = sum(r["lost_energy"] * r["energy"] for r in shared), sum(r["energy"] for r in shared)
+    if not shared:
+        return ""
+    share = lost_text(lost / energy if energy else 0.0)
+    return f"--sparsity=force would prune {len(shared)} initializers, and take away {share} of their energy"
+
+
+def text(rows: list[dict]) -> str:
+    """The rows as a table, with what its columns mean and the network's verdict below."""
+    lines = [("layer", "weights", "zeros", "groups fit", "energy lost", "verdict")]
+    for r in rows:
+        shape = "-" if r["shape"] is None else "x".join(map(str, r["shape"]))
+        shares = (write(r[key]) if r[key] is not None else "-" for key, write in SHARES)
+        lines.append((r["layer"], shape, *shares, r["verdict"].removeprefix(f"shape {r['shape']}: ")))
+    widths = [max(len(line[i]) for line in lines) for i in range(5)]
+    out = []
+    for line in lines:
+        cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=False))]
+        out.append("  ".join([*cells, line[5]]))
+    out.insert(1, "  ".join("-" * w for w in (*widths, len("verdict"))))
+    legend = (
+        "groups fit: share of the groups of 4 consecutive input channels that have at most 2 non-zeros\n"
+        "energy lost: share of the squared weights, as the file has them, that --sparsity=force would set to zero\n"
+    )
+    return "\n".join([*out, "", legend, summary(rows), *filter(None, [pruning(rows)])]) + "\n"

@@ -1,0 +1,6 @@
+"""Layers to problems. Read lower.py first.
+
+Enters: a fused graph of ONNX operators.
+Leaves: a `Network`: ops that each compute one problem (tactics/problems) from named tensors of shape NCHW, with FP32 weights,
+and groups of options where there is more than one way.
+"""

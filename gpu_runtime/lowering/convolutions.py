@@ -1,0 +1,226 @@
+"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights rounded to FP16. A tensor of rank 3 has one row of pixels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.queries import attribute, constant, shape_of
+from gpu_runtime.lowering.moves import Refused
+from tactics.problems.gather import GatherProblem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
+
+MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
+
+
+def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+    node, (n, c, h, w) = layer.node, shapes[0]
+    if len(shape_of(node.inputs[0])) == 5:
+        return _volume(layer, weights)
+    kernel = _kernel(layer, weights)
+    b, groups = layer.s2d, attribute(node, "group", 1)
+    size = tuple(d // b for d in kernel.shape[2:])
+    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    stride, dilation, pad = window(node, size, (h, w))
+    weights["w"] = _rounded(kernel)
+    for name in ("scale", "shift") if layer.pre else ():
+        weights[name] = weights[name].astype(np.float16).astype(np.float32)
+    return ConvProblem(
+        n, c, h, w, kernel.shape[0], *kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad), dilation,
+        groups, **_about(layer, weights, c // groups), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
+        pre=layer.pre,
+    )  # fmt: skip
+
+
+def _volume(layer: Layer, weights) -> tuple[Problem, ...]:
+    """A convolution of rank 5: for each image of the output's depth those that its taps along the depth read, as channels.
+
+    Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
+    """
+    node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(layer.node.inputs[0]), shape_of(layer.node.outputs[0])
+    if "w" not in weights or layer.weights["w"].ndim != 5:
+        raise Refused("expected constant weights and bias")
+    kernel, groups = layer.weights["w"], attribute(node, "group", 1)
+    k, share, *size = kernel.shape
+    if share * groups != c or last(attribute(node, "kernel_shape", tuple(size)), 1, 3) != tuple(size):
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {[n, c, *image]}")
+    stride, dilation, pad = window(node, size, image)
+    whole = np.zeros((k, size[0], c, *size[1:]), kernel.dtype)
+    for g in range(groups):
+        rows = slice(g * k // groups, (g + 1) * k // groups)
+        whole[rows, :, g * share : (g + 1) * share] = kernel[rows].swapaxes(1, 2)
+    weights["w"] = _rounded(np.ascontiguousarray(whole.reshape(k, size[0] * c, *size[1:])))
+    at = np.arange(depth)[:, None] * stride[0] + np.arange(size[0]) * dilation[0] - pad[0]
+    table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
+    spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
+    product = ConvProblem(
+        n * depth, size[0] * c, *image[1:], k, *size[1:], stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
+        **_about(layer, weights, size[0] * c),
+    )  # fmt: skip
+    back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
+    return spread, product, back
+
+
+def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
+    """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
+    convolution whose taps stand in reverse."""
+    node, (n, c, h, w) = layer.node, shapes[0]
+    rank = len(shape_of(node.inputs[0]))
+    if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
+        raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
+    kernel = weights["w"] = _rounded(_kernel(layer, weights))
+    k, groups, size = kernel.shape[0], attribute(node, "group", 1), kernel.shape[2:]
+    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    stride, dilation = last(attribute(node, "strides"), 1), last(attribute(node, "dilations"), 1)
+    extra, mode = last(attribute(node, "output_padding"), 0), attribute(node, "auto_pad", "NOTSET")
+    pad = last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0)
+    if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
+        total = [
+            max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
+        ]
+        pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+    about = _about(layer, weights, c // groups) | {"groups": groups}
+    b = size[0]
+    whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b)
+    if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
+        weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
+        weights.update({name: np.repeat(weights[name], b * b) for name in ("b", "slope") if name in weights})
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="crd")
+    before = [d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True)]
+    after = [o - i + p for o, i, p in zip(out[2:], (h, w), pad, strict=True)]
+    if stride == (1, 1) and min(before + after) >= 0:  # a convolution leaves out no input
+        weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
+        return ConvProblem(n, c, h, w, k, *size, pad=(*before, *after), dilation=dilation, **about)
+    if math.prod(stride) > MOST_PHASES:
+        raise Refused(f"strides {list(stride)}; expected a product of {MOST_PHASES} at most, since each phase is a launch")
+    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
+
+
+def matmul(layer: Layer, shapes, out, weights) -> Problem:
+    """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
+    if "w" not in weights:
+        return _product(layer) if len(layer.inputs) == 2 else _by_matrices(layer, weights)
+    shape, (n, c, h, w) = shape_of(layer.inputs[0]), shapes[0]
+    r, s = h, w
+    if layer.axis == len(shape) - 2:  # constant @ x: the rows of x are channels
+        n, c, h, w, r, s = math.prod(shape[:-2]), shape[-2], 1, shape[-1], 1, 1
+    elif len(shape) != 2:
+        n, c, h, w, r, s = math.prod(shape[:-1]), shape[-1], 1, 1, 1, 1
+    kernel = weights["w"] = _rounded(layer.weights["w"].reshape(-1, c, r, s))
+    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, **_about(layer, weights, c))
+
+
+def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
+    """A product with one constant matrix, or vector, for each batch of some last axes: a group of channels each."""
+    node, shape = layer.node, shape_of(layer.inputs[0])
+    first = constant(node.inputs[0]) is not None
+    matrices = np.asarray(constant(node.inputs[0 if first else 1]))
+    if matrices.ndim == 1:
+        matrices = matrices[None] if first else matrices[:, None]
+    if len(shape) == 1:
+        shape = (*shape, 1) if first else (1, *shape)
+    (*batch, rows, columns), (*own, m, k) = shape, matrices.shape if first else matrices.swapaxes(-1, -2).shape
+    own = [1] * (len(batch) - len(own)) + own
+    pixels = columns if first else rows
+    split = next((i for i, d in enumerate(own) if d != 1), len(own))
+    outer, groups = math.prod(batch[:split]), math.prod(own)
+    if math.prod(batch) == 1:
+        channels, outer, share = k, 1, 1  # one tensor by all matrices
+    elif own[split:] == batch[split:]:
+        channels, share = groups * k, groups
+    else:
+        raise Refused(f"expected constants whose batches are the last ones of {list(shape)}, got {list(matrices.shape)}")
+    w = matrices if first else matrices.swapaxes(-1, -2)
+    weights["w"] = _rounded(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
+    product = ConvProblem(outer, channels, 1, pixels, groups * m, 1, 1, groups=share, **_about(layer, weights, k))
+    if first:
+        return (product,)
+    before = GatherProblem((1, outer * share, pixels, k), (0, 1, 3, 2))
+    return before, product, GatherProblem((1, outer * groups, m, pixels), (0, 1, 3, 2))
+
+
+def _product(layer: Layer) -> MatmulProblem:
+    node = layer.node
+    a, b = (shape_of(v) for v in layer.inputs)
+    if attribute(node, "alpha", 1.0) != 1:
+        raise Refused("expected alpha 1 where both operands are computed")
+    a = (1, *a) if len(a) == 1 else a
+    b = (*b, 1) if len(b) == 1 else b
+    over = np.broadcast_shapes(a[:-2], b[:-2])
+    batches = []
+    for shape in (a, b):
+        sizes = (1,) * (len(over) - len(shape) + 2) + shape[:-2]
+        if len(over) > 2 and sizes not in (over, (1,) * len(over)):
+            raise Refused(f"expected at most two batch dimensions that repeat, got {list(a)} and {list(b)}")
+        batches.append((math.prod(sizes[:-1]), *(sizes[-1:] or (1,))))
+    turn_a, turn_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
+    m, k = a[-2:][::-1] if turn_a else a[-2:]
+    n = b[-2] if turn_b else b[-1]
+    return MatmulProblem(*batches, m, n, k, turn_a, turn_b)
+
+
+# ---- what they share
+
+
+def _kernel(layer: Layer, weights) -> np.ndarray:
+    """The weights as [K, C/g, R, S]."""
+    rank = len(shape_of(layer.node.inputs[0]))
+    computed = [v.name for v in layer.node.inputs[1:] if v is not None and constant(v) is None]
+    if computed:
+        raise Refused(f"expected constant weights, got those computed as {', '.join(map(repr, computed))}")
+    if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
+        raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
+    kernel = layer.weights["w"]
+    return kernel if rank == 4 else kernel[:, :, None]
+
+
+def _rounded(kernel: np.ndarray) -> np.ndarray:
+    """Weights rounded to FP16, as FP32; unrounded where FP16 cannot hold them, which is for `ranges` to mend."""
+    with np.errstate(over="ignore"):
+        half = kernel.astype(np.float16).astype(np.float32)
+    return half if np.isfinite(half).all() else kernel.astype(np.float32)
+
+
+def _about(layer: Layer, weights, group_channels: int) -> dict:
+    fits = group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
+    return {"bias": "b" in weights, "residual": layer.residual, "act": layer.act, "sparse24": fits}
+
+
+def last(values: tuple[int, ...] | None, default: int, count: int = 2) -> tuple[int, ...]:
+    """An attribute of the last `count` axes: rows and columns, of which one value is that of the columns."""
+    return (*(default,) * count, *(values or ()))[-count:]
+
+
+def begins(total: int, mode: str) -> int:
+    """The part of `total` padding of auto_pad that stands before an axis: half, and of an odd one the unit that is left stands
+    behind with SAME_UPPER, before with SAME_LOWER. A negative one is that much cut off, as ONNX's formula for pools has it."""
+    half = int(total / 2)
+    return total - half if mode == "SAME_LOWER" else half
+
+
+def window(node, size, image, crop: bool = False):
+    """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved.
+
+    `crop`: SAME pads by less than nothing where the stride is so much larger than the window, as ONNX's formula for pools has
+    it; of Conv none is given, and implementations pad by nothing.
+    """
+    count = len(image)
+    stride, dilation = last(attribute(node, "strides"), 1, count), last(attribute(node, "dilations"), 1, count)
+    mode = attribute(node, "auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        pads = attribute(node, "pads", (0,) * (2 * count))
+        half = len(pads) // 2
+        return stride, dilation, (*last(pads[:half], 0, count), *last(pads[half:], 0, count))
+    begin, end = [], []
+    for i in range(count):
+        reach = (size[i] - 1) * dilation[i] + 1
+        total = (-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i] if mode != "VALID" else 0
+        total = total if crop else max(total, 0)
+        begin.append(begins(total, mode))
+        end.append(total - begin[i])
+    return stride, dilation, (*begin, *end)

@@ -1,0 +1,123 @@
+"""Reductions, softmax and normalizations -> problems over rows; `lower` puts views in between where shapes differ."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.queries import attribute, constant, shape_of
+from gpu_runtime.lowering.moves import Refused, Shape4, axis4, constants, nchw
+from tactics.problems.problem import PointwiseProblem, PoolProblem, Problem
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+REDUCE = {
+    "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod", "ReduceL1": "l1",
+    "ReduceL2": "l2", "ReduceSumSquare": "sum_square", "ReduceLogSum": "log_sum", "ReduceLogSumExp": "log_sum_exp",
+}  # fmt: skip
+OF_ITSELF = ("sum", "mean", "max", "min", "prod")  # kinds that may reduce some axes first and then the others
+
+
+def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
+    """(an NCHW shape of the same elements, the axes of it that `axes` are): `nchw` itself up to rank 4, else neighbours
+    that share a fate are one axis."""
+    rank = len(shape)
+    if rank <= 4:
+        at = {axis4(a, rank) for a in axes}
+        return nchw(shape), "".join(a for i, a in enumerate("nchw") if i in at)
+    runs = _fates(shape, axes)
+    if len(runs) > 4:
+        raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
+    ones = 4 - len(runs)
+    letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
+    return (*(1,) * ones, *(size for size, _ in runs)), "".join(letters)
+
+
+def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
+    """(size, whether `axes` has them) of neighbouring axes that share this."""
+    runs: list[tuple[int, bool]] = []
+    for a, size in enumerate(shape):
+        if runs and runs[-1][1] == (a in axes):
+            runs[-1] = (runs[-1][0] * size, a in axes)
+        else:
+            runs.append((size, a in axes))
+    return runs
+
+
+def reduce(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+    shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
+    given = constants(layer, 1)[0]
+    if not given and attribute(layer.node, "noop_with_empty_axes", 0):
+        if kind not in ("sum", "mean", "max", "min", "prod"):
+            raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
+        return PointwiseProblem(*shapes[0])
+    chosen = {int(a) % len(shape) for a in given} if given else set(range(len(shape)))
+    if kind in OF_ITSELF and len(_fates(shape, chosen)) > 4:
+        return _one_run_after_the_other(shape, chosen, kind)
+    shape4, axes = _runs(shape, chosen)
+    if axes == "hw" and kind in ("mean", "max"):
+        n, c, h, w = shape4
+        return PoolProblem(n, c, h, w, "avg" if kind == "mean" else "max", h, w, (1, 1))
+    if not axes:  # a scalar
+        axes = "w"
+    return ReduceProblem(*shape4, kind, axes)
+
+
+def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) -> tuple[Problem, ...]:
+    """The last neighbours among `axes` first: each leaves axes of size 1."""
+    problems = []
+    while axes:
+        first = max(a for a in axes if a - 1 not in axes)
+        run = {a for a in axes if a >= first}
+        shape4, among = _runs(shape, run)
+        problems.append(ReduceProblem(*shape4, kind, among))
+        shape, axes = tuple(1 if a in run else size for a, size in enumerate(shape)), axes - run
+    return tuple(problems)
+
+
+def softmax(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+    shape = shape_of(layer.inputs[0])
+    shape4, axes = _runs(shape, {attribute(layer.node, "axis", -1) % len(shape)})
+    return NormalizeProblem(*shape4, "log_softmax" if layer.op == "LogSoftmax" else "softmax", axes)
+
+
+def standardize(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+    """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
+    shape = shape_of(layer.inputs[0])
+    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constant(layer.node.inputs[1])})
+    return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]))
+
+
+def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem | ReduceProblem:
+    """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
+    node, shape = layer.node, shape_of(layer.inputs[0])
+    rank, groups, epsilon = len(shape), 1, attribute(node, "epsilon", 1e-5)
+    scale, bias = (constant(v) for v in (*node.inputs[1:3], None, None)[:2])
+    if layer.op == "LayerNormalization":
+        chosen = set(range(attribute(node, "axis", -1) % rank, rank))
+    else:
+        groups = attribute(node, "num_groups", shape[1])
+        chosen = set(range(2 if groups == shape[1] else 1, rank))
+        groups = 1 if groups == shape[1] else groups
+    if scale is None or any(v is not None and constant(v) is None for v in node.inputs[1:]):
+        raise Refused("expected constant scale and bias")
+    if rank > 4 and layer.op != "LayerNormalization":
+        shape, chosen = nchw(shape), {a for a in range(4) if a in chosen or (a == 3 and rank - 1 in chosen)}
+    shape4, axes = _runs(shape, chosen)
+    if layer.output is not node.outputs[0]:  # LayerNormalization's statistics
+        return ReduceProblem(*shape4, "mean", axes) if layer.output is node.outputs[1] else ReduceProblem(
+            *shape4, "inv_std", axes, epsilon)  # fmt: skip
+    affine = axes if layer.op == "LayerNormalization" else "c"
+    size = math.prod(d for a, d in zip("nchw", shape4, strict=True) if a in affine)
+    if scale.size != size or (bias is not None and bias.size != size):
+        raise Refused(f"expected scale and bias of {size} values, got {scale.size} and {0 if bias is None else bias.size}")
+    weights["scale"] = np.asarray(scale, np.float32)
+    weights["bias"] = np.zeros(size, np.float32) if bias is None else np.asarray(bias, np.float32)
+    return NormalizeProblem(*shape4, "standard", axes, groups, epsilon, affine)
+
+
+RULES = {
+    **dict.fromkeys(REDUCE, reduce), "Softmax": softmax, "LogSoftmax": softmax,
+    "Standardize": standardize, "InstanceNormalization": standard, "LayerNormalization": standard,
+}  # fmt: skip

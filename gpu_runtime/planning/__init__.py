@@ -1,0 +1,5 @@
+"""A network to the planner's tables. Read tables.py first.
+
+Enters: a `Network`, a device, a timer, the formats that inputs and outputs may have.
+Leaves: a `Table`: for every op its tactics per combination of formats and places, with times, as tactics/planner solves them.
+"""

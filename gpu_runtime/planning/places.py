@@ -1,0 +1,259 @@
+"""Tensors that lie inside others: the pieces of a Concat in its output, the parts that a Split takes in its input.
+
+A place in an op is one more format of a tensor: the key "fp16:last64@cat.1" is the canonical format fp16:last64, stored
+as input 1 of op cat. A tensor is produced in one key; another key, another place, costs a copy. So the planner needs no
+rule of its own: running an op in place is an entry of no time that wants its tensors in its places. A tensor in several
+Concats, or bound by the caller, is copied into all places but (at most) one.
+
+Which memory a place is follows from the plan alone (`homes`): pieces lie in what their op produces, which may be the
+piece of another op again. What a view makes a piece of lies there too, where the piece is one run of memory: so the heads of a
+detector, transposed and reshaped to rows, write their rows of the table that joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
+
+from gpu_runtime.network import Network, Op
+from tactics.format import (
+    LAYOUTS,
+    Format,
+    canonical,
+    num_elements,
+    padded_channels,
+    part_key,
+    representative,
+    strides,
+)
+from tactics.planner import plan
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.tactic import IN_PLACE
+
+PIECES = tuple(Format("fp16", layout) for layout in LAYOUTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor in one format and, where the key names one, in one op's memory. Two names of one layout share a place."""
+
+    tensor: str
+    key: str
+
+
+def base(key: str) -> str:
+    """The canonical format of a key, without its place."""
+    return key.partition("@")[0]
+
+
+def entries(op: Op) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys of the inputs, key of the output) for each format in which `op` needs no kernel; none for most ops."""
+    problem = op.problem
+    if isinstance(problem, ConcatProblem) and problem.axis == 1:
+        firsts = (0, *accumulate(problem.sizes))
+        for fmt in representative(problem.out_shape):
+            keys = [part_key(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.sizes, strict=False)]
+            if None not in keys and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
+                yield tuple(f"{key}@{op.name}.{i}" for i, key in enumerate(keys)), canonical(fmt, problem.out_shape)
+    elif isinstance(problem, MoveProblem) and problem.is_part:
+        for fmt in representative(problem.in_shapes[0]):
+            key = part_key(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
+            if key is not None:
+                yield (canonical(fmt, problem.in_shapes[0]),), f"{key}@{op.name}"
+
+
+def views(op: Op) -> Iterator[tuple[str, str]]:
+    """(key of the input, key of the output) of each pair of formats in which a view or a transposition moves nothing: both
+    tensors lie densely, and every element where it is to be."""
+    p = op.problem
+    if isinstance(p, ViewProblem):
+        linear = Format("fp16", "chw")
+        same = representative(p.shape) if p.shape[:2] == p.out[:2] else (linear,)  # pixels keep their order in any layout
+        both = (*same, linear, Format("fp32", "chw"))
+        yield from {(canonical(f, p.shape), canonical(f, p.out)): None for f in both}
+    elif isinstance(p, GatherProblem) and p.is_transpose:
+        last = (Format("fp16", "hwc"),)
+        pairs = [*product((*representative(p.shape), *last), (*representative(p.out_shape), *last))]
+        ends = [(Format(dtype, "chw"), Format(dtype, "hwc")) for dtype in ("fp32", "uint8")]  # of the network
+        pairs += [*ends, *((last, linear) for linear, last in ends)]
+        for x, y in pairs:
+            steps, turned = _steps(x, p.shape), _steps(y, p.out_shape)
+            if steps and turned and all(steps[a] == t or p.shape[a] == 1 for a, t in zip(p.perm, turned, strict=True)):
+                yield canonical(x, p.shape), canonical(y, p.out_shape)
+
+
+def beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
+    """Tensor -> formats that it may have beside its own, because a view or transposition then moves nothing: without padding
+    between pixels where channels become last or were, and of the type that the network's input or output has at the other
+    side. `io`: the formats of the network's inputs and outputs."""
+    found: dict[str, tuple[Format, ...]] = {}
+    for op in network.ops:
+        p, (x, *_), y = op.problem, op.inputs or ("",), op.output
+        known = ("fp32",) if y in io else ("fp32", "uint8")  # types that kernels write, and read
+        asked = {t: {f.dtype: None for f in io.get(t, ()) if f.layout == "chw" and f.dtype in known} for t in (x, y)}
+        if isinstance(p, ViewProblem):
+            found[x] = tuple(Format(dtype, "chw") for dtype in asked[y])
+        elif isinstance(p, GatherProblem) and p.is_transpose and p.perm in ((0, 2, 3, 1), (0, 3, 1, 2)):
+            turned, outside = (x, asked[y]) if p.perm == (0, 2, 3, 1) else (y, asked[x])
+            found[turned] = tuple(Format(dtype, "hwc") for dtype in {"fp16": None} | outside)
+    return {t: fmts for t, fmts in found.items() if t not in network.only}
+
+
+def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
+    """Elements from one index to the next along each axis; None where that is no one number or channels are padded."""
+    lay, s = LAYOUTS[fmt.layout], strides(fmt, shape)
+    if padded_channels(fmt.layout, shape[1]) != shape[1] or (lay.blocked and 1 < lay.vector < shape[1]):
+        return None
+    return s.n, (1 if lay.vector > 1 else s.block), shape[3] * s.pixel, s.pixel
+
+
+def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
+    """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
+    found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
+    runs: set[tuple[str, str]] = set()
+    able = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
+    for op in network.ops:
+        for ins, out in entries(op):
+            whole = [(t, k) for t, k in zip((*op.inputs, op.output), (*ins, out), strict=True) if "@" not in k]
+            if any(key not in able[tensor] for tensor, key in whole):
+                continue
+            for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
+                if "@" in key and len(found[tensor]) < most:
+                    found[tensor][key] = None
+                    if op.problem.out_shape[0] == 1 and out == canonical(Format("fp16", "chw"), op.problem.out_shape):
+                        runs.add((tensor, key))  # of several images, a piece is one run of memory in each
+    _through_views(network, found, runs, most)
+    return {t: tuple(keys) for t, keys in found.items()}
+
+
+def _through_views(network: Network, found: dict[str, dict[str, None]], runs: set[tuple[str, str]], most: int) -> None:
+    """Add to `found` the keys of what views make pieces of; `runs`: (tensor, key) of all that are one run of memory. Kernels
+    access formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
+    askew = _askew(network)
+    for op in reversed(network.ops):
+        for (x, y), key in product(views(op), tuple(found[op.output])):
+            source = op.inputs[0]
+            vectors = any(LAYOUTS[f.layout].vector > 1 and canonical(f, network.tensors[source]) == x for f in PIECES)
+            able = y == base(key) and (op.output, key) in runs and not (vectors and op.output in askew)
+            if able and len(found[source]) < most:
+                found[source][x + key[len(y) :]] = None
+                runs.add((source, x + key[len(y) :]))
+
+
+def _askew(network: Network) -> set[str]:
+    """The tensors that may begin between multiples of 16 bytes where they are a piece of a linear FP16 tensor."""
+    found: set[str] = set()
+    for op in reversed(network.ops):
+        if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
+            _, _, h, w = op.problem.out_shape
+            firsts = zip(op.inputs, (0, *accumulate(op.problem.sizes)), strict=False)
+            found |= {t for t, first in firsts if first * h * w % 8 or op.output in found}
+        elif op.output in found and any(views(op)):
+            found.add(op.inputs[0])
+    return found
+
+
+def through_views(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """(key of the input, key of the output) of each way in which a view's output, and so its input, lies in another op's
+    memory."""
+    for (x, y), key in product(views(op), placed[op.output]):
+        if y == base(key) and x + key[len(y) :] in placed[op.inputs[0]]:
+            yield x + key[len(y) :], key
+
+
+def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
+    """Place -> (the place whose strides it has, its first channel there), of all pieces and parts.
+
+    That place is itself in no other, or a view makes it a piece: it then has strides of its own (see `aliases`).
+    """
+    inside: dict[Place, tuple[Place, int]] = {}
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        pieces = isinstance(op.problem, (ConcatProblem, MoveProblem))
+        if entry is None or entry.tactic != IN_PLACE or not pieces or not plan.holds(op.when, chosen.options):
+            continue
+        out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
+        if isinstance(op.problem, ConcatProblem):
+            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
+        else:
+            inside[out] = ins[0], op.problem.start[0]
+
+    def root(place: Place) -> tuple[Place, int]:
+        channel = 0
+        while place in inside:
+            place, first = inside[place]
+            channel += first
+        return place, channel
+
+    return {place: root(place) for place in inside}
+
+
+def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
+    """Place -> the place at whose address it begins, of what a view or transposition that moves nothing gives memory: the
+    output is where the input is, but where the output is a piece, the input is where that is. Either has strides of its own."""
+    found = {}
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        moves = isinstance(op.problem, (ViewProblem, GatherProblem))
+        if entry is not None and entry.tactic == IN_PLACE and moves and plan.holds(op.when, chosen.options):
+            source, view = Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)
+            found |= {source: view} if "@" in view.key else {view: source}
+    return found
+
+
+# ---- one memory for concats of concats
+
+
+def share(network: Network) -> Network:
+    """The same network in which Concats that hold others hold them as one piece.
+
+    A run of inputs that is all that an earlier Concat joins is replaced by its output (the blocks of a DenseNet become
+    prefixes of one memory), and a run that is all parts of one tensor, in order, by that tensor. Parts that nothing
+    reads any more are dropped.
+    """
+    parts: dict[str, tuple[str, int, int, int]] = {}  # part -> tensor, first channel, end, channels of the tensor
+    joined: dict[str, dict[tuple[str, ...], str]] = {}  # first input of a Concat -> all of its inputs -> its output
+    result = []
+    for op in network.ops:
+        p = op.problem
+        if isinstance(p, MoveProblem) and p.is_part and not op.when:
+            parts[op.output] = op.inputs[0], p.start[0], p.start[0] + p.out[0], p.c
+        if isinstance(p, ConcatProblem) and p.axis == 1 and not op.when:
+            inputs, sizes = _shortest(op.inputs, p.sizes, joined, parts)
+            for run in (op.inputs, inputs):
+                joined.setdefault(run[0], {}).setdefault(run, op.output)
+            op = replace(op, inputs=inputs, problem=replace(p, sizes=sizes))
+        result.append(op)
+    read = {t.name for t in network.outputs} | {t for op in result for t in op.inputs}
+    ops = tuple(op for op in result if op.output in read or op.output not in parts)
+    used = {t.name for t in network.inputs} | {t for op in ops for t in (*op.inputs, op.output)}
+    return replace(network, ops=ops, tensors={t: shape for t, shape in network.tensors.items() if t in used})
+
+
+def _shortest(inputs, sizes, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The pieces of a Concat after all replacements, the longest run first, of equals the first."""
+    while runs := [*_runs(inputs, joined, parts)]:
+        length, at, whole = max(runs, key=lambda run: (run[0], -run[1]))
+        sizes = (*sizes[:at], sum(sizes[at : at + length]), *sizes[at + length :])
+        inputs = (*inputs[:at], whole, *inputs[at + length :])
+    return inputs, sizes
+
+
+def _runs(inputs, joined, parts) -> Iterator[tuple[int, int, str]]:
+    """(length, position, tensor) of each run of two inputs or more that is all of a tensor."""
+    for at, first in enumerate(inputs):
+        for run, whole in joined.get(first, {}).items():
+            if len(run) > 1 and inputs[at : at + len(run)] == run:
+                yield len(run), at, whole
+        if first not in parts or parts[first][1]:
+            continue
+        source, _, end, channels = parts[first]
+        for length, t in enumerate(inputs[at + 1 :], 2):
+            if t not in parts or parts[t][:2] != (source, end):
+                break
+            end = parts[t][2]
+            if end == channels:
+                yield length, at, source
+                break

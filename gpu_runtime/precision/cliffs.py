@@ -1,0 +1,166 @@
+"""Operators that rounding ruins, and what is kept in FP32 for them: a reciprocal of a difference that FP16 makes 0, its root.
+
+tactics.problems.pointwise_facts says where an operator has such a cliff; intervals tells what its base can be. Where that is
+not known to stay away from the cliff, the base is computed in FP32 from where its parts come from: the sums of a convolution or
+of a product of matrices, or the network's input. Those are written in FP32, which costs bytes but no accuracy and no tensor
+core; what else reads them may take a copy in FP16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.precision import intervals
+from tactics import single
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.library import LibraryProblem
+from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, ROW_CLIFFS, Cliff, Interval, stage_base, stage_cliff
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, MoveProblem, PointwiseProblem
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+FP16_MAX = 65504.0
+SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are as good as what they are made of
+SOURCES = (*SUMS, NormalizeProblem)  # a row's statistics are of FP32 inside
+NORMS = ("l1", "l2", "sum_square")
+MOVES = (ViewProblem, MoveProblem, GatherProblem)
+ANY_TYPE = (LibraryProblem, ViewProblem)  # take and give FP32 as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Danger:
+    """An operator `name` of op `op` whose base may come to its cliff: the `tensors` that the base is computed from."""
+
+    op: Op
+    name: str
+    cliff: Cliff
+    base: Interval
+    tensors: frozenset[str]
+
+    @property
+    def sentence(self) -> str:
+        ends = [f"{v:g}" for v in (self.base.low, self.base.high)]
+        known = "may be anything" if ends == ["-inf", "inf"] else f"is between {ends[0]} and {ends[1]}, as far as is known"
+        edges = " and ".join(f"{e:g}" for e in self.cliff.edges[:2])
+        return f"{self.name} of {self.op.name} takes what {known}: near {edges} rounding to FP16 could make it infinite or NaN"
+
+
+def keep(network: Network) -> tuple[Network, dict[str, str]]:
+    """(the network with all that operators near their cliffs are computed from in FP32, why each tensor is)."""
+    found, known = {}, intervals.known(network)
+    for danger in list(dangers(network, known)):
+        network, more = widen(network, (danger.op.output,), danger.sentence, only=danger.tensors)
+        if _at_pole(danger, known):
+            network, beyond = _beyond(network, danger.op.output, danger.sentence)
+            more |= beyond
+        found = more | found
+    return network, found
+
+
+def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, dict[str, str]]:
+    """(the network in which what writes these tensors reads FP32, why each tensor that this makes FP32 is). `causes`: (tensor,
+    sentence). Where all that it reads is FP32 already, what convolutions behind that read is as well."""
+    found: dict[str, str] = {}
+    for tensor, why in causes:
+        for through in (False, True):
+            grown, more = widen(network, (tensor,), why, through=through)
+            if more or grown.reads_wide != network.reads_wide:
+                network, found = grown, more | found
+                break
+    return network, found
+
+
+def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
+    """All operators on computed bases that are not known to keep away from their cliffs."""
+    choice = {group: options[0] for group, options in network.groups}
+    for op in network.ops:
+        p = op.problem
+        if not exists(op, choice):
+            continue
+        if isinstance(p, PointwiseProblem):
+            for stage, v, operand, of in intervals.along(op, known):
+                cliff, base = stage_cliff(stage, operand), stage_base(stage, v, operand)
+                if cliff is None or cliff.clear(base) or (cliff.of_operand and not stage.operand.startswith("t")):
+                    continue
+                tensors = {op.inputs[int(stage.operand[1:])]} if cliff.of_operand else of
+                yield Danger(op, stage.op, cliff, base, frozenset(tensors))
+        elif isinstance(p, (LibraryProblem, ReduceProblem)) and op.inputs:
+            name = getattr(p, "function", "") or p.kind
+            cliff = (LIBRARY_CLIFFS if isinstance(p, LibraryProblem) else ROW_CLIFFS).get(name)
+            if cliff is not None and not cliff.clear(known[op.inputs[0]]):
+                yield Danger(op, name, cliff, known[op.inputs[0]], frozenset(op.inputs))
+
+
+def widen(
+    network: Network, outputs: Iterable[str], why: str, *, only: frozenset[str] | None = None, through: bool = False
+) -> tuple[Network, dict[str, str]]:
+    """(the network in which the ops that write `outputs` read FP32, why each tensor that this makes FP32 is). `only`: of their
+    inputs those that matter; `through`: what convolutions and the like on the way read is FP32 too."""
+    makers: dict[str, list[Op]] = {}
+    for op in network.ops:
+        makers.setdefault(op.output, []).append(op)
+    wide, reads, todo = dict.fromkeys(network.wide), set(network.reads_wide), []
+    before = set(wide)
+
+    def read(op: Op) -> None:
+        reads.add(op.output)
+        todo.extend(t for t in op.inputs if t not in network.only)
+
+    for t in outputs:
+        for op in makers.get(t, ()):
+            read(op)
+    if only is not None:
+        todo = [t for t in todo if t in only]
+    seen = set()
+    while todo:
+        t = todo.pop()
+        if t in seen or _unable(network, t, makers):
+            continue
+        seen.add(t)
+        wide[t] = None
+        for op in makers.get(t, ()):
+            if through or not (isinstance(op.problem, SOURCES) or _norm_of_source(op, makers)):
+                read(op)
+            elif getattr(op.problem, "residual", False):
+                todo.append(op.inputs[1])
+    new = {t: f"{t!r}: {why}" for t in wide if t not in before}
+    return replace(network, wide=frozenset(wide), reads_wide=frozenset(reads)), new
+
+
+def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
+    """Whether the op gives a norm of what a convolution or the like made: nothing is subtracted in between, so rounding what it
+    is of to FP16 changes it by a share only."""
+    if not isinstance(op.problem, ReduceProblem) or op.problem.kind not in NORMS:
+        return False
+    tensor = op.inputs[0]
+    while (ops := makers.get(tensor, ())) and isinstance(ops[0].problem, MOVES):
+        tensor = ops[0].inputs[0]
+    return bool(ops) and all(isinstance(o.problem, SOURCES) for o in ops)
+
+
+def _unable(network: Network, tensor: str, makers: Mapping[str, list[Op]]) -> bool:
+    """Whether none of the kernels that write FP32 can write the tensor."""
+    ops = makers.get(tensor, ())
+    return bool(ops) and all(single.reason(op.problem) and not isinstance(op.problem, ANY_TYPE) for op in ops)
+
+
+def _at_pole(danger: Danger, known: intervals.Known) -> bool:
+    """Whether the op's output may leave FP16's range since nothing follows the pole that a tensor could bring it back with."""
+    p = danger.op.problem
+    if not isinstance(p, PointwiseProblem) or danger.cliff.closed:
+        return False
+    at = max(i for i, s in enumerate(p.stages) if s.op == danger.name)
+    rest = p.stages[at:]
+    *_, (_, end, _, _) = intervals.along(danger.op, known)
+    bounded = end.low >= -FP16_MAX and end.high <= FP16_MAX
+    return FACTS[danger.name].pole and not bounded and not any(s.operand.startswith("t") for s in rest)
+
+
+def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:
+    """The tensor in FP32, also for all that read it."""
+    if tensor in network.only or tensor in network.wide:
+        return network, {}
+    readers = {op.output for op in network.ops if tensor in op.inputs}
+    grown = replace(network, wide=network.wide | {tensor}, reads_wide=network.reads_wide | readers)
+    return grown, {tensor: f"{tensor!r}: {why}"}

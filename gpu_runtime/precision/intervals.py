@@ -1,0 +1,130 @@
+"""What values a network's tensors can have, found without running it: an interval for each.
+
+What a convolution or a network input gives is not known; what follows is, by and by: a Sigmoid is between 0 and 1, a sum of
+squares is not negative, and 1e-3 more than that keeps away from 0. Intervals hold for the tensors as FP16 stores them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gpu_runtime.network import Network, Op, exists
+from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.pointwise_facts import ANY, POSITIVE, Interval, stage_interval
+from tactics.problems.pointwise_ops import Stage, stage_of
+from tactics.problems.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+)
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+POSITIVE_SUMS = ("l1", "l2", "sum_square", "inv_std")
+END = Stage("abs")
+Known = Mapping[str, Interval]
+
+
+def known(network: Network) -> dict[str, Interval]:
+    """Tensor -> its interval, of the network with nothing fused."""
+    choice = {group: options[0] for group, options in network.groups}
+    found = {t.name: Interval(0.0, 255.0) if t.dtype == "uint8" else ANY for t in network.inputs}
+    maker: dict[str, Op] = {}
+    for op in network.ops:
+        if exists(op, choice):
+            found[op.output] = _interval(op, found, maker).stored()
+            maker[op.output] = op
+    return found
+
+
+def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | None, frozenset[str]]]:
+    """Each stage of a pointwise op: with the interval of what it takes, that of its operand (None: a scalar), and the tensors
+    from which what it takes was computed. The last is END, which takes the op's result."""
+    v, of = found[op.inputs[0]], frozenset(op.inputs[:1])
+    for stage in op.problem.stages:
+        operand, name = None, stage.operand
+        if name.startswith("t"):
+            operand = found[op.inputs[int(name[1:])]]
+        elif name:
+            operand = Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name])))
+        yield stage, v, operand, of
+        alone = stage == Stage("mul", "t0") and stage is op.problem.stages[0]  # x * x
+        v = stage_interval(Stage("square") if alone else stage, v, operand)
+        of |= {op.inputs[int(name[1:])]} if name.startswith("t") else set()
+    yield END, v, None, of
+
+
+def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
+    p = op.problem
+    if isinstance(p, PointwiseProblem):
+        *_, (_, v, _, _) = along(op, found)
+        return v
+    if isinstance(p, (ConvProblem, ConvTransposeProblem)):
+        return _convolution(op, found)
+    if isinstance(p, (ViewProblem, MoveProblem, GatherProblem, ConcatProblem)):
+        return _moved(op, found)
+    if isinstance(p, PoolProblem):
+        x = found[op.inputs[0]]
+        return x.hull(Interval(0.0, 0.0)) if p.kind == "avg" and p.count_pad else x
+    if isinstance(p, ResizeProblem):
+        x = found[op.inputs[0]]
+        outside = Interval(p.extrapolation, p.extrapolation) if p.turn == "tf_crop_and_resize" else x
+        return x.hull(outside) if p.mode == "linear" else ANY
+    if isinstance(p, ReduceProblem):
+        return _reduction(op, found[op.inputs[0]], maker)
+    if isinstance(p, NormalizeProblem):
+        return {"softmax": Interval(0.0, 1.0), "log_softmax": Interval(high=0.0)}.get(p.kind, ANY)
+    return ANY
+
+
+def _convolution(op: Op, found: Known) -> Interval:
+    p, v, slopes = op.problem, ANY, op.weights.get("slope")
+    operand = None if slopes is None else Interval(float(np.min(slopes)), float(np.max(slopes)))
+    for stage in stage_of(p.act, "slope"):
+        v = stage_interval(stage, v, operand)
+    return stage_interval(Stage("add", "t1"), v, found[op.inputs[1]]) if getattr(p, "act_first", False) else v
+
+
+def _moved(op: Op, found: Known) -> Interval:
+    p, v = op.problem, found[op.inputs[0]]
+    for t in op.inputs[1:]:
+        v = v.hull(found[t])
+    if isinstance(p, GatherProblem):
+        filled = any(-1 in index for index in p.index)
+    else:
+        filled = isinstance(p, MoveProblem) and p.kind == "window" and _reaches_out(p)
+    return v.hull(Interval(p.fill, p.fill)) if filled else v
+
+
+def _reaches_out(p: MoveProblem) -> bool:
+    """Whether a window has elements outside of its input."""
+    sizes = zip(p.start, p.step, p.out, (p.c, p.h, p.w), strict=True)
+    return any(start < 0 or start + (count - 1) * step >= size for start, step, count, size in sizes)
+
+
+def _reduction(op: Op, x: Interval, maker: Mapping[str, Op]) -> Interval:
+    p = op.problem
+    count = math.prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes)
+    if p.kind in ("mean", "max", "min"):
+        return x
+    if p.kind == "sum":
+        low = 1.0 if _largest_is_one(op, maker) else count * x.low if x.low else 0.0
+        return Interval(low, max(low, count * x.high if x.high else 0.0))
+    return POSITIVE if p.kind in POSITIVE_SUMS or (p.kind == "prod" and x.low >= 0) else ANY
+
+
+def _largest_is_one(op: Op, maker: Mapping[str, Op]) -> bool:
+    """Whether what is summed is exp(x - its maximum along the same axes), whose largest is 1: a Softmax written in nodes."""
+    chain = maker.get(op.inputs[0])
+    if chain is None or not isinstance(chain.problem, PointwiseProblem) or len(chain.inputs) != 2:
+        return False
+    top = maker.get(chain.inputs[1])
+    if top is None or not isinstance(top.problem, ReduceProblem) or top.problem.kind != "max":
+        return False
+    return chain.problem.stages == (Stage("sub", "t1"), Stage("exp")) and top.inputs == chain.inputs[:1] and (
+        top.problem.axes == op.problem.axes)  # fmt: skip

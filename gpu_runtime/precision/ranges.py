@@ -1,0 +1,308 @@
+"""Tensors that FP16 cannot hold: found by running the network in FP32, and stored times a power of two, or else in FP32.
+
+A stretch of convolutions, ReLUs, adds and max pools is homogeneous: scaled inputs give scaled outputs. So a tensor may be
+stored as 2^e times its value, e < 0, if what writes it multiplies its weights by 2^e and what reads it by 2^-e: exact, and
+no operation is added. Pointwise chains compute in FP32 and may begin, go on and end with any e; pools, views, concats and
+residuals have one e on all sides; what is not homogeneous, and network inputs and outputs, have e = 0.
+
+That costs nothing, so it comes first. What is still too large is an FP32 tensor, and the ops that read and write it, no others,
+take kernels for that (tactics.single).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.network import Network, Op, exists
+from tactics import single
+from tactics.measure.worker import reference
+from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.library import LibraryProblem
+from tactics.problems.pointwise_ops import MAX_STAGES, Stage
+from tactics.problems.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+)
+from tactics.problems.rows import ReduceProblem
+
+FP16_MAX = 65504.0
+HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
+ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
+MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to; an element of a window is 4
+MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason: 1 GB in FP32
+LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
+HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
+ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
+    every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that are FP32;
+    `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself did on a
+    calibration input beside FP32, {layers, worst, outputs, far, rounds, moved} (gpu_runtime.deviations), or why it was not run,
+    {skipped}."""
+
+    source: str
+    high: tuple[tuple[str, float], ...] = ()
+    exponents: Mapping[str, int] = field(default_factory=dict)
+    single: tuple[tuple[str, str], ...] = ()
+    stuck: tuple[tuple[str, str], ...] = ()
+    compared: Mapping[str, object] = field(default_factory=dict)
+
+
+def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:
+    """The network with every tensor in FP16's range, as far as it can be, and what was found.
+
+    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1, where the network is small enough. Raises
+    ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
+    """
+    feeds, source = _feeds(network, calibration)
+    reached = {} if feeds is None else largest(network, feeds)
+    high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
+    heavy: dict[str, tuple[float, str]] = {}  # output -> largest weight of what writes it, that op, where FP16 cannot hold it
+    caps: dict[str, int] = {}
+    for op in network.ops:
+        size = np.abs(op.weights["w"]) if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) else np.zeros((1, 1))
+        if (most := float(size.max())) > FP16_MAX:
+            heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
+            # Where nobody has seen what the output reaches: what it would on inputs of 1.
+            fits = FP16_MAX / most if feeds is not None else ROOM / float(size.reshape(len(size), -1).sum(1).max())
+            caps[op.output] = min(caps.get(op.output, 0), math.floor(math.log2(fits)))
+    if not high and not heavy:
+        return network, Ranges(source)
+    finite = {t: v for t, v in reached.items() if math.isfinite(v)}
+    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
+    fixed = {t.name: "it is an input of the network" for t in network.inputs}
+    fixed |= {t.name: "it is an output of the network" for t in network.outputs}
+    while True:
+        exponents, pinned = _exponents(network, caps, fixed)
+        try:
+            ops = tuple(_scaled(op, exponents) for op in network.ops)
+            break
+        except _Stuck as e:
+            fixed = dict.fromkeys(e.tensors, str(e)) | fixed
+    scaled = replace(network, ops=ops)
+    ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
+    large = {t: f"{t!r} reaches {v:g} on {source}; {ends} it there" for t, v in high if t in finite}
+    large |= {t: f"{t!r} is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
+    large = {t: f"{told}: {pinned[t]}" for t, told in large.items() if t not in exponents}
+    wide, stuck = _single(scaled, large)
+    if bad := [t for t in heavy if t in stuck]:
+        raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
+    stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
+    only = network.only | dict.fromkeys(wide, single.FP32)
+    return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+
+
+def too_large(network: Network, most_macs: int) -> str:
+    """What makes the network too large to be run, or an empty string."""
+    macs = sum(_macs(op.problem) for op in network.ops)
+    elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
+    if macs > most_macs:
+        return f"{macs / 1e9:.1f} G multiplications"
+    return f"{elements / 1e6:.0f} M elements in all tensors" if elements > MOST_ELEMENTS else ""
+
+
+def _feeds(
+    network: Network, calibration: Mapping[str, np.ndarray] | None
+) -> tuple[Mapping[str, np.ndarray] | None, str]:
+    """(inputs to run the network on, what they are); (none, why nothing is run) where it is too large for random ones."""
+    if calibration is None and (why := too_large(network, MOST_MACS)):
+        return None, f"not checked: {why}; give a calibration input"
+    if calibration is None:
+        rng = np.random.default_rng(0)
+        largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in network.inputs}
+        source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
+        return {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in network.inputs}, source
+    for t in network.inputs:
+        if t.name not in calibration or np.shape(calibration[t.name]) != t.shape:
+            got = np.shape(calibration[t.name]) if t.name in calibration else "none"
+            raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
+        if np.asarray(calibration[t.name]).dtype.kind not in "fiub":
+            raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {np.asarray(calibration[t.name]).dtype}")
+    return calibration, "calibration input"
+
+
+def _macs(problem: Problem) -> int:
+    """What running a problem in NumPy costs, in multiplications; a window is run along one axis after the other."""
+    if isinstance(problem, PoolProblem):
+        return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
+    if isinstance(problem, LibraryProblem):
+        attributes = dict(problem.attributes)
+        window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
+        return 4 * window * math.prod(problem.in_shapes[0])
+    return getattr(problem, "macs", 0)
+
+
+def _padding(problem: Problem) -> int:
+    """Elements of the padding that running a problem in NumPy adds to its input."""
+    if not isinstance(problem, ConvProblem):
+        return 0
+    top, left, bottom, right = problem.pad
+    return problem.n * problem.c * ((problem.h + top + bottom) * (problem.w + left + right) - problem.h * problem.w)
+
+
+def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(those of `large` that can be FP32, with all that are views of them; the others and what stands against it)."""
+    choice = {group: options[0] for group, options in network.groups}
+    same = {t: {t} for t in network.tensors}  # tensor -> all that are one memory with it
+    against: dict[str, str] = {}
+    for op in network.ops:
+        tensors = [t for t in (*op.inputs, op.output) if network.formats(t)[0].dtype == "fp16"]
+        if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
+            both = same[tensors[0]] | same[tensors[1]]
+            same.update(dict.fromkeys(both, both))
+        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := single.reason(op.problem)):
+            against |= dict.fromkeys(tensors, f"{op.name}: {why}")
+    wide, stuck = {}, {}
+    for t in large:
+        if bad := [x for x in against if x in same[t]]:
+            stuck[t] = against[bad[0]]
+        else:
+            wide |= {x: large.get(x, f"{x!r} is another view of {t!r}") for x in sorted(same[t])}
+    return wide, stuck
+
+
+def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused."""
+    choice = {group: options[0] for group, options in network.groups}
+    ops = [op for op in network.ops if exists(op, choice)]
+    last = {t: i for i, op in enumerate(ops) for t in op.inputs}
+    tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
+    found = {t: float(np.abs(x).max()) for t, x in tensors.items() if network.formats(t)[0].dtype == "fp16"}
+    for i, op in enumerate(ops):
+        y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
+        if network.formats(op.output)[0].dtype == "fp16":
+            found[op.output] = float(np.abs(y).max())
+        for t in {t for t in op.inputs if last[t] == i}:
+            del tensors[t]
+    return found
+
+
+class _Stuck(Exception):
+    """An op that cannot take its tensors at these scales, and why; `tensors` must be stored as their values."""
+
+    def __init__(self, why: str, *tensors: str):
+        super().__init__(why)
+        self.tensors = tensors
+
+
+def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:
+    """(tensor -> e, of those with e < 0: the smallest that any tensor of its class needs; tensor -> why its e is 0, of those
+    whose class has a tensor in `fixed`, or one that an op takes as it is)."""
+    parent = {t: t for t in network.tensors}
+
+    def root(t: str) -> str:
+        while parent[t] != t:
+            parent[t] = parent[parent[t]]
+            t = parent[t]
+        return t
+
+    fixed = dict(fixed)
+    for op in network.ops:
+        p, tensors = op.problem, (*op.inputs, op.output)
+        if isinstance(p, (ConvProblem, ConvTransposeProblem)):
+            if p.act.name not in HOMOGENEOUS:
+                fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {p.act.name}") | fixed
+            same = tensors[1:]
+        elif isinstance(p, PointwiseProblem):
+            same = ()
+        elif isinstance(p, ONE_SCALE) or (isinstance(p, ReduceProblem) and p.kind in ("sum", "mean", "max", "min", "l1", "l2")):
+            same = tensors
+        else:
+            what = getattr(p, "kind", type(p).__name__.removesuffix("Problem").lower())
+            fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) takes it as it is") | fixed
+            same = ()
+        for t in same[1:]:
+            parent[root(t)] = root(same[0])
+    pinned: dict[str, tuple[str, str]] = {}
+    for t, why in fixed.items():
+        pinned.setdefault(root(t), (t, why))
+    need: dict[str, int] = {}
+    for t, e in caps.items():
+        if root(t) not in pinned:
+            need[root(t)] = min(need.get(root(t), 0), e)
+    whys = {t: "its scale is that of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
+    return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}, whys
+
+
+def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
+    """The op that computes the same from its inputs as they are stored, and stores its output likewise."""
+    ins, out = [exponents.get(t, 0) for t in op.inputs], exponents.get(op.output, 0)
+    p = op.problem
+    if not any((*ins, out)):
+        return op
+    if isinstance(p, (ConvProblem, ConvTransposeProblem)):
+        return _conv(op, ins[0], out)
+    if isinstance(p, PointwiseProblem):
+        return _chain(op, ins, out)
+    if getattr(p, "fill", 0.0):
+        return replace(op, problem=replace(p, fill=p.fill * 2.0**out))
+    if getattr(p, "extrapolation", 0.0):
+        return replace(op, problem=replace(p, extrapolation=p.extrapolation * 2.0**out))
+    return op
+
+
+def _conv(op: Op, x: int, y: int) -> Op:
+    p, weights = op.problem, dict(op.weights)
+    if getattr(p, "pre", False):  # what its first step scales by takes the input back to its value
+        weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
+        if np.abs(weights["scale"]).max() > FP16_MAX:
+            raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
+    with np.errstate(over="ignore"):  # the next line says so
+        exact = weights["w"] * np.float32(2.0 ** (y - x))
+        w = exact.astype(np.float16).astype(np.float32)
+    if not np.isfinite(w).all() or np.abs(w - exact).max() > LOST * np.abs(exact).max():
+        raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
+    weights["w"] = w
+    if "b" in weights:
+        weights["b"] = weights["b"] * np.float32(2.0**y)
+    act = replace(p.act, params=tuple(v * 2.0**y for v in p.act.params)) if p.act.name == "clip" else p.act
+    return replace(op, problem=replace(p, act=act), weights=weights)
+
+
+def _chain(op: Op, ins: list[int], out: int) -> Op:
+    p, weights, stages, e = op.problem, dict(op.weights), [], ins[0]
+    uses = [s.operand for s in p.stages]
+
+    def turn(to: int) -> None:
+        nonlocal e
+        if e != to:
+            stages.append(Stage("mul", params=(2.0 ** (to - e),)))
+            e = to
+
+    for s in p.stages:
+        of = ins[int(s.operand[1:])] if s.operand.startswith("t") else None
+        if s.op in ("add", "sub", "rsub", "max", "min"):
+            if of is not None:
+                turn(of)
+            elif not s.operand:
+                s = replace(s, params=(s.params[0] * 2.0**e,))
+            elif uses.count(s.operand) == 1:
+                weights[s.operand] = weights[s.operand] * np.float32(2.0**e)
+            else:
+                turn(0)
+        elif s.op == "clip":
+            s = replace(s, params=tuple(v * 2.0**e for v in s.params))
+        elif s.op in ("mul", "div", "relu", "leaky_relu", "abs") or (s.op == "prelu" and not of):
+            e += (of or 0) * {"mul": 1, "div": -1}.get(s.op, 0)
+        else:
+            turn(0)
+            if of:
+                raise _Stuck(f"{op.name} takes it as it is", op.inputs[int(s.operand[1:])])
+        stages.append(s)
+    turn(out)
+    if len(stages) > MAX_STAGES:
+        raise _Stuck(f"{op.name} has no stages left to scale it in", *op.inputs, op.output)
+    return replace(op, problem=replace(p, stages=tuple(stages)), weights=weights)

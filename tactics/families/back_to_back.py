@@ -1,0 +1,127 @@
+"""A convolution and the 1x1 convolution that alone reads it, as one launch (conv_back_to_back.cu): tiles, packing, time.
+
+All channels between the two fit one block's tile, so they stay in shared memory. Saved are their store, their load and a
+launch; paid for is a tile that has as many rows as they need, and one epilogue in the way of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.families import conv_gemm
+from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
+from tactics.problems.problem import BackToBackProblem, ConvProblem
+from tactics.roofline import moved_us, result
+from tactics.step import NULL, Launch, act_code, ints, linear
+from tactics.tactic import Tactic, Tile, these
+
+TILES = tuple(
+    Tile(*t)
+    for t in (
+        (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3),
+    )
+)  # fmt: skip
+M16_ARG = 19  # where conv.cuh's parameters have the 16-row tiles of packed weights
+SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
+
+
+def reason_against(first: ConvProblem, second: ConvProblem) -> str:
+    """Why the two cannot be one launch, or an empty string."""
+    for p, which in ((first, "first"), (second, "second")):
+        if p.groups > 1 or p.d2s > 1 or p.pool or p.pre:
+            return f"the {which} has groups, a depth-to-space, a pool or a prologue"
+    if second.up > 1:
+        return "the second adds a residual with fewer pixels"
+    if first.residual or max(first.r, first.s) > conv_gemm.MAX_TAPS:
+        return f"the first has a residual, or more than {conv_gemm.MAX_TAPS} taps along an axis"
+    if second.in_shapes[0] != first.out_shape or (second.r, second.s) != (1, 1) or any(second.pad) or second.stride != (1, 1):
+        return "the second is no 1x1 convolution of the first's output with stride 1"
+    if first.k > max(t.m for t in TILES):
+        return f"{first.k} channels between the two: a tile has {max(t.m for t in TILES)} at most"
+    return ""
+
+
+def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or ""). `only`: of the tiles this one alone."""
+    if why := reason_against(p.first, p.second):
+        yield "conv_back_to_back", why
+        return
+    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+        tactic = Tactic("conv_back_to_back", tile, (x, y) if p.residual else (x,), y)
+        smem = shared_bytes(tactic)
+        if linear(x) or linear(y):
+            yield tactic, "only whole vectors of 8 channels are loaded and stored"
+        elif tile.m < p.first.k or tile.m >= 2 * max(64, -(-p.first.k // 64) * 64):
+            yield tactic, f"{p.first.k} channels between the two for a tile of {tile.m}"
+        elif smem > device.smem_per_block:
+            yield tactic, f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+        else:
+            yield tactic, ""
+
+
+def shared_bytes(tactic: Tactic) -> int:
+    """The pipeline, or over it what lies between the two and the second's staging tile, each with its table of rows."""
+    t = tactic.tile
+    return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
+
+
+def launches(p: BackToBackProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    one, two, t = p.first, p.second, tactic.tile
+    # The struct of a single convolution from x to y that loads like the first and stores like the second.
+    whole = replace(one, k=two.k, act=two.act, residual=two.residual, act_first=two.act_first, bias=True)
+    (launch,) = conv_gemm.launches(whole, replace(tactic, kernel="conv_dense"), lie=lie)
+    args = [("weights", a[1] + "2") if a[0] == "weights" and a[1] in ("b", "slope") else a for a in launch.args]
+    args[M16_ARG] = ints(-(-one.k // 16))[0]
+    alpha, beta = (*one.act.params, 0.0, 0.0)[:2]
+    more = (
+        ("weights", "w2"), ("weights", "b"), ("weights", "slope") if one.act.name == "prelu" else NULL,
+        *ints(one.k, conv_gemm.padded_k(two) // 16, -(-two.k // 16)), ("f32", alpha), ("f32", beta),
+    )  # fmt: skip
+    given = ("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES", "ACT", "RES")
+    values = {name: v for name, v in launch.values if name in given} | {"ACT1": act_code(one)}
+    blocks = -(-one.n * one.p * one.q // t.n)
+    smem = shared_bytes(tactic)
+    return (
+        Launch("conv_back_to_back", tuple(sorted(values.items())), (blocks, 1, 1), (t.threads, 1, 1), smem, (*args, *more)),
+    )
+
+
+def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Both convolutions' weights, bias and slope as conv_dense takes them; the second's names end in 2."""
+    dense = replace(tactic, kernel="conv_dense")
+    second = conv_gemm.pack(p.second, dense, {name: weights[name + "2"] for name in SECOND if name + "2" in weights})
+    return conv_gemm.pack(p.first, dense, weights) | {name + "2": a for name, a in second.items()}
+
+
+def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    dense = replace(tactic, kernel="conv_dense")
+    second = conv_gemm.section_bytes(p.second, dense)
+    return conv_gemm.section_bytes(p.first, dense) | {name + "2": n for name, n in second.items()}
+
+
+def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
+    t, clk_us = tactic.tile, 1 / device.clock_mhz
+    alone = conv_gemm.predict(p.first, Tactic("conv_dense", t, tactic.ins[:1], tactic.ins[0]), device)
+    blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
+    per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
+    rate = device.mma_fma_per_clk * device.mma_sync_share * conv_gemm.MMA_EFFICIENCY
+    warps = min(per_sm, 4) * t.warps_m * t.warps_n
+    step = max(
+        t.m * t.n * 16 / (rate * min(1.0, 0.4 + 0.075 * warps)),
+        t.m * 32 * t.warps_n / conv_gemm.SM_L2_BYTES_PER_CLK,  # each column of warps loads the rows of its own
+        t.n * 32 * t.warps_m / conv_gemm.SMEM_BYTES_PER_CLK,
+    )
+    store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) / 64
+    again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * clk_us
+    y = num_bytes(tactic.out, p.out_shape)
+    weights = sum(conv_gemm.weight_bytes(q, replace(tactic, kernel="conv_dense")) for q in (p.first, p.second))
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    return result(device, {"mma": alone["total_us"] - alone["launch_us"] + again, **moved})

@@ -1,0 +1,240 @@
+"""Depthwise convolution (conv_depthwise.cu): patches of output pixels, launches, packing, time.
+
+Prediction: a block costs the largest of
+
+    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM
+    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock
+    l2        bytes its patch covers, halo included, at the SM's share of L2 bandwidth
+
+plus its latency (a thread waits once per input row), which other resident blocks hide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
+from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.tactic import Patch, Tactic, these
+
+STATIC_SMEM = 48 * 1024  # of weights, at most
+MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
+ISSUE_EFFICIENCY = 0.8
+L1_BYTES_PER_CLK, SM_L2_BYTES_PER_CLK = 128, 64
+L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
+EPILOGUE_CLK = 300
+
+# Small patches for small images and many blocks, large ones where the window's reach would make a small one's halo costly;
+# multiples of 7 fit the images of networks that began at 224.
+VECTOR_PATCHES = tuple(
+    Patch(*t)
+    for t in (
+        (64, 7, 7, 1, 7), (64, 8, 8, 2, 4), (64, 14, 14, 2, 7), (16, 16, 16, 2, 4), (32, 16, 16, 2, 4), (64, 16, 16, 2, 4),
+        (32, 16, 16, 4, 4), (16, 24, 24, 2, 4), (32, 24, 24, 2, 4), (16, 28, 28, 2, 4), (32, 28, 28, 2, 7), (16, 32, 32, 2, 4),
+        (32, 32, 32, 4, 4),
+    )
+)  # fmt: skip
+# A linear image is read along its rows: wide patches waste least of a row's first and last sector.
+LINEAR_PATCHES = tuple(
+    Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
+)
+
+
+def candidates(
+    p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None
+) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
+    patches this one alone, however much it reads."""
+    if p.groups != p.c or p.c == 1:
+        yield "conv_depthwise", f"not depthwise: {p.groups} groups of {p.c} channels"
+        return
+    if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
+        yield "conv_depthwise", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+        return
+    limit = limit or (math.inf if only else halo_limit(p))
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        for patch in these(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
+            tactic = Tactic("conv_depthwise", patch, (x, y) if p.residual else (x,), y)
+            mixed = linear(x) != linear(y)
+            yield tactic, "depthwise reads and writes vectors of one width" if mixed else reason(p, tactic, device, limit)
+
+
+def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
+    """Why this patch cannot or should not run, or an empty string."""
+    patch, vec = tactic.tile, vector(tactic)
+    columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
+    registers, smem = _registers(p, tactic), _smem(p, tactic)
+    if columns > 32:
+        return f"a thread's window of {columns} columns: at most 32"
+    if registers > min(MAX_REGISTERS, device.regs_per_sm // (math.ceil(threads(tactic) / 128) * 128) // 8 * 8):
+        return f"about {registers} registers for each of {threads(tactic)} threads would spill"
+    if smem > STATIC_SMEM:
+        return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM}"
+    if vec == 8 and limit < math.inf and halo(p, patch) > limit:
+        return f"its blocks read and write {halo(p, patch):.2f} times the tensors: more than {limit:.2f}"
+    return ""
+
+
+def vector(tactic: Tactic) -> int:
+    """Channels per access."""
+    return 1 if linear(tactic.ins[0]) else 8
+
+
+def threads(tactic: Tactic) -> int:
+    t = tactic.tile
+    return t.channels // vector(tactic) * (t.h // t.th) * (t.w // t.tw)
+
+
+def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((step along h, along w), (stride E along h, along w)): dilation d interleaves convolutions without dilation, whose
+    outputs lie `step` apart and whose stride, counted in input pixels d apart, is E."""
+    common = [math.gcd(s, d) for s, d in zip(p.stride, p.dilation, strict=True)]
+    return (tuple(d // g for d, g in zip(p.dilation, common, strict=True)),
+            tuple(s // g for s, g in zip(p.stride, common, strict=True)))  # fmt: skip
+
+
+def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((patches along h, w) of one interleaved convolution, (how many of those along h, w))."""
+    (step_h, step_w), _ = lattice(p)
+    counts = math.ceil(math.ceil(p.p / step_h) / patch.h), math.ceil(math.ceil(p.q / step_w) / patch.w)
+    return counts, (min(step_h, p.p), min(step_w, p.q))
+
+
+@lru_cache(maxsize=4096)
+def halo(p: ConvProblem, patch: Patch) -> float:
+    """Pixels that blocks read and write over those that the tensors have (of the input, those that some output needs)."""
+    covered, once = 1, 1
+    for size, out, reach, pad, stride, dil, step, extent in zip(
+        (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
+    ):  # fmt: skip
+        read, needed = 0, set()
+        for phase in range(min(step, out)):
+            for first in range(phase, out, step * extent):
+                outs = range(first, min(out, first + step * extent), step)
+                ins = {o * stride - pad + t * dil for o in outs for t in range(reach)} & set(range(size))
+                read, needed = read + len(ins), needed | ins
+        covered, once = covered * read, once * len(needed)
+    y = p.p * p.q * p.k / p.c
+    return (covered + y) / (once + y)
+
+
+def halo_limit(p: ConvProblem) -> float:
+    """What `halo` may be: 1.15 for 3x3, 1.20 for 5x5, 1.25 for 7x7; where no patch reaches that, the least there is."""
+    reach = max(p.r, p.s)
+    return max(1.15 if reach <= 3 else 1.2 if reach <= 5 else 1.25, min(halo(p, patch) for patch in VECTOR_PATCHES))
+
+
+def _smem(p: ConvProblem, tactic: Tactic) -> int:
+    """Static shared memory as the kernel lays it out: taps, bias and slope in FP32."""
+    parts = 2 if vector(tactic) == 8 else 1
+    row = tactic.tile.channels * 4 // parts
+    return parts * (-(-(p.r * p.s + 2) * row // 128) * 128 + 64)
+
+
+def _registers(p: ConvProblem, tactic: Tactic) -> int:
+    """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
+    t, vec = tactic.tile, vector(tactic)
+    columns = (t.tw - 1) * lattice(p)[1][1] + p.s
+    return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
+
+
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
+    t, vec, multiplier = tactic.tile, vector(tactic), p.k // p.c
+    x_fmt, y_fmt = tactic.ins[0], tactic.out
+    (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
+    y_c = padded_channels(y_fmt.layout, p.k)
+    store = store or Store(p.out_shape)
+    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
+    values = {
+        "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
+        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),
+        "MULTIPLIED": int(multiplier > 1),
+    }  # fmt: skip
+    args = (
+        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
+        ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
+        *view_args(added[0] if added else y), *ints(*store.pixels),
+        *ints(p.h, p.w, p.k, p.p, p.q, y_c, _pitch(p), multiplier, *p.stride, p.pad[0], p.pad[1], *p.dilation, *steps),
+        *ints(*counts, *phases), *alpha_beta(p),
+    )  # fmt: skip
+    blocks = p.n * -(-y_c // t.channels) * math.prod(counts) * math.prod(phases)
+    return (Launch("conv_depthwise", tuple(sorted(values.items())), (blocks, 1, 1), (threads(tactic), 1, 1), 0, args),)
+
+
+def _pitch(p: ConvProblem) -> int:
+    """Channels of a row of packed weights: whole sectors."""
+    return padded_channels("hwc16", p.k)
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope FP32 [K padded to 16]."""
+    w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
+    w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
+    sections = {"w": w.reshape(-1)}
+    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+        if used:
+            sections[name] = np.zeros(_pitch(p), np.float32)
+            if weights.get(name) is not None:
+                sections[name][: p.k] = weights[name]
+    return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    row = 4 * _pitch(p)
+    return {"w": p.r * p.s * _pitch(p) * 2, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+
+
+def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    t, vec, clk_us = tactic.tile, vector(tactic), 1 / device.clock_mhz
+    blocks, size = launches(p, tactic)[0].grid[0], threads(tactic)
+    _, (e_h, e_w) = lattice(p)
+    rows, columns, outputs, taps = (t.th - 1) * e_h + p.r, (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
+    weight_loads = t.th * taps * (2 if vec == 8 else 1)
+    extra = 15 if p.k > p.c and vec == 8 else 0
+    columns_cost = rows * columns * (vec + 2 + extra)
+    instructions = outputs * (vec * (taps + 4) + (4 if p.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
+    halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
+    patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
+    active = min(device.num_sms, blocks)
+    clk = {
+        "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
+        "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
+        "l2": (halo_bytes + patch_bytes * (2 if p.residual else 1))
+        / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active),
+    }
+    resident = max(1, min(
+        device.regs_per_sm // (size * _registers(p, tactic)), device.max_threads_per_sm // size, device.max_blocks_per_sm,
+        device.smem_per_sm // (_smem(p, tactic) + 1024),
+    ))  # fmt: skip
+    per_sm = math.ceil(blocks / device.num_sms)
+    alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
+    # One block's own instructions do not overlap with its latency; those of the others do.
+    sm = per_sm * max(clk.values()) + math.ceil(per_sm / resident) * alone
+    y = num_bytes(tactic.out, p.out_shape)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weight_bytes(p))
+    worst = max(clk, key=clk.get)
+    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+
+
+def _straddle(fmt: Format, c: int, channels: int) -> float:
+    """Sectors over bytes of a block's `channels` of one pixel: where pixels lie an odd number of 16 bytes apart, every second
+    one begins in the middle of a sector that holds another block's channels."""
+    odd = not LAYOUTS[fmt.layout].blocked and padded_channels(fmt.layout, c) % 16 and channels < c
+    return 1 + 8 / channels if odd else 1.0
+
+
+def weight_bytes(p: ConvProblem) -> int:
+    """Bytes of packed weights and bias."""
+    return _pitch(p) * (p.r * p.s * 2 + 4)

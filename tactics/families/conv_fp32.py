@@ -1,0 +1,117 @@
+"""Convolution in FP32 on CUDA cores (conv_fp32.cu), for tensors that FP16 cannot hold: launches, packing, time.
+
+Prediction: the threads' products at the CUDA cores' rate, or all that they issue; activations go through L2 once for each tile
+of output channels, which neighbouring blocks share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import Strides, num_bytes, padded_channels, strides
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
+from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, residual_order, view_args
+from tactics.tactic import Tactic
+
+THREADS = 128
+PIXELS = 4  # of a thread, where there are threads enough
+ENOUGH = 256 * THREADS * PIXELS  # sums of tiles of channels: two blocks for each of 128 SMs
+ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
+
+
+def reason(p: ConvProblem) -> str:
+    """Why the kernel cannot run this, or an empty string."""
+    if getattr(p, "up", 1) > 1:
+        return "no residual with fewer pixels in FP32"
+    for name, what in (("pre", "scale and shift of its input"), ("pool", "max pool in its stores")):
+        if getattr(p, name, False):
+            return f"no {what} in FP32"
+    return ""
+
+
+def _channels(p: ConvProblem) -> int:
+    """Output channels of a thread, all of one group."""
+    mine = p.k // p.groups
+    return 1 if mine == 1 else 4 if mine <= 4 else 8
+
+
+def _tiles(p: ConvProblem) -> int:
+    """Of one group's output channels."""
+    return -(-(p.k // p.groups) // _channels(p))
+
+
+def _pixels(p: ConvProblem) -> int:
+    """Output pixels of a thread."""
+    return PIXELS if p.n * p.p * p.q * p.groups * _tiles(p) >= ENOUGH else 1
+
+
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
+    store = store or Store(p.out_shape, step=(p.d2s, p.d2s))
+    x_fmt, y_fmt = tactic.ins[0], tactic.out
+    added_fmt = tactic.ins[1] if p.residual else y_fmt
+    own = strides(x_fmt, p.in_shapes[0]), *((strides(added_fmt, store.out),) if p.residual else ()), strides(y_fmt, store.out)
+    x, *added, y = lie or own
+    values = {
+        "K_THREAD": _channels(p), "P_THREAD": _pixels(p), "X_F32": int(x_fmt.dtype == "fp32"),
+        "ADDED_F32": int(p.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),
+        "RES": residual_order(p),
+    }  # fmt: skip
+    args = (
+        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
+        ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y), *view_args(added[0] if added else y),
+        *ints(*store.pixels, p.n * p.p * p.q, p.p, p.q, p.h, p.w, p.k, padded_channels(y_fmt.layout, store.out[1])),
+        *ints(p.c // p.groups, p.k // p.groups, _tiles(p), p.d2s, p.d2s == 1 or p.d2s_mode == "crd", store.out[3]),
+        *ints(p.r, p.s, *p.stride, p.pad[0], p.pad[1], *p.dilation),
+        *alpha_beta(p),
+    )  # fmt: skip
+    blocks = -(-p.n * p.p * p.q // (THREADS * _pixels(p))) * p.groups * _tiles(p)
+    return (Launch("conv_fp32", tuple(sorted(values.items())), (blocks, 1, 1), (THREADS, 1, 1), 0, args),)
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C/g,R,S] as FP32 [group][tile][R][S][C/g][channels of a thread]; bias and slope FP32 [K]."""
+    mine, cg, wide = p.k // p.groups, p.c // p.groups, _channels(p)
+    w = np.zeros((p.groups, _tiles(p) * wide, cg, p.r, p.s), np.float32)
+    w[:, :mine] = np.asarray(weights["w"], np.float32).reshape(p.groups, mine, cg, p.r, p.s)
+    w = w.reshape(p.groups, _tiles(p), wide, cg, p.r, p.s).transpose(0, 1, 4, 5, 3, 2)
+    sections = {"w": np.ascontiguousarray(w).reshape(-1), "b": np.zeros(p.k, np.float32)}
+    if weights.get("b") is not None:
+        sections["b"][:] = weights["b"]
+    if p.act.name == "prelu":
+        sections["slope"] = np.asarray(weights["slope"], np.float32).reshape(p.k)
+    return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
+    return {"w": w, "b": 4 * p.k} | ({"slope": 4 * p.k} if p.act.name == "prelu" else {})
+
+
+def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    wide, deep, tiles = _channels(p), _pixels(p), p.groups * _tiles(p)
+    (launch,), steps = launches(p, tactic), p.r * p.s * p.c // p.groups
+    blocks = launch.grid[0]
+    products = wide * deep * steps
+    # A step of the inner loop: its products, per pixel a load with its test, conversion and address, the weights, the loop.
+    instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep + 30 * wide * deep
+    waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
+    x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
+    added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.residual else 0
+    parts = moved_us(device, x + added, y, 4 * wide * tiles * steps)
+    parts["l2"] += x * (tiles / p.groups - 1) / device.l2_bytes_per_clk * clk_us
+    parts |= {
+        "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
+        "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
+        # A thread waits for two steps' loads at a time, of which the weights come from L2.
+        "latency": (2 * LATENCY_CLK + steps / 2 * L2_LATENCY_CLK) * clk_us,
+    }
+    return result(device, parts)

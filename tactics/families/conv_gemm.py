@@ -1,0 +1,392 @@
+"""Convolution as an implicit GEMM on mma.sync (conv_dense.cu) and mma.sp (conv_sparse24.cu): tiles, launches, packing, time.
+
+Prediction: an SM works through its share of the blocks; per pipeline stage a block costs the largest of
+
+    tensor cores   m*n*k products at the device's rate (2:4: twice the products per clock)
+    shared memory  stage written once; A read by every column of warps, B by every row of warps; 128 bytes per clock
+    L2             the stage's bytes at the SM's share of L2 bandwidth
+    latency        of the loads that the pipeline's depth does not hide
+
+plus filling the pipeline and the epilogue, which other resident blocks hide in part. The shape follows DeLTA (arXiv
+1904.01691) and the shared-memory model that reproduces published wgmma latencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from cuda_kernels.device import MAX_GRID, Device
+from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
+from tactics.step import NONFINITE, NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.tactic import Tactic, Tile, these
+
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
+MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
+K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
+MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
+SMEM_BYTES_PER_CLK = 128
+SM_L2_BYTES_PER_CLK = 64  # what one SM can draw from L2
+FILL_CLK = 900  # first loads of a block: address arithmetic, DRAM and L2 latency, barriers
+EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
+EPILOGUE_CLK = 600
+
+# Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
+# to each. 16 and 32 rows serve layers with few output channels.
+DENSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
+        (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
+        (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
+        (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
+SPARSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
+        (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
+        (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
+        (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
+
+
+def sparse_family_reason(p: ConvProblem) -> str:
+    """Why no sparse tactic may run these weights, or an empty string."""
+    if p.groups != 1:
+        if (p.c // p.groups) % 4:
+            return f"grouped_conv: a group has {p.c // p.groups} input channels, not a multiple of 4"
+    elif p.c % 4:
+        return f"channels_not_multiple_of_4: C = {p.c}"
+    return "" if p.sparse24 else "pattern_violation: the weights are not 2:4 along the input channels"
+
+
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
+    if 1 < p.groups == p.c:
+        yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
+        return
+    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
+        yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+        return
+    sparse_reason = sparse_family_reason(p)
+    if sparse_reason:
+        yield "conv_sparse24", sparse_reason
+    for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
+        for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
+            tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
+            reason = tile_reason(tactic, device, p.pre) or problem_reason(p, tactic)
+            yield tactic, reason
+            for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
+                yield replace(tactic, tile=shared), ""
+
+
+def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
+    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
+    tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.tile.k
+    if 2 * tiles > device.num_sms:
+        return ()
+    ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
+    return tuple(replace(tactic.tile, split=s) for s in ways)
+
+
+def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
+    """Stream-K where it may pay: the last round of tiles leaves a tenth of the GPU's time idle, and blocks keep two stages."""
+    m, t = merged(p), tactic.tile
+    tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
+    blocks = device.num_sms * resident_blocks(tactic, device)
+    rounds = tiles / blocks
+    if out_of_registers(tactic) or m.count > 1 or rounds > 8 or math.ceil(rounds) < 1.1 * rounds or tiles * stages < 2 * blocks:
+        return ()
+    return (replace(t, stream=blocks),)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side."""
+
+    one: ConvProblem
+    count: int
+    groups: int
+
+
+@lru_cache(maxsize=4096)
+def merged(p: ConvProblem) -> Merged:
+    """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
+    found = []
+    for groups in _divisors(p.groups):
+        c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
+        # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
+        stored = k // p.d2s**2 if k % p.d2s**2 == 0 and (p.d2s == 1 or p.d2s_mode == "crd") else 1
+        if count == 1 or c % 8 == stored % 8 == 0:
+            one = replace(p, c=c, k=k, groups=1)
+            found.append((count * -(-k // 16) * padded_k(one), groups, Merged(one, count, groups)))
+    return min(found)[2]
+
+
+def _divisors(n: int) -> list[int]:
+    low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*low, *(n // d for d in low)})
+
+
+def out_of_registers(tactic: Tactic) -> bool:
+    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
+    return tactic.sparse and tactic.tile.m * tactic.tile.n // tactic.tile.threads >= 128
+
+
+def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
+    """Why this problem cannot run so, or an empty string."""
+    m = merged(p)
+    if p.pre and linear(tactic.ins[0]):
+        return "the input's scale and shift are applied to whole vectors"
+    if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
+        return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
+    if m.count == 1:
+        return ""
+    if m.count > MAX_GRID[1]:
+        return f"{m.count} groups: a grid holds at most {MAX_GRID[1]} along y"
+    if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
+        return f"a group of {m.one.k} output channels fills half of the tile or less"
+    for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
+        layout = LAYOUTS[fmt.layout]
+        if (layout.blocked or p.d2s > 1) and c % layout.vector:
+            return f"{side}: a group of {c} channels does not start a plane of {fmt}"
+    if padded_channels(tactic.out.layout, p.out_shape[1]) != p.out_shape[1]:
+        return f"output: the padded channels of {tactic.out} belong to no group"
+    return ""
+
+
+def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
+    """Why this tile cannot run there, or an empty string."""
+    tile, smem = tactic.tile, conv_smem(tactic, pre)
+    if smem > device.smem_per_block:
+        return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+    if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
+        return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
+    chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads
+    if linear(tactic.ins[0]) and (chunks > 8 or 4 * chunks + accumulators > 150):
+        return f"linear input: {chunks} chunks per thread in registers beside {accumulators} accumulators would spill"
+    return ""
+
+
+def conv_smem(tactic: Tactic, pre: bool = False) -> int:
+    """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
+    t: Tile = tactic.tile
+    return max(t.stages * (stage_bytes(tactic) + 4 * t.k * pre), t.m * t.n * 2 + t.n * 4)
+
+
+def stage_bytes(tactic: Tactic) -> int:
+    """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
+    t: Tile = tactic.tile
+    a = t.m * t.k * 2
+    return (a // 2 + a // 16 if tactic.sparse else a) + t.n * t.k * 2
+
+
+def padded_k(problem: ConvProblem) -> int:
+    """Logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
+    return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE
+
+
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
+    t, x_fmt, y_fmt, m = tactic.tile, tactic.ins[0], tactic.out, merged(p)
+    one = m.one
+    store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 or p.up > 1 else None)
+    out, name = (store.out, store.name) if store else (p.out_shape, "")
+    x, *added, y = lie or (
+        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if p.up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out)
+    )  # fmt: skip
+    y_c = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1]
+    first, row, column = store.pixels if store else (0, 0, 0)
+    tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
+    blocks = t.stream or tiles // m.count * t.split
+    values = {
+        "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
+        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.d2s} if store else {}),
+        **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
+        **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
+    }  # fmt: skip
+    args = (
+        NONFINITE, ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
+        ("weights", "b" + name), ("weights", "slope" + name) if p.act.name == "prelu" else NULL,
+        ("in", 1) if p.residual else NULL, ("out", 0),
+        *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
+        *ints(-(-one.c // 8), padded_k(one) // t.k, -(-num_rows(one, y_fmt.layout) // 16)),
+        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
+        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
+        *(ints(row * y.pixel, column * y.pixel, first * y.pixel, out[3] * y.pixel) if store else ()),
+        *(_residual_pixels(p, store, added[0].pixel) if store and added else ()),
+        *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
+        *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
+        *([("weights", "affine")] if p.pre else ()),
+    )  # fmt: skip
+    return (Launch(
+        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic, p.pre), args,
+        **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
+    ),)  # fmt: skip
+
+
+def _residual_pixels(p: ConvProblem, store: Store, step: int) -> tuple[Arg, ...]:
+    """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
+    first, row, column = store.pixels
+    if p.up > 1:  # one pixel of it for p.up x p.up of y: those of one GEMM pixel, or of as many GEMM pixels
+        return ints(0, p.out_shape[3] // p.up * step, step, p.up // p.d2s, 0, 0)
+    return ints(first * step, row * step, column * step, 1, store.out[3] * step, step)
+
+
+def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
+    """Output tiles of a tactic, of all groups: blocks, before K is split."""
+    m = merged(p)
+    channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
+    return m.count * -(-p.d2s**2 * channels // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+
+
+@lru_cache(maxsize=1024)
+def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
+    """Which output channel each row of the GEMM is, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
+    if p.d2s == 1:
+        return tuple(range(p.k))
+    b, c = p.d2s, p.k // p.d2s**2
+    channel = np.arange(p.k).reshape((b, b, c) if p.d2s_mode == "dcr" else (c, b, b))
+    channel = channel if p.d2s_mode == "dcr" else channel.transpose(1, 2, 0)  # [i, j, channel of y]
+    if LAYOUTS[layout].vector < 8:
+        return tuple(channel.transpose(2, 0, 1).reshape(-1).tolist())
+    padding = ((0, 0), (0, 0), (0, padded_channels(layout, c) - c))
+    return tuple(np.pad(channel, padding, constant_values=-1).reshape(-1).tolist())
+
+
+def num_rows(p: ConvProblem, layout: str) -> int:
+    """Rows of the GEMM, len(row_order())."""
+    vectors = p.d2s > 1 and LAYOUTS[layout].vector >= 8
+    return p.d2s**2 * padded_channels(layout, p.k // p.d2s**2) if vectors else p.k
+
+
+def _first_channel(s: Strides, c: int) -> int:
+    """Elements from a tensor's start to channel c, which starts a vector or lies in a pixel with all channels before it."""
+    return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C/g,R,S] as [count][rows, (r, s, c padded to 8) padded to 64] of the merged groups, each padded to 16 rows,
+    in fragment order; bias and slope in the same rows."""
+    m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
+    one, c8 = m.one, padded_channels("hwc8", m.one.c)
+    order = np.array(row_order(one, tactic.out.layout))
+    rows, sources, rows16 = np.flatnonzero(order >= 0), order[order >= 0], -(-len(order) // 16) * 16
+    taps = np.zeros((m.count, one.k, p.r, p.s, c8), np.float16)
+    w = np.asarray(weights["w"], np.float16).reshape(m.count, m.groups, kg, cg, p.r, p.s).transpose(0, 1, 2, 4, 5, 3)
+    for i in range(m.groups):
+        taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
+    flat = np.zeros((m.count, rows16, padded_k(one)), np.float16)
+    flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
+    flat = flat.reshape(m.count * rows16, -1)
+    sections = {}
+    if tactic.sparse:
+        kept, codes = sparse24.compress(flat)
+        sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
+        sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
+    else:
+        sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
+    if p.pre:
+        affine = np.zeros((2, padded_k(p)), np.float16)
+        affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
+        sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
+    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+        if used:
+            row = np.zeros((m.count, rows16), np.float32)
+            if weights.get(name) is not None:
+                row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
+            sections[name] = row.reshape(-1)
+    return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    m = merged(p)
+    rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
+    w, row = m.count * rows16 * padded_k(m.one) * 2, m.count * rows16 * 4
+    sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
+    if p.pre:
+        sections["affine"] = 4 * padded_k(p)
+    return sections | {"b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+
+
+def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    t, clk_us = tactic.tile, 1 / device.clock_mhz
+    tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
+    blocks = t.stream or tiles * t.split
+    resident = resident_blocks(tactic, device)
+    rate = device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY * (2 if tactic.sparse else 1)
+    # Four tensor cores per SM: fewer than 8 warps at work leave them waiting on each other's latencies.
+    per_sm = math.ceil(blocks / device.num_sms)
+    warps = min(resident, per_sm) * t.warps_m * t.warps_n
+    mma = t.m * t.n * t.k / (rate * min(1.0, 0.4 + 0.075 * warps))
+    a_bytes = stage_bytes(tactic) - t.n * t.k * 2
+    b_bytes = t.n * t.k * 2
+    smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
+    # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
+    issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
+    if p.pre:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
+        mma += t.warps_m * t.n * t.k / 64 / 4 * 2
+    # Idle SMs leave their share of L2 to the others, up to what one SM can take.
+    active = min(device.num_sms, blocks)
+    l2 = stage_bytes(tactic) / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active)
+    # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
+    in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
+    arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
+    clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
+    loop = tiles * k_stages / blocks * max(clk.values())  # of a block
+    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
+        epilogue += min(t.m, p.k) * t.n * min(16, p.k) / 32
+    if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
+        parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
+        epilogue += 3 * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
+    if t.stream:  # a run of stages begins in one tile and ends in another
+        epilogue *= math.ceil(tiles / blocks) + 1
+    hidden = min(resident, per_sm)
+    # Partly filled last rounds cost a whole block's time.
+    early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
+    sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) - early + (hidden - 1) * epilogue / 2
+    y = num_bytes(tactic.out, p.out_shape)
+    weights = weight_bytes(p, tactic)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    worst = max(clk, key=clk.get)
+    parts = result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    return parts
+
+
+def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Bytes of the packed weights a convolution tactic reads from DRAM."""
+    sections = section_bytes(p, tactic)
+    return sections["w"] + sections.get("meta", 0)
+
+
+def resident_blocks(tactic: Tactic, device: Device) -> int:
+    """Blocks of a tactic that one SM holds at a time, roughly: registers are estimated."""
+    t = tactic.tile
+    return max(1, min(
+        device.smem_per_sm // (conv_smem(tactic) + 1024),
+        device.max_threads_per_sm // t.threads,
+        device.regs_per_sm // (t.threads * _registers(tactic)),
+        device.max_blocks_per_sm,
+    ))  # fmt: skip
+
+
+def _registers(tactic: Tactic) -> int:
+    """Registers per thread, roughly: accumulators, operands, addresses."""
+    t = tactic.tile
+    acc = t.m * t.n // t.threads
+    return min(255, acc + acc // 4 + 48)

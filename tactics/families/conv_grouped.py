@@ -1,0 +1,260 @@
+"""Grouped convolution with small groups (conv_grouped.cu): units, tiles, launches, packing, time.
+
+A unit is one group, or a few of them packed block-diagonally, whichever needs fewer MMAs: its output channels are covered by
+8-wide tiles, its taps x 8-channel chunks by k16 steps. Units start at any channel: weights are shifted within the chunks
+that a unit touches. Groups too large for this kernel run as an implicit GEMM each (tactics/families/conv_gemm.py).
+
+Prediction: a block loads everything it reads, computes, stores; blocks of one SM overlap. An SM is busy for the longest of
+its tensor cores, shared memory, L2 and instruction issue over all its blocks, plus the latency of each round of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import L2_EFFICIENCY, moved_us, result
+from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.tactic import Tactic, Tile, these
+
+MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
+SMEM_BYTES_PER_CLK = 128
+SM_L2_BYTES_PER_CLK = 64
+ROUND_CLK = 2500  # of a block alone on its SM: addresses, first loads, barriers, stores
+MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an MMA's 16 rows: here they are the 8 columns
+MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # what a warp's accumulators and a patch row of 128 bytes hold
+
+# m: channels of the staging tile; n: pixels; k: channels of the patch; warps over units and over pixels; one stage.
+TILES = tuple(
+    Tile(*t, 1)
+    for t in (
+        (64, 64, 64, 4, 1), (64, 128, 64, 4, 1), (64, 128, 64, 2, 2), (64, 128, 64, 1, 4), (64, 256, 64, 2, 4),
+        (64, 64, 64, 1, 4), (64, 64, 64, 2, 2), (32, 128, 32, 2, 2), (32, 64, 32, 1, 4), (128, 64, 64, 4, 1),
+        (128, 128, 128, 4, 2), (16, 128, 16, 1, 4), (16, 64, 32, 1, 4),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`groups` packed together: `c` input and `k` output channels; `count` units in all, the last may be partial.
+
+    `chunks`: 8-channel chunks that a unit touches per tap; `steps`: k16 steps over all taps.
+    """
+
+    groups: int
+    c: int
+    k: int
+    count: int
+    chunks: int
+    steps: int
+
+    @property
+    def n8(self) -> int:
+        return -(-self.k // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """`per_block` units in each of `blocks` blocks per pixel tile, touching at most `span` chunks; tile and patch in pixels."""
+
+    per_block: int
+    blocks: int
+    span: int
+    tile: tuple[int, int]
+    tiles: tuple[int, int]
+    patch: tuple[int, int]
+    phase: int
+    pitch: int
+
+
+@lru_cache(maxsize=1024)
+def unit(p: ConvProblem) -> Unit | None:
+    """The packing that needs the fewest MMAs, or None where a group is too large for this kernel."""
+    found = []
+    for groups in range(1, min(p.groups, 16) + 1):
+        c, k = groups * (p.c // p.groups), groups * (p.k // p.groups)
+        count = -(-p.groups // groups)
+        chunks = max(-(-(u + 1) * c // 8) - u * c // 8 for u in range(min(count, 8)))  # the pattern repeats every 8 units
+        if k <= MAX_UNIT_K and chunks <= MAX_UNIT_CHUNKS:
+            u = Unit(groups, c, k, count, chunks, -(-p.r * p.s * chunks // 2))
+            found.append((u.count * u.n8 * u.steps, groups, u))
+    return min(found, default=(0, 0, None))[2]
+
+
+@lru_cache(maxsize=16384)
+def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
+    """How a tactic cuts the problem, or why it cannot."""
+    u, t = unit(p), tactic.tile
+    y_c = padded_channels(tactic.out.layout, p.k)
+    for per_block in range(min(t.m // u.k, u.count), 0, -1):
+        blocks = -(-u.count // per_block)
+        firsts = [i * per_block for i in range(min(blocks, 8))]
+        span = max((min(f + per_block, u.count) - 1) * u.c // 8 + u.chunks - f * u.c // 8 for f in firsts)
+        aligned = linear(tactic.out) or blocks == 1 or per_block * u.k % 8 == 0
+        padded = linear(tactic.out) or y_c - (blocks - 1) * per_block * u.k <= t.m
+        if span * 8 <= t.k and aligned and padded:
+            break
+    else:
+        return f"no run of units of {u.c} -> {u.k} channels fills {t.k} -> {t.m} with stores of 8 channels"
+    if t.warps_m > per_block:
+        return f"{t.warps_m} warps for {per_block} units"
+    best = min((_tile(p, t, w) for w in _widths(p, t)), key=lambda g: g[0])
+    return Geometry(per_block, blocks, span, *best[1])
+
+
+def _widths(p: ConvProblem, t: Tile):
+    """Tile widths that keep 8 neighbouring pixels of a tile on 8 different banks."""
+    if p.stride[0] == 1:
+        yield from range(min(8, p.q), min(p.q, t.n) + 1)
+    yield from range(8, min(-(-p.q // 8) * 8, t.n) + 1, 8)
+
+
+def _tile(p: ConvProblem, t: Tile, width: int):
+    """(cost, (tile, tiles, patch, phase, pitch)): as many rows as fit, evened out; pixels loaded and stored are the cost."""
+    rows = min(max(t.n // width, 1), p.p)
+    rows = -(-p.p // -(-p.p // rows))
+    tiles = -(-p.p // rows), -(-p.q // width)
+    axes = zip((rows, width), p.stride, (p.r, p.s), p.dilation, strict=True)
+    patch = tuple((n - 1) * st + (f - 1) * d + 1 for n, st, f, d in axes)
+    phase = -(-patch[1] // p.stride[1])
+    pitch = phase * p.stride[1]
+    if width % 8:
+        pitch += (width - pitch) % 8
+    cost = tiles[0] * tiles[1] * (patch[0] * (patch[1] + pitch) / 2 * t.k + t.n * t.m)
+    return cost, ((rows, width), tiles, patch, phase, pitch)
+
+
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
+    if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
+        return
+    if unit(p) is None:
+        yield "conv_grouped", f"a group has {p.c // p.groups} -> {p.k // p.groups} channels, more than one block's tile"
+        return
+    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
+        yield "conv_grouped", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+        return
+    if max(p.stride) > 31:
+        yield "conv_grouped", f"stride {p.stride}: a patch has at most 31 phases"
+        return
+    for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
+        tactic = Tactic("conv_grouped", tile, (x, y) if p.residual else (x,), y)
+        cut = geometry(p, tactic)
+        if isinstance(cut, str):
+            yield tactic, cut
+        elif (smem := smem_bytes(p, tactic)) > device.smem_per_block:
+            yield tactic, f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+        else:
+            yield tactic, ""
+
+
+def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Patch, weights, staging tile, tables."""
+    u, g, t = unit(p), geometry(p, tactic), tactic.tile
+    patch = -(-g.patch[0] * g.pitch // 8) * 8 * t.k * 2
+    return patch + g.per_block * u.steps * u.n8 * 256 + t.n * t.m * 2 + t.n * 4 + 2 * u.steps * 4
+
+
+def launches(
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+) -> tuple[Launch, ...]:
+    t, u, g, x_fmt, y_fmt = tactic.tile, unit(p), geometry(p, tactic), tactic.ins[0], tactic.out
+    store = store or Store(p.out_shape)
+    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
+    values = {
+        "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
+        "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
+    }  # fmt: skip
+    used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
+    args = (
+        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
+        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
+        ("in", 1) if p.residual else NULL, ("out", 0),
+        *ints(p.c, p.h, p.w, p.k, p.p, p.q, p.s),
+        *ints(u.c, u.k, u.count, g.per_block, g.blocks),
+        *ints(u.chunks, g.span, p.r * p.s * u.chunks, u.steps),
+        *ints(*g.tile, *g.tiles),
+        *ints(g.patch[0], g.pitch, g.phase, g.patch[1], *used),
+        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
+        *view_args(x), *view_args(y), *ints(padded_channels(y_fmt.layout, p.k)),
+        *view_args(added[0] if added else y), *ints(*store.pixels), *alpha_beta(p),
+    )  # fmt: skip
+    grid = g.blocks * g.tiles[0] * g.tiles[1] * p.n
+    return (Launch(tactic.kernel, tuple(sorted(values.items())), (grid, 1, 1), (t.threads, 1, 1), smem_bytes(p, tactic), args),)
+
+
+def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4]: operand B of m16n8k16 (PTX ISA 9.7.14.5.8), of which
+    lane 4g+t holds column g and rows 2t, 2t+1, 2t+8, 2t+9; K runs over (tap, chunk of the unit, channel)."""
+    u, cg, kg = unit(p), p.c // p.groups, p.k // p.groups
+    taps = np.zeros((u.count, u.n8 * 8, p.r * p.s, u.chunks * 8), np.float16)
+    w = np.asarray(weights["w"], np.float16).reshape(p.groups, kg, cg, p.r * p.s)
+    for group in range(p.groups):
+        i, member = divmod(group, u.groups)
+        c0 = group * cg - i * u.c // 8 * 8
+        taps[i, member * kg : (member + 1) * kg, :, c0 : c0 + cg] = w[group].transpose(0, 2, 1)
+    flat = np.zeros((u.count, u.n8 * 8, u.steps * 16), np.float16)
+    flat[..., : p.r * p.s * u.chunks * 8] = taps.reshape(u.count, u.n8 * 8, -1)
+    tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # unit, n8 tile, g, step, K half, t, pair
+    sections = {"w": np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 5, 4, 6)).reshape(-1)}
+    for name, needed in (("b", True), ("slope", p.act.name == "prelu")):
+        if needed:
+            given = weights.get(name)
+            sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
+    return sections
+
+
+def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    u, row = unit(p), 4 * p.k
+    return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+
+
+def mmas(p: ConvProblem, tactic: Tactic) -> int:
+    """MMA instructions of the launch: 16-pixel tiles that hold a pixel x 8-wide tiles x steps."""
+    u, g = unit(p), geometry(p, tactic)
+    rows = [min(g.tile[0], p.p - i * g.tile[0]) for i in range(g.tiles[0])]
+    return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
+
+
+def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    t, u, g, clk_us = tactic.tile, unit(p), geometry(p, tactic), 1 / device.clock_mhz
+    blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
+    resident = max(1, min(
+        device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
+        device.max_threads_per_sm // t.threads,
+        device.regs_per_sm // (t.threads * min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)),
+        device.max_blocks_per_sm,
+    ))  # fmt: skip
+    per_sm = math.ceil(blocks / device.num_sms)
+    rounds = math.ceil(per_sm / resident)
+    a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
+    weights = g.per_block * u.steps * u.n8 * 256
+    patch = g.patch[0] * g.patch[1] * g.span * 16
+    staging = t.n * g.per_block * u.k * 2
+    plain = 8 * (linear(tactic.ins[0])), 8 * (linear(tactic.out))  # 2-byte accesses instead of one of 16
+    warps = min(resident, per_sm) * t.threads / 32
+    clk = {
+        "mma": a_tiles * u.n8 * 16 * 8 * 16 / (device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY),
+        "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
+        "l2": (patch + weights + staging * (2 if p.residual else 1))
+        / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / min(device.num_sms, blocks)),
+        # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
+        "issue": (a_tiles * (8 + u.n8 * 3) + (patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])) / 16) / min(4, warps),
+    }
+    sm = per_sm * max(clk.values()) + rounds * ROUND_CLK
+    y = num_bytes(tactic.out, p.out_shape)
+    x = num_bytes(tactic.ins[0], p.in_shapes[0])
+    moved = moved_us(device, x + (y if p.residual else 0), y, u.count * u.steps * u.n8 * 256)
+    worst = max(clk, key=clk.get)
+    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})

@@ -1,0 +1,137 @@
+"""Transposed convolution as one convolution per output phase, on the kernels of ordinary ones, with nothing zero-stuffed.
+
+With stride s, output row s*a + i is reached by the taps r with (i + pad - r*dilation) % s == 0 alone: every s-th tap (or
+s/gcd(s, dilation)-th). Those taps, in reverse, are an ordinary convolution of stride 1 over x, whose pixel (a, b) is output
+pixel (s*a + i, s*b + j): the kernels' store map. So a phase is a ConvProblem and a Store, a tactic is one launch per phase,
+and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that no tap reaches keeps one zero tap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.families import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
+from tactics.format import Strides
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem
+from tactics.step import Launch, Store
+from tactics.tactic import Patch, Tactic, Tile
+
+KERNEL = {  # of the phases
+    "transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24", "transpose_grouped": "conv_grouped",
+    "transpose_depthwise": "conv_depthwise", "transpose_fp32": "conv_fp32",
+}  # fmt: skip
+OWN_KERNEL = {v: k for k, v in KERNEL.items()}
+FAMILY = {
+    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_grouped": conv_grouped, "conv_depthwise": conv_depthwise,
+    "conv_fp32": conv_fp32,
+}  # fmt: skip
+
+
+MAX_PHASES = 4096
+
+
+@lru_cache(maxsize=1024)
+def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
+    """(convolution, where its pixels go, its taps along r, along s; -1 for a zero tap) of every phase with output pixels."""
+    rows, columns = (
+        [_axis(i, *sizes) for i in range(min(sizes[0], sizes[-1]))]  # behind the output there is none
+        for sizes in zip(p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out, strict=True)
+    )
+    result = []
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            if row is None or column is None:
+                continue
+            (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
+            conv = ConvProblem(
+                p.n, p.c, p.h, p.w, p.k, len(r), len(s), pad=(top, left, bottom, right), dilation=(dil_r, dil_s),
+                groups=p.groups, bias=p.bias, residual=p.residual, act=p.act, sparse24=p.sparse24,
+            )  # fmt: skip
+            result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
+    return tuple(result)
+
+
+def _axis(phase: int, stride: int, pad: int, dilation: int, size: int, image: int, out: int):
+    """(taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None if none.
+
+    Padding may be negative: pixels left out.
+    """
+    count = -(-(out - phase) // stride)
+    if count < 1:
+        return None
+    taps = tuple(t for t in reversed(range(size)) if (phase + pad - t * dilation) % stride == 0) or (-1,)
+    reach = [(phase + pad - t * dilation) // stride for t in taps]  # input pixel of output 0, ascending
+    step = reach[1] - reach[0] if len(taps) > 1 else 1
+    return taps, step, -reach[0], count - image + reach[0] + step * (len(taps) - 1)
+
+
+def _of_phase(tactic: Tactic):
+    """(the family that runs one phase, its tactic)."""
+    kernel = KERNEL[tactic.kernel]
+    return FAMILY[kernel], replace(tactic, kernel=kernel)
+
+
+def reason(p: ConvTransposeProblem) -> str:
+    """Why no kernel runs this, or an empty string."""
+    if math.prod(min(s, o) for s, o in zip(p.stride, p.out, strict=True)) > MAX_PHASES or max(p.r, p.s) > MAX_PHASES:
+        return f"more than {MAX_PHASES} phases, each a launch, or taps along an axis"
+    return ""
+
+
+def candidates(
+    p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None
+) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic or family, reason against it or ""): the tiles that every phase can run. `only`: of them this one alone."""
+    if why := reason(p):
+        yield "transpose_dense", why
+        return
+    found: dict[Tactic | str, list[str]] = {}
+    for conv, *_ in phases(p):
+        # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
+        depthwise = conv_depthwise.candidates(conv, device, only, limit=math.inf)
+        families = conv_gemm.candidates(conv, device, only), conv_grouped.candidates(conv, device, only), depthwise
+        for tactic, why in chain(*families):
+            found.setdefault(tactic, []).append(why)
+    for tactic, reasons in found.items():
+        why = next(filter(None, reasons), "")
+        if isinstance(tactic, str):
+            yield OWN_KERNEL.get(tactic, tactic), why
+        elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another
+            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), why
+
+
+def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    family, own = _of_phase(tactic)
+    return tuple(step for conv, store, *_ in phases(p) for step in family.launches(conv, own, store, lie))
+
+
+def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights [K,C/g,R,S] -> each phase's taps as the family packs them, bias and slope too: taps decide how groups merge."""
+    sections, (family, own) = {}, _of_phase(tactic)
+    w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
+    for conv, store, r, s in phases(p):
+        part = family.pack(conv, own, {**weights, "w": w[:, :, r][:, :, :, s]})
+        sections |= {name + store.name: array for name, array in part.items()}
+    return sections
+
+
+def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    family, own = _of_phase(tactic)
+    return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
+
+
+def predict(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """The phases one after the other, each bounded by what bounds it."""
+    family, own = _of_phase(tactic)
+    parts = [family.predict(conv, own, device) for conv, *_ in phases(p)]
+    slowest = max(parts, key=lambda part: part["total_us"])
+    total = {k: sum(part.get(k, 0.0) for part in parts) for k in slowest if k != "bound"}
+    return {**total, "bound": slowest["bound"]}

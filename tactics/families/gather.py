@@ -1,0 +1,111 @@
+"""Kernels that follow tables: gather (any permutation and any index per axis, also Concat along any axis) and resize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.families import movement
+from tactics.format import HALF_FORMATS, Strides, padded_channels
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.problem import ConcatProblem, Problem
+from tactics.step import NONFINITE, NULL, Launch, f32_values, grid, ints, linear, own_strides, view_args
+from tactics.tactic import Tactic
+
+
+def candidates(p: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or "")."""
+    if isinstance(p, ConcatProblem) and p.axis == 1:
+        yield "gather", "joined along channels, move does it"
+        return
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        if isinstance(p, ResizeProblem):
+            yield Tactic("resize", None, (x,), y), "" if linear(x) == linear(y) else "reads and writes vectors of one width"
+        else:
+            yield Tactic("gather", None, (x,) * len(p.in_shapes), y), ""
+
+
+def launches(p: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    lie = lie or own_strides(p, tactic)
+    if isinstance(p, ResizeProblem):
+        return (_resize(p, tactic, lie),)
+    if isinstance(p, GatherProblem):
+        return (_gather(0, p, tactic, (0, 0, 0, 0), p.out_shape, lie),)
+    result, first, whole = [], [0, 0, 0, 0], p.out_shape
+    for i, shape in enumerate(p.in_shapes):
+        result.append(_gather(i, GatherProblem(shape), tactic, tuple(first), whole, lie))
+        first[p.axis] += shape[p.axis]
+    return tuple(result)
+
+
+def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) -> Launch:
+    """The output's part that begins at `first`, from input `source`."""
+    x, y = tactic.ins[source], tactic.out
+    n, c, h, w = p.out_shape
+    covered = padded_channels(y.layout, whole[1])
+    channels_stay = p.perm[1] == 1 and not p.index[1]
+    values = {"IN_VEC": int(channels_stay and not linear(x)), "OUT_VEC": int(not linear(y)), **f32_values(x, y)}
+    starts, at = [], 0
+    for table in p.index:
+        starts.append(at if table else -1)
+        at += len(table)
+    args = (
+        NONFINITE, ("in", source), ("out", 0), ("weights", "table") if at else NULL,
+        *view_args(lie[source]), *view_args(lie[-1]),
+        *ints(p.shape[1], p.shape[3], n, c, h, w, covered, *first, whole[3], *p.perm, *starts), ("f32", p.fill),
+    )  # fmt: skip
+    return Launch("gather", tuple(sorted(values.items())), grid(n * -(-covered // 8) * h * w), (256, 1, 1), 0, args)
+
+
+def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
+    x, y = tactic.ins[0], tactic.out
+    vec = 1 if linear(x) else 8
+    groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y, x))
+    taps = (p.num_taps(axis) for axis in (0, 1))
+    sections = (("weights", name) for name in ("row", "column", "row_weight", "column_weight"))
+    args = (
+        NONFINITE, ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
+        *ints(p.n, p.c, groups, in_groups, p.w, *p.out, *taps), ("f32", p.extrapolation),
+    )  # fmt: skip
+    values = ("VEC", vec), *f32_values(x, y).items()
+    return Launch("resize", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args)
+
+
+def pack(p: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tables, which the problem itself holds."""
+    return tables(p, tactic)
+
+
+def section_bytes(p: Problem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes, from sizes alone."""
+    if isinstance(p, ResizeProblem):
+        row, column = (4 * p.out[axis] * p.num_taps(axis) for axis in (0, 1))
+        return {"row": row, "column": column, "row_weight": row, "column_weight": column}
+    entries = sum(map(len, p.index)) if isinstance(p, GatherProblem) else 0
+    return {"table": 4 * entries} if entries else {}
+
+
+def tables(p: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
+    """Where each output pixel's inputs lie: sections that follow from the problem alone."""
+    if isinstance(p, ResizeProblem):
+        (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
+        tables = {"row": row, "column": column, "row_weight": row_weight, "column_weight": column_weight}
+        return {name: np.ascontiguousarray(t).reshape(-1) for name, t in tables.items()}
+    if isinstance(p, GatherProblem) and any(p.index):
+        return {"table": np.concatenate([np.asarray(t, np.int32) for t in p.index])}
+    return {}
+
+
+def predict(p: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Bytes over bandwidth, as all kernels that move more than they compute."""
+    return movement.moved(p, tactic, device, launches(p, tactic), _per_element(p, tactic))
+
+
+def _per_element(p: Problem, tactic: Tactic) -> float:
+    """Instructions per element beside the access itself."""
+    if not isinstance(p, ResizeProblem):
+        return 12.0
+    return movement.per_window(4.0, p.num_taps(0) * p.num_taps(1), p)

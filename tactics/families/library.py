@@ -1,0 +1,57 @@
+"""Library functions as tactics: one per combination of types at the network's edge, all of them on linear memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import DTYPES, Format, num_bytes
+from tactics.problems.library import FLOAT, LibraryProblem
+from tactics.roofline import moved_us, result
+from tactics.step import Call
+from tactics.tactic import Tactic
+
+
+def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
+    """Whether `tactic` is one of `candidates`, of which there are 2^inputs."""
+    formats = zip((*tactic.ins, tactic.out), (*p.dtypes, p.dtype), strict=True)
+    return all(f.layout == "chw" and f.dtype in (("fp16", "fp32") if d == FLOAT else (d,)) for f, d in formats)
+
+
+def candidates(p: LibraryProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
+    """Floating-point tensors are FP16, or FP32 where the network's input or output is."""
+    ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
+    for *ins, out in product(*ways):
+        yield Tactic("library", None, tuple(ins), out), ""
+
+
+def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
+    args = []
+    for name in p.arguments:
+        i = int(name[1:]) if name else 0
+        if name.startswith("t"):
+            args.append((("in", i), tactic.ins[i].dtype, p.shapes[i]))
+        else:
+            args.append((("weights", name), p.constants[i][1], p.constants[i][0]) if name else None)
+    return (Call(p.function, p.attributes, tuple(args), (("out", 0), tactic.out.dtype, p.shape), p.part),)
+
+
+def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Constants as they are."""
+    return {name: np.ascontiguousarray(a) for name, a in weights.items()}
+
+
+def section_bytes(p: LibraryProblem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    return {f"c{i}": math.prod(shape) * DTYPES[dtype].itemsize for i, (shape, dtype) in enumerate(p.constants)}
+
+
+def predict(p: LibraryProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Neither a floor nor an estimate: every tensor travels once, in one launch. A gather may read less; what the library
+    does inside may take longer."""
+    read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
+    return result(device, moved_us(device, read, num_bytes(tactic.out, p.out_shape)))

@@ -1,0 +1,80 @@
+"""The product of two computed tensors (matmul.cu; matmul_fp32.cu where one of the three is FP32). All are linear: their rows
+and columns are the last two axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import Format, Strides, canonical, num_bytes, representative
+from tactics.problems.problem import MatmulProblem
+from tactics.roofline import moved_us, result, streamed
+from tactics.step import NONFINITE, Launch, grid, ints
+from tactics.tactic import Tactic
+
+LINEAR = Format("fp16", "chw")
+TILE = 64  # rows and columns of a block
+LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
+INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
+STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
+
+
+def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or "")."""
+    a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
+    yield Tactic("matmul", None, (a, b), c), ""
+
+
+def _linear(shape) -> Format:
+    """The name that linear memory goes by for a tensor of that shape."""
+    return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
+
+
+def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    outer, inner = p.batch
+    a_rows, a_columns = (p.k, p.m) if p.trans_a else (p.m, p.k)
+    b_rows, b_columns = (p.n, p.k) if p.trans_b else (p.k, p.n)
+    a = [*_batch(p.a_batch, a_rows * a_columns), *((1, a_columns) if p.trans_a else (a_columns, 1))]  # outer, inner, m, k
+    b = [*_batch(p.b_batch, b_rows * b_columns), *((1, b_columns) if p.trans_b else (b_columns, 1))]  # outer, inner, k, n
+    pairs = {"A_PAIRS": int(not p.trans_a and p.k % 2 == 0), "B_PAIRS": int(p.trans_b and p.k % 2 == 0)}
+    args = (
+        NONFINITE, ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
+    )  # fmt: skip
+    if tactic.kernel == "matmul_fp32":
+        types = zip(("A_F32", "B_F32", "Y_F32"), (*tactic.ins, tactic.out), strict=True)
+        values = tuple((name, int(fmt.dtype == "fp32")) for name, fmt in types)
+        return (Launch("matmul_fp32", values, grid(outer * inner * p.m * p.n), (256, 1, 1), 0, args),)
+    blocks = -(-p.n // TILE) * -(-p.m // TILE) * outer * inner
+    return (Launch("matmul", tuple(sorted(pairs.items())), (blocks, 1, 1), (128, 1, 1), 0, args),)
+
+
+def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
+    """Strides of the two batch dimensions; 0 where one matrix serves all."""
+    return (sizes[1] * matrix if sizes[0] > 1 else 0), (matrix if sizes[1] > 1 else 0)
+
+
+def pack(p: MatmulProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {}
+
+
+def section_bytes(p: MatmulProblem, tactic: Tactic) -> dict[str, int]:
+    return {}
+
+
+def predict(p: MatmulProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues."""
+    clk_us = 1 / device.clock_mhz
+    if tactic.kernel == "matmul_fp32":
+        read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
+        work = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)
+        return streamed(device, launches(p, tactic), read, num_bytes(tactic.out, p.out_shape), work)
+    blocks = int(np.prod(launches(p, tactic)[0].grid))
+    steps = -(-p.k // 16)
+    waves = -(-blocks // device.num_sms)
+    shape = [float(np.prod(s)) * 2 for s in (*p.in_shapes, p.out_shape)]
+    parts = moved_us(device, sum(shape[:2]), shape[2])
+    parts |= {"loads": waves * steps * 4 * LOADS_PER_STEP * clk_us, "latency": steps * STEP_LATENCY_CLK * clk_us}
+    return result(device, parts)

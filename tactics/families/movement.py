@@ -1,0 +1,173 @@
+"""Kernels that move more than they compute: pool, pool_global, move (slice, pad, concat, reformat, ...)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, padded_channels
+from tactics.problems.problem import (
+    ConcatProblem,
+    MoveProblem,
+    PoolProblem,
+    Problem,
+    ReformatProblem,
+)
+from tactics.roofline import streamed
+from tactics.step import NONFINITE, Launch, f32_values, grid, ints, linear, own_strides, view_args
+from tactics.tactic import Tactic
+
+
+def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+    """(tactic, reason against it or "")."""
+    return CANDIDATES[type(problem)](problem)
+
+
+def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    return LAUNCHERS[type(problem)](problem, tactic, lie or own_strides(problem, tactic))
+
+
+def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """None of these has weights."""
+    return {}
+
+
+def _same_width(p: Problem):
+    """Any pair of formats of one vector width: pooling moves whole vectors."""
+    kernel = "pool_global" if p.is_global else "pool"
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        reason = "" if linear(x) == linear(y) else "pooling reads and writes vectors of one width"
+        yield Tactic(kernel, None, (x,), y), reason
+
+
+def _any_pair(p: Problem):
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        yield Tactic("move", None, (x,), y), ""
+
+
+def _concat_pairs(p: ConcatProblem):
+    for x, y in product(HALF_FORMATS, HALF_FORMATS):
+        yield Tactic("move", None, (x,) * len(p.sizes), y), "" if p.axis == 1 else "joins channels only"
+
+
+def _reformat_pair(p: ReformatProblem):
+    yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
+
+
+def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
+    return {}
+
+
+CANDIDATES = {
+    PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
+    ReformatProblem: _reformat_pair,
+}  # fmt: skip
+
+
+def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+    x_fmt, y_fmt = tactic.ins[0], tactic.out
+    vec = 1 if linear(x_fmt) else 8
+    groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
+    values = (("AVG", int(p.kind == "avg")), ("VEC", vec), *f32_values(x_fmt, y_fmt).items())
+    views = (*view_args(lie[0]), *view_args(lie[1]))
+    if tactic.kernel == "pool_global":
+        args = (NONFINITE, ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
+        blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
+        return (Launch("pool_global", values, (blocks, 1, 1), (256, 1, 1), 0, args),)
+    ends = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
+    args = (
+        NONFINITE, ("in", 0), ("out", 0), *views,
+        *ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
+        *ints(*p.dilation, *ends, p.count_pad),
+    )  # fmt: skip
+    return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
+
+
+POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
+IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
+MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
+
+
+def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, lie, *, kind="window", start=(0, 0, 0),
+                 step=(1, 1, 1), fill=0.0, first_c=0, last=True) -> Launch:  # fmt: skip
+    """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
+    n, c, h, w = in_shape
+    _, part_c, out_h, out_w = part
+    covered = padded_channels(y_fmt.layout, whole[1]) - first_c if last else part_c
+    half_in, half_out = x_fmt.dtype == "fp16", y_fmt.dtype == "fp16"
+    in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
+    out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
+    values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
+              "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
+    args = (
+        NONFINITE, ("in", source), ("out", 0), *view_args(lie[source]), *view_args(lie[-1]), *ints(n, c, h, w),
+        *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),
+    )  # fmt: skip
+    threads = n * -(-covered // 8) * out_h * out_w
+    return Launch("move", tuple(sorted(values.items())), grid(threads), (256, 1, 1), 0, args)
+
+
+def _move(p: MoveProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+    how = {"kind": p.kind, "start": p.start, "step": p.step, "fill": p.fill}
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie, **how),)
+
+
+def _reformat(p: ReformatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie),)
+
+
+def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+    result, first, shapes, whole = [], 0, p.in_shapes, p.out_shape
+    for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
+        last = i == len(shapes) - 1
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, lie, first_c=first, last=last))
+        first += c
+    return tuple(result)
+
+
+LAUNCHERS = {
+    PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat,
+    ReformatProblem: _reformat,
+}  # fmt: skip
+
+
+def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS) if tactic.kernel == "pool_global" else 1
+    return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem), turns)
+
+
+def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1):
+    """Bytes over bandwidth, bounded by what the launched threads can keep in flight, their `turns` of waiting, and by
+    `per_element` instructions."""
+    mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
+    read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
+    written = _sectors(tactic.out, problem.out_shape, not mixed)
+    # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
+    elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
+                                                       strict=True))  # fmt: skip
+    return streamed(device, steps, read, written, elements * per_element, turns)
+
+
+def _instructions(fmt: Format, shape) -> float:
+    size = num_bytes(fmt, shape) / DTYPES[fmt.dtype].itemsize
+    return size / 4 if LAYOUTS[fmt.layout].vector >= 8 and fmt.dtype == "fp16" else size
+
+
+def _per_element(problem: Problem) -> float:
+    """Instructions per element beside the access itself."""
+    return per_window(2.0, problem.r * problem.s, problem) if isinstance(problem, PoolProblem) else 8.0
+
+
+def per_window(each: float, taps: int, problem: Problem) -> float:
+    """Instructions per element of input and output where each output element takes `each` for each of its `taps`."""
+    out = math.prod(problem.out)
+    return each * taps * out / (problem.h * problem.w + out)
+
+
+def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:
+    """Bytes that travel for one pass over a tensor; a thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
+    return num_bytes(fmt, shape) * (1.0 if whole_vectors else 1.3)

@@ -1,0 +1,137 @@
+"""The rows kernel: reductions along any axes, softmax, and instance, group and layer normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from cuda_kernels.device import Device
+from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
+from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.roofline import streamed
+from tactics.step import (
+    NONFINITE,
+    NULL,
+    Launch,
+    constant_bytes,
+    constant_section,
+    constant_strides,
+    f32_values,
+    ints,
+    linear,
+    own_strides,
+    spread_args,
+)
+from tactics.tactic import Tactic
+
+Problem = ReduceProblem | NormalizeProblem
+THREADS = 256
+NEIGHBOURS = 8  # vectors of channels that a block reads side by side, where rows keep their channels: 128 bytes of a pixel
+FEW_ROWS = 1024  # below this many vectors, two side by side: a sector; more blocks are worth more than wider ones
+L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
+
+
+def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]:
+    """Any pair of formats; one that has lost its channels is written as hwc8 or chw."""
+    outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(problem) else HALF_FORMATS
+    for x, y in product(HALF_FORMATS, outs):
+        tactic = Tactic("rows", None, (x,), y)
+        yield tactic, _reason(problem, tactic)
+
+
+def single_channel(p: Problem) -> bool:
+    return isinstance(p, ReduceProblem) and "c" in p.axes
+
+
+def _reason(p: Problem, tactic: Tactic) -> str:
+    if single_channel(p) and linear(tactic.ins[0]) and not linear(tactic.out):
+        return "a thread that reads single channels writes single channels, and padding would stay as it was"
+    if getattr(p, "groups", 1) > 1 and p.c != padded_channels(tactic.out.layout, p.c):
+        return "groups of channels, and padding that belongs to none"
+    if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.in_shapes, p.out_shape), strict=True)):
+        return "a tensor of 2^31 elements or more: they are counted in 32 bits"
+    return ""
+
+
+def _vector(p: Problem, tactic: Tactic) -> int:
+    """Channels per access: vectors on both sides, none of them across two groups."""
+    groups = getattr(p, "groups", 1)
+    return 1 if linear(tactic.ins[0]) or linear(tactic.out) or (groups > 1 and p.c // groups % 8) else 8
+
+
+def _sizes(p: Problem, tactic: Tactic) -> tuple[list[int], list[int], bool]:
+    """(how many indices each of n, c, h, w has among the rows, and inside one, whether h and w are taken apart)."""
+    vec, groups = _vector(p, tactic), getattr(p, "groups", 1)
+    n, _, h, w = p.in_shapes[0]
+    c = padded_channels(tactic.out.layout if p.out_shape[1] == p.c else tactic.ins[0].layout, p.c) // vec
+    affine = getattr(p, "affine", "")
+    apart = ("h" in p.axes) != ("w" in p.axes) or ("h" in affine) != ("w" in affine)
+    sizes = (n, c, h, w) if apart else (n, c, 1, h * w)
+    inside = [d if a in p.axes else 1 for a, d in zip("nchw", sizes, strict=True)]
+    if not apart:
+        inside[3] = h * w if "h" in p.axes else 1
+    kept = [d // i for d, i in zip(sizes, inside, strict=True)]
+    if groups > 1:
+        kept[1], inside[1] = groups, c // groups
+    return kept, inside, apart
+
+
+def _lanes(rows: int, elements: int, inner: bool) -> tuple[int, int]:
+    """(threads of one row, how far apart they are): neighbouring threads read neighbouring memory."""
+    lanes = min(THREADS, 1 << (elements - 1).bit_length())
+    if inner:
+        return lanes, 1
+    lanes = min(lanes, THREADS // (NEIGHBOURS if rows >= FEW_ROWS else 2))
+    return lanes, THREADS // lanes
+
+
+def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    p, lie = problem, lie or own_strides(problem, tactic)
+    vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, tactic)
+    c_fast = vec == 8 or not linear(tactic.ins[0])
+    mix = "c" in p.axes
+    rows, elements = prod(kept), prod(inside)
+    lanes, step = _lanes(rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
+    values = {"KIND": [*REDUCTIONS, *NORMALIZATIONS].index(p.kind), "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
+              **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
+    affine = getattr(p, "affine", "")
+    constant = constant_strides(p.span(affine)) if affine else Strides(0, 0, 0, 0)
+    _, c, h, w = p.in_shapes[0]
+    count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // getattr(p, "groups", 1)
+    args = (
+        NONFINITE, ("in", 0), *spread_args(lie[0], "nchw", w, apart), ("out", 0),
+        *(("weights", name) if affine else NULL for name in ("scale", "bias")),
+        *spread_args(lie[-1], "nchw", p.out_shape[3], apart),
+        *spread_args(constant, affine, p.span(affine)[3] if affine else 1, apart),
+        *(a for n, channels, row, column in (kept, inside) for a in ints(n, channels, row, column)),
+        *ints(rows, elements, lanes, step, c, "c" in affine), ("f32", float(count)), ("f32", getattr(p, "epsilon", 0.0)),
+    )  # fmt: skip
+    blocks = -(-rows // (THREADS // lanes))
+    return (Launch("rows", tuple(sorted(values.items())), (blocks, 1, 1), (THREADS, 1, 1), 0, args),)
+
+
+def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scale and bias as FP32 in the order n, h, w, c."""
+    return {name: constant_section(a, problem.span(problem.affine)) for name, a in weights.items()}
+
+
+def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    affine = getattr(problem, "affine", "")
+    return dict.fromkeys(("scale", "bias"), constant_bytes(problem.span(affine))) if affine else {}
+
+
+def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits."""
+    shifted = problem.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)
+    passes = 1 + shifted + (problem.kind in NORMALIZATIONS)
+    read = num_bytes(tactic.ins[0], problem.in_shapes[0])
+    _, inside, _ = _sizes(problem, tactic)
+    vec = _vector(problem, tactic)
+    again = passes if 2 * vec * prod(inside) > L1_BYTES else 1
+    elements = num_elements(tactic.ins[0], problem.in_shapes[0])
+    work = elements * passes * (60 / vec + 4)  # taking positions apart, addresses, conversions
+    return streamed(device, launches(problem, tactic), read * again, num_bytes(tactic.out, problem.out_shape), work)

@@ -1,0 +1,68 @@
+"""Which module knows a kernel, and which modules may have tactics for a problem. Two tables; a new family is a line in each.
+
+A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights), section_bytes(problem,
+tactic), the sizes of what pack makes, and predict(problem, tactic, device). The launches of kernels in STRIDED take the
+strides of inputs and output as `lie`, so that their tensors may lie inside others.
+"""
+
+from tactics.families import (
+    back_to_back,
+    conv_depthwise,
+    conv_fp32,
+    conv_gemm,
+    conv_grouped,
+    conv_stem,
+    conv_transpose,
+    gather,
+    library,
+    matmul,
+    movement,
+    pointwise,
+    rows,
+    squeeze_excite,
+)
+from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.library import LibraryProblem
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MatmulProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    ReformatProblem,
+    SqueezeExciteProblem,
+)
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+OF_KERNEL = {
+    "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
+    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
+    "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
+    "transpose_grouped": conv_transpose, "transpose_depthwise": conv_transpose,
+    "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
+    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
+    "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "matmul_fp32": matmul,
+    "library": library,
+}  # fmt: skip
+OF_PROBLEM = {
+    ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
+    BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
+    PointwiseProblem: (pointwise,), MoveProblem: (movement,),
+    ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
+    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,), LibraryProblem: (library,),
+}  # fmt: skip
+DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
+UPSAMPLING = (conv_gemm,)  # what can add a residual with fewer pixels
+SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
+TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
+POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
+STRIDED = (
+    "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
+    "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
+    "rows", "gather", "resize",
+)  # fmt: skip
+# Of these, the convolutions: they read a residual with strides of its own.
+STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

@@ -1,0 +1,4 @@
+"""Times: measured in a child process on a GPU, or predicted. Read timing.py first.
+
+Enters: a problem and its tactics. Leaves: a `Time` for each, from the cache, the GPU or the prediction.
+"""

@@ -1,0 +1,362 @@
+"""How long tactics take: predicted for a named device, or measured on the GPU at hand.
+
+A timer is called with (problem, tactics) and returns {tactic: Time}. Tactics that failed are left out; `failures` has
+their texts. `measured` runs them in a child process (tactics/measure/worker.py), because a hung or faulting kernel poisons
+its CUDA context: the child is killed, the tactic recorded as failed, the rest goes on in a new child.
+
+Measurements race: every tactic gets ROUNDS[0] samples, and those far behind the best of their cell (same formats, same
+sparseness: the planner needs the best of every cell) stop there; the others go on. A sample is the time per launch of a CUDA
+graph of up to 10 launches, activations warm in L2, each launch with its own copy of the weights, none of them in L2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
+from cuda_kernels.device import Device
+from tactics.launches import launches
+from tactics.measure.cache import MOST_US, POLICY, Cache, Key
+from tactics.measure.worker import device_key
+from tactics.predict import SIGMA, predict_us
+from tactics.problems import codec, library_functions
+from tactics.problems.problem import Problem
+from tactics.step import Launch
+from tactics.tactic import Tactic
+
+ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
+# Out of the race: a median this many times the best of the cell after the first round (the last where that is under 10 us),
+# the 20 % quantile after a later one.
+FAR, FAR_SHORT_US, FAR_SHORT, CLOSE = 1.5, 10.0, 2.0, 1.05
+WORKER = (sys.executable, "-m", "tactics.measure.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Microseconds: the median and the 20 % and 80 % quantiles of the samples; or a prediction and its error band."""
+
+    us: float
+    low_us: float
+    high_us: float
+
+
+@lru_cache(maxsize=1)
+def driver_version() -> str:
+    """The NVIDIA driver's version as its management library reports it, or "unknown"."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no library, no driver, no permission: each with a class of its own
+        return "unknown"
+
+
+def environment() -> dict[str, str]:
+    """What measured times rest on beside the device, for the record in an engine: driver and policy."""
+    return {"driver": driver_version(), "policy": POLICY}
+
+
+@lru_cache(maxsize=64)
+def source_key(kernel: str) -> str:
+    """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
+    their source and the library's version."""
+    if kernel == "library":
+        return sha256(Path(library_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
+    return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
+
+
+class Predicted:
+    """A timer that computes; see tactics.predict. Its times are never written anywhere."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.failures: dict[tuple[str, str], str] = {}
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        times = {}
+        for tactic in tactics:
+            us = predict_us(problem, tactic, self.device)
+            times[tactic] = Time(us, us * (1 - SIGMA), us * (1 + SIGMA))
+        return times
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        """Nothing to compile."""
+
+    def close(self) -> None:
+        pass
+
+
+class Measured:
+    """A timer that measures what the cache does not hold. `timeout_s` bounds one request to the child process.
+
+    `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
+    again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
+    """
+
+    def __init__(self, device: Device, cache: Cache, *, driver: str | None = None, command: Sequence[str] = WORKER,
+                 timeout_s: float = 30.0, setup_timeout_s: float = 180.0, compile_first: bool = True):  # fmt: skip
+        self.device, self.cache = device, cache
+        self.failures: dict[tuple[str, str], str] = {}
+        self._key = f"{device_key(device)}|{driver_version() if driver is None else driver}"
+        self._command, self._compile_first = tuple(command), compile_first
+        self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
+        self._worker: _Worker | None = None
+        self._compiled: set[tuple] = set()
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
+        tactics = tuple(tactics)
+        todo = [t for t in tactics if self.cache.get(self.key(problem, t)) is None]
+        if todo:
+            try:
+                self._race(problem, todo, [t for t in tactics if t not in set(todo)])
+            except BaseException:  # Ctrl-C too: the child may be in the middle of an answer
+                self.close()
+                raise
+            finally:
+                self.cache.sync()
+        times = {}
+        for tactic in tactics:
+            record = self.cache.get(self.key(problem, tactic))
+            if record and "error" not in record:
+                times[tactic] = Time(record["us"], record["low_us"], record["high_us"])
+            elif record:
+                self.failures[str(problem), tactic.name] = record["error"]
+        return times
+
+    def key(self, problem: Problem, tactic: Tactic) -> Key:
+        return Key(self._key, source_key(tactic.kernel), str(problem), tactic.name)
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        """Compile in parallel whatever these problems' tactics need and the cache has no time for. Never raises for one."""
+        self._compile([(p, t) for p, tactics in work for t in tactics if self.cache.get(self.key(p, t)) is None])
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def __del__(self):
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _compile(self, work: list[tuple[Problem, Tactic]]) -> dict[tuple, str]:
+        """Compile the distinct kernels of `work`; returns (kernel, values) -> the log of each that does not compile."""
+        wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch)))
+        wanted = [item for item in wanted if item not in self._compiled]
+
+        def log(item) -> str:
+            try:
+                compile_kernel(item[0], dict(item[1]), self.device.sm)
+                return ""
+            except CompileError as e:
+                return str(e)
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            broken = {item: text for item, text in zip(wanted, pool.map(log, wanted), strict=True) if text}
+        self._compiled |= set(wanted) - set(broken)
+        return broken
+
+    def _race(self, problem: Problem, todo: list[Tactic], known: list[Tactic]) -> None:
+        """Measure `todo`; each result goes into the cache when it is final. `known`: the others of the same problem."""
+        best: dict[tuple, float] = {}
+        for tactic in known:
+            record = self.cache.get(self.key(problem, tactic))
+            if "error" not in record:
+                best[_cell(tactic)] = min(record["us"], best.get(_cell(tactic), record["us"]))
+        if self._compile_first:
+            broken = self._compile([(problem, t) for t in todo])
+            for tactic in list(todo):
+                texts = [broken[s.kernel, s.values] for s in launches(problem, tactic)
+                         if isinstance(s, Launch) and (s.kernel, s.values) in broken]  # fmt: skip
+                if texts:
+                    self.cache.add(self.key(problem, tactic), error=f"does not compile: {texts[0][:2000]}")
+                    todo.remove(tactic)
+
+        alive = list(todo)
+        random.Random(str(problem)).shuffle(alive)  # so that a drifting clock favours no tile
+        samples: dict[Tactic, list[float]] = {t: [] for t in alive}
+        facts: dict[Tactic, dict] = {}
+        for goal in ROUNDS:
+            for tactic in list(alive):
+                reply = self._ask(problem, {"op": "time", "tactic": tactic.name, "samples": goal - len(samples[tactic])})
+                if "setup" in reply:  # not the tactic's fault: nothing to remember
+                    self.failures |= {(str(problem), t.name): reply["setup"] for t in alive}
+                    return
+                if "error" in reply:
+                    if reply.get("passing"):
+                        self.failures[str(problem), tactic.name] = reply["error"]
+                    else:
+                        self.cache.add(self.key(problem, tactic), error=reply["error"])
+                    alive.remove(tactic)
+                    continue
+                samples[tactic] += reply["us"]
+                facts[tactic] = {"clock_mhz": reply.get("clock_mhz"), "rel_error": reply.get("rel_error")}
+                median = statistics.median(samples[tactic])
+                best[_cell(tactic)] = min(median, best.get(_cell(tactic), median))
+                if goal == ROUNDS[-1]:
+                    self._finish(problem, tactic, samples[tactic], facts[tactic])
+            if goal == ROUNDS[-1]:
+                return
+            for tactic in list(alive):
+                first = best[_cell(tactic)]
+                far = (FAR_SHORT if first < FAR_SHORT_US else FAR) if goal == ROUNDS[0] else CLOSE
+                if quantiles(samples[tactic])[goal == ROUNDS[0]] > first * far:
+                    self._finish(problem, tactic, samples[tactic], facts[tactic])
+                    alive.remove(tactic)
+
+    def _finish(self, problem: Problem, tactic: Tactic, samples: list[float], facts: dict) -> None:
+        low, median, high = (round(v, 4) for v in quantiles(samples))
+        self.cache.add(self.key(problem, tactic), us=median, low_us=low, high_us=high, n=len(samples), **facts)
+
+    def _ask(self, problem: Problem, request: dict) -> dict:
+        """The child's answer, or {"error": text} for a tactic, or {"setup": text} where the problem could not be set up."""
+        if self._worker is not None and self._worker.ended:
+            self.close()  # between two calls; no tactic's fault
+        if self._worker is None:
+            self._start()
+        try:
+            if self._worker.problem != problem:
+                reply = self._worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
+                if "error" in reply:
+                    self.close()
+                    return {"setup": f"the problem could not be set up: {reply['error']}"}
+                self._worker.problem = problem
+        except _Lost as e:
+            self.close()
+            return {"setup": f"the problem could not be set up: {e}"}
+        try:
+            reply = self._worker.ask(request, self._timeout_s)
+            if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
+                raise _Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
+        except _Lost as e:
+            self.close()
+            return {"error": str(e)}
+        if reply.get("fatal"):
+            self.close()
+        return reply
+
+    def _start(self) -> None:
+        """Start the child. ValueError where it cannot run, or runs on another GPU than the timer's device."""
+        self._worker = _Worker(self._command)
+        try:
+            hello = self._worker.receive(self._setup_timeout_s)
+            if "error" in hello:
+                raise _Lost(hello["error"])
+        except _Lost as e:
+            self.close()
+            raise ValueError(f"nothing can be measured: {e}") from None
+        mine = device_key(self.device)
+        if hello.get("device") != mine:
+            self.close()
+            raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")
+
+
+class _Lost(Exception):
+    """The child process hung, died or answered nonsense; it must be killed. The message says which."""
+
+
+class _Worker:
+    """The child process: one JSON object per line each way, over pipes. In a session of its own, so Ctrl-C spares it."""
+
+    def __init__(self, command: Sequence[str]):
+        self.problem: Problem | None = None
+        self._id, self._buffer = 0, b""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        root = str(Path(__file__).resolve().parents[1])
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, request: dict, timeout_s: float) -> dict:
+        self._id += 1
+        try:
+            self._process.stdin.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
+        except OSError:
+            raise _Lost(self._death()) from None
+        reply = self.receive(timeout_s)
+        if reply.get("id") != self._id:
+            raise _Lost(f"the timing process answered something else: {json.dumps(reply)[:200]}")
+        return reply
+
+    def receive(self, timeout_s: float) -> dict:
+        """The next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise _Lost(f"no answer in {timeout_s:g} s: hung, and killed")
+            data = os.read(self._process.stdout.fileno(), 65536)
+            if not data:
+                raise _Lost(self._death())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise _Lost(f"the timing process wrote a line that is no answer: {line[:200]!r}")
+        return reply
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for f in (self._process.stdin, self._process.stdout, self._stderr):
+            f.close()
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "the timing process closed its pipe"
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 1500))
+        tail = self._stderr.read().decode(errors="replace").strip()
+        return f"the timing process ended with code {code}" + (f": {tail}" if tail else "")
+
+
+def _good_samples(us, count: int) -> bool:
+    return isinstance(us, list) and len(us) == count and all(isinstance(v, int | float) and 0 < v < MOST_US for v in us)
+
+
+def _cell(tactic: Tactic) -> tuple:
+    return tactic.ins, tactic.out, tactic.sparse
+
+
+def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """The 20 % quantile, the median and the 80 % quantile."""
+    s = sorted(samples)
+    return s[int(0.2 * (len(s) - 1))], statistics.median(s), s[-1 - int(0.2 * (len(s) - 1))]
+
+
+def predicted(device: Device) -> Predicted:
+    """A timer for a named device, without a GPU: the analytical model, with its error band."""
+    return Predicted(device)
+
+
+def measured(device: Device, cache: Cache, **options) -> Measured:
+    """A timer for the GPU at hand (cuda_kernels.device.current()); see Measured for the options."""
+    return Measured(device, cache, **options)

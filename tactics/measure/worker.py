@@ -1,0 +1,473 @@
+"""The process in which tactics are verified and timed on a GPU: `python -m tactics.measure.worker`, driven by
+timing.py.
+
+One JSON object per line on standard input, one answer each on standard output, with the request's id:
+
+    (start)                                            {"device": title|sm|SMs|L2, "overhead_us": x}
+    {"op": "problem", "problem": {...}}                {} or {"error": text}      random data for it goes to the GPU
+    {"op": "time", "tactic": name, "samples": n}       {"us": [n times], "clock_mhz": x, "rel_error": x} or {"error": text}
+
+Beside an error, `fatal` means that the CUDA context is lost, `passing` that the tactic is not to blame. The pieces below
+(random data, Stopwatch, Bench) are also what tests and benchmarks are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import Device, current
+from cuda_kernels.launch import Array, Cuda, pack_params
+from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
+from tactics.launches import launches, pack_weights
+from tactics.problems import codec
+from tactics.problems.convolution import depth_to_space, space_to_depth
+from tactics.problems.library import FLOAT, LibraryProblem
+from tactics.problems.library_functions import bound
+from tactics.problems.pointwise_ops import ACTIVATIONS
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    Problem,
+    SqueezeExciteProblem,
+)
+from tactics.problems.rows import ReduceProblem
+from tactics.step import Arg, Call
+from tactics.tactic import Tactic
+
+TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
+MAX_LAUNCHES = 10  # per sample
+SAMPLE_US = 50.0  # what a sample aims to last
+FLUSH_US = 80.0  # how long the L2 is flushed before each sample, at least
+COPIES_BYTES = 1 << 30  # at most, for the copies of one tactic's weights
+SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy
+SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
+
+
+def device_key(device: Device) -> str:
+    """What a GPU is known by in the timing cache, but for its driver."""
+    return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}"
+
+
+
+
+def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """(inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the problem is).
+
+    Outputs come out near unit variance. The seed defaults to one drawn from the problem.
+    """
+    rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
+    inputs = [_normal(rng, shape) for shape in problem.in_shapes]
+    if isinstance(problem, LibraryProblem):
+        inputs = [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d])
+                  for x, d in zip(inputs, problem.dtypes, strict=True)]  # fmt: skip
+        weights = {f"c{i}": rng.integers(0, 2, shape).astype(DTYPES[d]) for i, (shape, d) in enumerate(problem.constants)}
+        return inputs, weights
+    image = isinstance(problem, ConvProblem) and problem.c <= 4
+    if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
+        inputs[0] = np.round(4 * np.abs(inputs[0]))
+    if isinstance(problem, ReduceProblem):  # rows of different sizes: their statistics differ by more than rounding
+        inputs = [(x * rng.uniform(0.2, 2, problem.out_shape)).astype(np.float16) for x in inputs]
+    ops = {getattr(problem, "kind", ""), *(s.op for s in getattr(problem, "stages", ()))}
+    if ops & {"log", "sqrt", "pow", "rpow", "log_sum"}:
+        inputs = [np.abs(x) + np.float16(0.5) for x in inputs]
+    elif ops & {"div", "rdiv"}:  # no division by nearly zero
+        inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
+    weights = {}
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
+        shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
+        w = (rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
+        weights["w"] = (sparse24.prune(w) if problem.sparse24 else w).astype(np.float32)
+        if problem.bias:
+            weights["b"] = 0.5 * rng.standard_normal(problem.k, np.float32)
+    if getattr(problem, "pre", False):
+        weights["scale"] = rng.uniform(0.5, 2, problem.c).astype(np.float16).astype(np.float32)
+        weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
+    if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)):
+        weights = random_data(problem.first, seed)[1]
+        weights |= {name + "2": array for name, array in random_data(problem.second, seed)[1].items()}
+        return inputs, weights
+    for i, axes in enumerate(getattr(problem, "constants", ())):
+        weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
+    if getattr(problem, "affine", ""):
+        weights = {name: rng.uniform(-2, 2, problem.span(problem.affine)).astype(np.float32) for name in ("scale", "bias")}
+    if getattr(getattr(problem, "act", None), "name", "") == "prelu":
+        weights["slope"] = rng.uniform(0.05, 0.5, getattr(problem, "k", problem.out_shape[1])).astype(np.float32)
+    return inputs, weights
+
+
+def _normal(rng, shape) -> np.ndarray:
+    """FP16 normal values; large arrays repeat a million of them (an odd number, so images differ)."""
+    size = int(np.prod(shape))
+    return np.resize(rng.standard_normal(min(size, 1_000_003), np.float32).astype(np.float16), size).reshape(shape)
+
+
+def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The problem's meaning over random_data's arrays: FP32 NCHW."""
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
+        residual = inputs[1] if problem.residual else None
+        more = {name: weights[name] for name in ("scale", "shift") if name in weights}
+        return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
+    return problem.reference(*inputs, **weights)
+
+
+def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
+
+    The range counts as a third of the largest value at least: FP16 rounds a lone value by up to 2^-11 of itself.
+    """
+    span = float(expected.max() - expected.min())
+    return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
+
+
+Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
+
+
+def scratch_for(gpu, steps) -> Scratch:
+    """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
+    not 0."""
+    workspace, counters = (max((getattr(s, kind) for s in steps), default=0) for kind in ("workspace", "counters"))
+    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
+    for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
+        if nbytes:
+            gpu.write(address, np.zeros(nbytes, np.uint8))
+    return addresses
+
+
+def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
+    """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
+    address = {
+        "in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
+        "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1], "nonfinite": lambda _: scratch[2],
+    }  # fmt: skip
+    return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
+
+
+def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int) -> None:
+    """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
+    def array(given) -> Array | None:
+        if given is None:
+            return None
+        (kind, value), dtype, shape = given
+        address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
+        return Array(address, DTYPES[dtype], shape)
+
+    gpu.call(bound(call.function, dict(call.attributes), call.part), [array(a) for a in call.ins], array(call.out), nonfinite)
+
+
+class Overloaded(RuntimeError):
+    """The machine is too busy to time anything now; says nothing about the tactic."""
+
+
+class Clock:
+    """The SM clock in MHz from the management library, asked for at most every 0.2 s; None where it does not answer."""
+
+    def __init__(self, pci_bus_id: str):
+        self._at, self._mhz, self._handle = -1.0, None, None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            if pynvml.nvmlDeviceGetCount() == 1:
+                self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            else:
+                self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+        except Exception:  # no library, no permission, another form of id: times are kept without a clock
+            self._handle = None
+
+    def mhz(self) -> int | None:
+        if self._handle is not None and time.monotonic() - self._at > 0.2:
+            try:
+                self._mhz = int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+            except Exception:  # as above
+                self._handle = None
+            self._at = time.monotonic()
+        return self._mhz
+
+    def watts(self) -> tuple[float, float] | None:
+        """(drawn now, limit in force)."""
+        try:
+            nvml = self._nvml
+            return nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3, nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
+        except Exception:  # as above
+            return None
+
+
+class Stopwatch:
+    """Times what is queued on a stream of `gpu` with the L2 cold but for what `warm` leaves there.
+
+    One sample: flush the L2 -> warm() -> event -> timed() -> event. The flush lasts long enough for the host to have queued
+    the rest; where it was not, the sample is thrown away and the flush made longer. `overhead_us`, what an empty graph costs
+    beside its kernels, is measured at the start and subtracted.
+    """
+
+    def __init__(self, gpu: Cuda):
+        self.gpu, cupy = gpu, gpu.cupy
+        self._events = cupy.cuda.Event(), cupy.cuda.Event()
+        self._kernel = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm))
+        self._words = max(2 * gpu.device.l2_bytes, 32 << 20) // 16
+        with gpu.stream:
+            self._data = cupy.zeros(self._words * 16 + 16, np.uint8)
+        self._flush_us = FLUSH_US
+        self.discarded = 0
+        self.overhead_us = 0.0
+        one, many = gpu.record(self._empty), gpu.record(lambda: [self._empty() for _ in range(17)])
+        t1, t17 = (statistics.median(self.samples(lambda: None, timed, 9)) for timed in (one, many))
+        self.overhead_us = max(0.0, t1 - max(0.0, (t17 - t1) / 16))
+
+    def samples(self, warm: Callable[[], None], timed: Callable[[], None], count: int, launches: int = 1) -> list[float]:
+        """`count` times of `timed` in microseconds, each divided by the `launches` in it."""
+        found = []
+        for _ in range(4 * count + 16):
+            us, queued_us = self._one(warm, timed)
+            if queued_us < 0.85 * self._flush_us:
+                found.append(us / launches)
+            else:  # the GPU may have waited for the host
+                self.discarded += 1
+                self._flush_us = min(1.25 * self._flush_us, 5000.0)
+            if len(found) == count:
+                return found
+        raise Overloaded("the host cannot queue work fast enough to time it: is the machine overloaded?")
+
+    def _one(self, warm, timed) -> tuple[float, float]:
+        """(microseconds of `timed`, microseconds that the host took to queue everything)."""
+        start, stop = self._events
+        begun = time.perf_counter()
+        self._launch(self._words, int(self._flush_us * self.gpu.device.clock_mhz))
+        warm()
+        start.record(self.gpu.stream)
+        timed()
+        stop.record(self.gpu.stream)
+        queued_us = 1e6 * (time.perf_counter() - begun)
+        stop.synchronize()
+        us = 1e3 * self.gpu.cupy.cuda.get_elapsed_time(start, stop)
+        return max(us - self.overhead_us, 0.05), queued_us
+
+    def _empty(self) -> None:
+        self._launch(0, 0)
+
+    def _launch(self, words: int, clocks: int) -> None:
+        at = self._data.data.ptr
+        params = pack_params((("ptr", at), ("ptr", at + self._words * 16), ("i64", words), ("i64", clocks)))
+        self.gpu.launch(self._kernel, (8 * self.gpu.device.num_sms if words else 1, 1, 1), (256, 1, 1), 0, params)
+
+
+class Bench:
+    """One problem's data on the GPU, and its tactics verified and ready to be timed.
+
+    `inputs`, `weights`: random_data's; `expected`: FP32 NCHW, a CuPy array.
+    """
+
+    def __init__(self, device: Device):
+        self.gpu = Cuda(device)
+        self.cupy = self.gpu.cupy
+        self.gpu.stream.use()
+        self._kernels = {}
+        self._scratch = []
+        self.stopwatch = Stopwatch(self.gpu)
+        self.clock = Clock(self.cupy.cuda.Device().pci_bus_id)
+
+    def set_problem(self, problem: Problem) -> None:
+        cupy = self.cupy
+        self._packed_inputs, self._packed_weights, self._ready = {}, {}, {}
+        self._nchw = self._out = self.expected = None
+        for address in self._scratch:
+            self.gpu.free(address)
+        self._scratch = []
+        cupy.get_default_memory_pool().free_all_blocks()
+        self.problem = problem
+        self.inputs, self.weights = random_data(problem)
+        self._nchw = [cupy.asarray(x) for x in self.inputs]
+        most = max(num_bytes(Format("fp32", layout), problem.out_shape) for layout in LAYOUTS)
+        self._out = cupy.empty(most, np.uint8)
+        self.expected, self._images = self._reference()
+        self.gpu.synchronize()
+
+    def time(self, tactic: Tactic, samples: int) -> dict:
+        """Samples in microseconds per run of the tactic, and the relative error of its output. RuntimeError: it is wrong."""
+        if tactic not in self._ready:
+            self._ready[tactic] = self.prepare(tactic)
+        warm, timed, count, error = self._ready[tactic]
+        us = self.stopwatch.samples(warm, timed, samples, count)
+        return {"us": [round(v, 4) for v in us], "clock_mhz": self.clock.mhz(), "rel_error": error}
+
+    def prepare(self, tactic: Tactic):
+        """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
+        steps = launches(self.problem, tactic)
+        called = [s for s in steps if isinstance(s, Call)]
+        kernels = [] if called else [self._kernel(s.kernel, s.values) for s in steps]
+        ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
+        copies = self._copies(tactic)
+        out = self._out.data.ptr
+        scratch = scratch_for(self.gpu, steps)
+        self._scratch += [address for address in scratch if address]
+        params = [] if called else [[bind(s.args, ins, out, copy, scratch) for s in steps] for copy in copies]
+
+        def run(copy: int) -> None:
+            for call in called:
+                run_call(self.gpu, call, ins, out, copies[copy], scratch[2])
+            for kernel, step, blob in zip(kernels, steps, params[copy], strict=True) if kernels else ():
+                self.gpu.launch(kernel, step.grid, step.block, step.smem, blob)
+
+        self._out.fill(0xFF)  # NaN, in FP16 and in FP32
+        run(0)
+        error = self._check(tactic)
+        # The last copy is for warming up. How many fit a sample is judged by one run, queue and all.
+        once = min(self.stopwatch.samples(lambda: None, lambda: run(0), 2))
+        count = int(np.clip(SAMPLE_US / once, 1, len(copies) - 1))
+        timed = lambda: [run(i) for i in range(count)]  # noqa: E731
+        timed = timed if called else self.gpu.record(timed)  # a library function allocates, as no graph can
+        return lambda: run(len(copies) - 1), timed, count, error
+
+    def _kernel(self, kernel: str, values: tuple):
+        if (kernel, values) not in self._kernels:
+            self._kernels[kernel, values] = self.gpu.load(compile_kernel(kernel, dict(values), self.gpu.device.sm))
+        return self._kernels[kernel, values]
+
+    def _input(self, i: int, fmt: Format):
+        if (i, fmt) not in self._packed_inputs:
+            self._packed_inputs[i, fmt] = to_memory(self._nchw[i], fmt, self.cupy)
+        return self._packed_inputs[i, fmt]
+
+    def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
+        """Section name -> address, for each copy of the packed weights; tactics of one kernel share them (with
+        depth-to-space, those of one output format: it decides the order of rows)."""
+        key = tactic.kernel, tactic.out if getattr(self.problem, "d2s", 1) > 1 else None
+        if key not in self._packed_weights:
+            sections = pack_weights(self.problem, tactic, self.weights)
+            places, end = {}, 0
+            for name, array in sections.items():
+                places[name] = end
+                end += -(-array.nbytes // 256) * 256
+            host = np.zeros(max(end, 256), np.uint8)
+            for name, array in sections.items():
+                host[places[name] : places[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            count = int(np.clip(COPIES_BYTES // len(host), 2, MAX_LAUNCHES + 1))
+            on_gpu = self.cupy.tile(self.cupy.asarray(host), count)
+            self._packed_weights[key] = on_gpu, len(host), places
+        on_gpu, nbytes, places = self._packed_weights[key]
+        starts = range(on_gpu.data.ptr, on_gpu.data.ptr + on_gpu.nbytes, nbytes)
+        return [{name: start + at for name, at in places.items()} for start in starts]
+
+    def _reference(self):
+        """(expected FP32 NCHW on the GPU, the images it is for)."""
+        p, cupy = self.problem, self.cupy
+        every = np.arange(p.out_shape[0])
+        if isinstance(p, ConvProblem):
+            if p.macs > SMALL_MACS:
+                return reference_conv(self.gpu, p, self._nchw, self.weights), every
+            return cupy.asarray(reference(p, self.inputs, self.weights)), every
+        if not hasattr(p, "n"):  # it may mix images
+            return cupy.asarray(np.float32(reference(p, self.inputs, self.weights))), every
+        per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
+        count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
+        if any("n" in axes for axes in (getattr(p, "axes", ""), *getattr(p, "constants", ()))):  # images are not independent
+            count = p.n
+        images = np.unique(np.linspace(0, p.n - 1, count).astype(int)) if count > 1 else every[-1:]
+        part = replace(p, n=len(images))
+        inputs = [x[images] if len(x) == p.n else x for x in self.inputs]
+        return cupy.asarray(reference(part, inputs, self.weights)), images
+
+    def _check(self, tactic: Tactic) -> float:
+        """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""
+        cupy, fmt, shape = self.cupy, tactic.out, self.problem.out_shape
+        flat = self._out[: num_bytes(fmt, shape)].view(DTYPES[fmt.dtype])
+        full = from_memory(flat, fmt, shape, padding=True, xp=self.cupy)
+        missing = int(cupy.isnan(full).sum())
+        if missing:
+            raise RuntimeError(f"wrong: {missing} of {full.size} elements are NaN or were never written")
+        if full.shape[1] > shape[1] and bool((full[:, shape[1] :] != 0).any()):
+            raise RuntimeError("wrong: padded channels are not zero")
+        got = full[:, : shape[1]]
+        if len(self._images) < shape[0]:
+            got = got[cupy.asarray(self._images)]
+        error = relative_error(got, self.expected)
+        if not error < TOLERANCE:
+            raise RuntimeError(f"wrong: relative error {error:.2e} of the output's range, at most {TOLERANCE:.0e} is allowed")
+        return error
+
+
+def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.ndarray]):
+    """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out."""
+    cupy = gpu.cupy
+    with gpu.stream:
+        w = cupy.asarray(weights["w"].astype(np.float16))
+        rows = {name: cupy.asarray(weights[name]) for name in ("b", "slope") if name in weights}
+        y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
+        x = inputs[0]
+        if p.pre:
+            scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
+            x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
+        residual = inputs[1].repeat(p.up, axis=2).repeat(p.up, axis=3) if p.residual else None
+        residual = cupy.ascontiguousarray(space_to_depth(residual, p.d2s, p.d2s_mode)) if p.residual else None
+        params = reference_params(
+            p, x.data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
+            rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if p.residual else 0, y.data.ptr,
+        )  # fmt: skip
+        kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(p.act.name)}, gpu.device.sm))
+        gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
+        gpu.synchronize()
+        if p.pool:
+            return cupy.asarray(p.maxima(y.get()))
+        return cupy.ascontiguousarray(depth_to_space(y, p.d2s, p.d2s_mode))
+
+
+def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, residual: int, y: int) -> bytes:
+    """reference_conv.cu's parameters; 0 for a pointer that is not there."""
+    pointers = [("ptr", a) for a in (x, w, bias, slope, residual, y)]
+    ints = [p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s, p.groups, *p.stride, p.pad[0], p.pad[1], *p.dilation]
+    total = p.n * p.k * p.p * p.q
+    alpha_beta = [("f32", v) for v in (*p.act.params, 0.0, 0.0)[:2]]
+    return pack_params([*pointers, ("i64", total), *(("i32", v) for v in ints), *alpha_beta])
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print goes to standard error
+    _die_with_parent()
+    try:
+        device = current()
+        bench = Bench(device)
+    except Exception as e:  # whatever the reason, the parent is to read it
+        answers.write(json.dumps({"error": f"{type(e).__name__}: {e}"}) + "\n")
+        return
+    hello = {"device": device_key(device), "overhead_us": bench.stopwatch.overhead_us}
+    answers.write(json.dumps(hello) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["op"] == "problem":
+                bench.set_problem(codec.from_json(request["problem"]))
+                reply = {}
+            else:
+                reply = bench.time(Tactic.parse(request["tactic"]), request["samples"])
+        except Exception as e:  # a tactic may fail in any way; the parent writes down how
+            name = type(e).__name__
+            reply = {"error": f"{name}: {e}"[:2000], "fatal": "CUDA" in name}
+            reply["passing"] = name in ("Overloaded", "OutOfMemoryError", "MemoryError")
+        answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent is, even while a kernel hangs."""
+    with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()

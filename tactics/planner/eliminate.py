@@ -1,0 +1,399 @@
+"""Minimise a sum of small integer tables exactly: variables with a few states and tables over some of them in, the
+best state of every variable out. Bucket elimination where its tables stay small; HiGHS on what is left where not.
+
+Knows nothing of networks, formats or kernels; `formulation` writes the planner's question in these terms.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics.planner.elimination_order import order
+
+NEVER = 1 << 60  # the cost of an impossible cell
+ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
+SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
+
+Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """`states[v]`: the state of variable v, or None: nothing was found. `cost` belongs to it; no assignment costs less
+    than `bound`. `cost >= NEVER`: no assignment is possible. `width`: variables in the largest table, less one."""
+
+    states: tuple[int, ...] | None
+    cost: int
+    bound: int
+    method: str
+    width: int
+
+
+def minimise(
+    sizes: Sequence[int],
+    factors: Iterable[Factor],
+    *,
+    quantum: int = 1,
+    max_cells: int = 20_000_000,
+    seconds: float = 60.0,
+) -> Solution:
+    """The assignment with the least sum, and the first such one in a fixed order of variables and states.
+
+    `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost
+    below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
+    cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
+    """
+    factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
+    placed, leaders = _substitute(sizes, factors)
+    scopes = [scope for scope, _ in placed]
+    sequence, width = order(sizes, scopes, max_cells)
+    if len(sequence) == len(sizes):
+        tree = _up(sizes, placed, leaders, sequence)
+        cost = _total(table for _, table, _ in tree.buckets[-1])
+        return Solution(assigned(tree, _ranks(tree, {})) if cost < NEVER else None, cost, cost, "elimination", width)
+
+    sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
+    tree = _up(sizes, placed, leaders, sequence)
+    some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
+    if some is None:
+        return Solution(None, NEVER, bound, "milp", width)
+    states = assigned(tree, _ranks(tree, some))
+    cost = _total(table[tuple(states[v] for v in scope)] for scope, table in factors)
+    return Solution(states, cost, bound, "milp", width)
+
+
+# ---- the elimination tree
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Variables are numbered by rank: those eliminated in that order, then the others; axes of tables are in that order too.
+
+    `place[v]`: the rank that stands for variable v, and v's state for each state of it (None: the same). `buckets[b]`: the
+    tables that name rank b and none before it, as (scope, table, name): factors are named by their number, and by `messages`
+    + c the message of bucket c, which is the minimum of all it holds, over its variable. `home[name]`: the bucket that it is
+    in. `scopes[b]`: the ranks of a bucket's tables, b first. The last bucket has what names nothing that was eliminated.
+    Only `calibrate` fills the others: `rest[b]`, what all that the message of b does not know costs at least, over the
+    message's ranks; `best[r]`, the state of rank r in the best assignment; `near[r]`, the buckets before it whose scope names
+    rank r; `stands[r]`, the variables that it stands for.
+    """
+
+    place: list[tuple[int, np.ndarray | None]]
+    sizes: list[int]
+    buckets: list[list[tuple[tuple[int, ...], np.ndarray, int]]]
+    home: dict[int, int]
+    scopes: list[tuple[int, ...]]
+    messages: int
+    rest: list[Factor]
+    best: list[int]
+    near: list[list[int]]
+    stands: list[list[int]]
+
+    def ranked(self, scope, table) -> Factor:
+        """A table over variables as one over ranks."""
+        for axis, v in enumerate(scope):
+            states = self.place[v][1]
+            table = table if states is None else table.take(states, axis)
+        ranks = [self.place[v][0] for v in scope]
+        over = sorted(set(ranks))
+        if over == ranks:
+            return tuple(over), table
+        return tuple(over), np.einsum(table, [over.index(r) for r in ranks], range(len(over)))
+
+    def receiver(self, b: int) -> int:
+        """The bucket that gets the message of bucket b."""
+        return min((*self.scopes[b][1:], len(self.buckets) - 1))
+
+
+def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int = 20_000_000) -> Tree | None:
+    """What `replaced` answers from: one pass up and one pass down. None: it would need a table of more than `max_cells`."""
+    placed, leaders = _substitute(sizes, factors)
+    sequence, _ = order(sizes, [scope for scope, _ in placed], max_cells)
+    if len(sequence) < len(sizes):
+        return None
+    made = _up(sizes, placed, leaders, sequence)
+    made.best.extend(_ranks(made, {}))
+    made.near.extend([] for _ in sizes)
+    for b, scope in enumerate(made.scopes[:-1]):
+        for r in scope[1:]:
+            made.near[r].append(b)
+    made.stands.extend([] for _ in sizes)
+    for v, (rank, _) in enumerate(made.place):
+        made.stands[rank].append(v)
+    made.rest.extend([((), np.array(0))] * len(made.buckets))
+    for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
+        own = [(s, t) for s, t, name in made.buckets[to] if name < made.messages]
+        sent = [(name - made.messages, (s, t)) for s, t, name in made.buckets[to] if name >= made.messages]
+        known = _sum(made.sizes, made.scopes[to], [*own, made.rest[to]])
+        for b, table in _without_each(made.sizes, made.scopes[to], sent, known):
+            over = made.scopes[b][1:]
+            gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)
+            made.rest[b] = over, np.minimum(table.min(axis=gone), NEVER)
+    return made
+
+
+def _without_each(sizes, scope, items: list[tuple[int, Factor]], known: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(name, `known` and all tables but its own, added up over `scope`) for each (name, table) of `items`: by halves, so that
+    a table is added log2(n) times rather than n."""
+    if len(items) <= 1:
+        yield from ((name, known) for name, _ in items)
+        return
+    half = len(items) // 2
+    for mine, others in ((items[:half], items[half:]), (items[half:], items[:half])):
+        rest = _sum(sizes, scope, [(scope, known), *(factor for _, factor in others)])
+        yield from _without_each(sizes, scope, mine, np.minimum(rest, NEVER))
+
+
+def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tuple[dict[int, int], int] | None:
+    """(variable -> state where it is not that of the best assignment, cost) of the best assignment with these factors, number
+    -> factor, in place of those that have the number and the variables; None: there is none whose cost is `below` this. A
+    cell that was NEVER must be so again. Of equals, the states that the best assignment has.
+
+    Only the messages between the replaced factors and the first bucket that knows them all are made anew; what lies beyond
+    it is known from the pass down (min-marginals). States are looked for from there on, as far as they differ.
+    """
+    new = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
+    changed, todo = {tree.home[i] for i in swaps}, set()
+    while len(changed) > 1:
+        b = min(changed)
+        table = _sum(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
+        new[tree.messages + b] = np.minimum(table.min(axis=0), NEVER)
+        changed = changed - {b} | {tree.receiver(b)}
+        todo.add(b)
+    (b,) = changed
+    states: dict[int, int] = {}
+    cost = None
+    while True:  # the best states there, then on the way to the last bucket, until all is as it was
+        items = [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]]
+        cut = [(tuple(v for v in s if v not in states), t[tuple(states.get(v, slice(None)) for v in s)]) for s, t in items]
+        free = [v for v in tree.scopes[b] if v not in states]
+        table = _sum(tree.sizes, free, cut)
+        cost = int(table.min()) if cost is None else cost
+        if cost >= below:
+            return None
+        states |= zip(free, _least(table, tuple(tree.best[v] for v in free)), strict=True)
+        if all(states[v] == tree.best[v] for v in tree.scopes[b][1:]):
+            break
+        b = tree.receiver(b)
+    heap = [-b for b in todo.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
+    heapq.heapify(heap)
+    while heap:  # downwards, what depends on a state that differs
+        b = -heapq.heappop(heap)
+        if b in states:
+            continue
+        cut = [
+            new.get(name, t)[(slice(None), *(states.get(v, tree.best[v]) for v in scope[1:]))]
+            for scope, t, name in tree.buckets[b]
+        ]
+        (states[b],) = _least(_added(cut), (tree.best[b],)) if cut else (0,)
+        if states[b] != tree.best[b]:
+            for near in tree.near[b]:
+                heapq.heappush(heap, -near)
+    found: dict[int, int] = {}
+    for rank, state in states.items():
+        for v in tree.stands[rank] if state != tree.best[rank] else ():
+            by = tree.place[v][1]
+            found[v] = state if by is None else int(by[state])
+    return found, cost
+
+
+def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a table is least: at `usual`, if it is so there."""
+    if table[usual] == table.min():
+        return usual
+    return tuple(int(k) for k in np.unravel_index(table.argmin(), table.shape))
+
+
+def _up(sizes, factors, leaders, sequence) -> Tree:
+    """Minimises variable after variable out of the sum: what is left over has the same minimum."""
+    first = set(sequence)
+    by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
+    rank = dict(zip(by_rank, range(len(sizes)), strict=True))
+    place = []
+    for v in range(len(sizes)):
+        states = None
+        while v in leaders:
+            v, its = leaders[v]
+            states = its if states is None else states[its]
+        place.append((rank[v], states))
+    buckets = [[] for _ in range(len(sequence) + 1)]
+    made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], len(factors), [], [], [], [])
+
+    def put(scope, table, name) -> None:
+        made.home[name] = b = min((*scope, len(sequence)))
+        made.buckets[b].append((scope, table, name))
+
+    for i, factor in enumerate(factors):
+        put(*made.ranked(*factor), i)
+    for b, items in enumerate(made.buckets[:-1]):
+        made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
+        table = _sum(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
+        put(made.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), made.messages + b)
+    made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
+    return made
+
+
+def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
+    """The best state of every rank. `known`: the states of some, those not eliminated among them."""
+    states = dict(known)
+    for b in reversed(range(len(tree.buckets) - 1)):
+        if b not in states:
+            cut = [t[(slice(None), *map(states.__getitem__, scope[1:]))] for scope, t, _ in tree.buckets[b]]
+            states[b] = int(_added(cut).argmin()) if cut else 0  # in no table: any state will do
+    return [states.get(rank, 0) for rank in range(len(tree.sizes))]
+
+
+def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The states of all variables that these states of ranks stand for."""
+    return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
+
+
+def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[int, tuple[int, np.ndarray]]]:
+    """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere: wide tables
+    of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u)."""
+    factors = list(factors)
+    holds: list[list[int]] = [[] for _ in sizes]
+    for i, (scope, _) in enumerate(factors):
+        for v in scope:
+            holds[v].append(i)
+    leaders = {}
+    known: dict[int, tuple] = {}  # id of a table -> what `_follows` says of it, and the table, which many factors may share
+    for i in range(len(factors)):
+        while True:
+            scope, table = factors[i]
+            if id(table) not in known:
+                known[id(table)] = _follows(table), table
+            found = known[id(table)][0]
+            if found is None:
+                break
+            v, u, state = scope[found[0]], scope[found[1]], found[2]
+            leaders[v] = u, state
+            for j in holds[v]:
+                scope, table = factors[j]
+                table = table.take(state, axis=scope.index(v))
+                if u in scope:
+                    table = table.diagonal(0, scope.index(v), scope.index(u))
+                    factors[j] = (*(w for w in scope if w not in (u, v)), u), table
+                else:
+                    factors[j] = tuple(u if w == v else w for w in scope), table
+                    holds[u].append(j)
+    return factors, leaders
+
+
+def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
+    """(axis v, axis u, state of v per state of u) for the first v in this table that u determines."""
+    finite = table < NEVER
+    count = np.count_nonzero(finite)
+    for i, j in itertools.permutations(range(table.ndim), 2):
+        if table.shape[i] > 1 and count * table.shape[i] <= table.size:  # else u cannot determine v
+            both = finite.any(axis=tuple(k for k in range(table.ndim) if k not in (i, j)))
+            both = both if i < j else both.T
+            if (both.sum(axis=0) <= 1).all():
+                return i, j, both.argmax(axis=0)
+    return None
+
+
+def _sum(sizes, scope, factors) -> np.ndarray:
+    """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
+    spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
+    shape = tuple(sizes[v] for v in scope)
+    total = _added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
+    return total if total.shape == shape else np.broadcast_to(total, shape)
+
+
+def _added(tables: list[np.ndarray]) -> np.ndarray:
+    """The sum of tables that broadcast, the first ones first: the small ones are best added up before they meet a large one."""
+    total = tables[0]
+    for i, table in enumerate(tables[1:]):
+        if i % ADDED == ADDED - 1:
+            total = np.minimum(total, NEVER)
+        total = total + table
+    return total
+
+
+def _total(cells) -> int:
+    return min(NEVER, sum(int(c) for c in cells))
+
+
+def _milp(sizes, factors, quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
+    """HiGHS on the local polytope: one binary per state, one column per finite cell whose marginals are the states.
+
+    Returns (states of the variables in `factors`, or None where it found nothing; lower bound of the sum). Whole quanta
+    go in, divided by 1000: one quantum must stand well above HiGHS's absolute tolerances of 1e-6, or plans that differ
+    by one look equal to it, and the largest costs well below 1e9.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    base = sum(int(table) for scope, table in factors if not scope)
+    factors = _absorb([(scope, table) for scope, table in factors if scope], sizes)
+    used = sorted({v for scope, _ in factors for v in scope})
+    if base >= NEVER:
+        return None, NEVER
+    if not used:
+        return {}, base
+    first, columns = {}, 0
+    for v in used:
+        first[v] = columns
+        columns += sizes[v]
+    num_states = columns
+    rows, cols, data, right, cost = [], [], [], [], [np.zeros(columns)]
+    for i, v in enumerate(used):  # exactly one state each
+        rows.append(np.full(sizes[v], i))
+        cols.append(first[v] + np.arange(sizes[v]))
+        data.append(np.ones(sizes[v]))
+    num_rows = len(used)
+    right.append(np.ones(num_rows))
+    floor = base // quantum
+    for scope, table in factors:
+        where = np.nonzero(table < NEVER)
+        if not len(where[0]):
+            return None, NEVER
+        whole = table[where] // quantum
+        floor += int(whole.min())
+        cost.append((whole - whole.min()) / 1000.0)
+        cell = columns + np.arange(len(whole))
+        columns += len(whole)
+        for v, state in zip(scope, where, strict=True):  # cells with v in state s add up to that state's binary
+            rows += [num_rows + state, num_rows + np.arange(sizes[v])]
+            cols += [cell, first[v] + np.arange(sizes[v])]
+            data += [np.ones(len(cell)), -np.ones(sizes[v])]
+            right.append(np.zeros(sizes[v]))
+            num_rows += sizes[v]
+    matrix = coo_array((np.concatenate(data), (np.concatenate(rows), np.concatenate(cols))), shape=(num_rows, columns))
+    right = np.concatenate(right)
+    found = milp(
+        np.concatenate(cost),
+        constraints=LinearConstraint(matrix.tocsr(), right, right),
+        integrality=np.arange(columns) < num_states,
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0, "time_limit": seconds},
+    )
+    if found.status == 2:
+        return None, NEVER
+    dual = found.mip_dual_bound
+    # The bound is a float that carries rounding of its own: a hundredth of a quantum is given away before rounding up.
+    extra = math.ceil(dual * 1000.0 - 0.01) if dual is not None and math.isfinite(dual) else 0
+    bound = (floor + max(0, extra)) * quantum
+    if found.x is None:
+        return None, bound
+    return {v: int(found.x[first[v] : first[v] + sizes[v]].argmax()) for v in used}, bound
+
+
+def _absorb(factors: list[Factor], sizes) -> list[Factor]:
+    """Add each table into one whose variables include its own: fewer columns and a tighter relaxation."""
+    kept: list[Factor] = []
+    for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f[0])):
+        for i, (wide, _) in enumerate(kept):
+            if set(scope) <= set(wide):
+                kept[i] = wide, np.minimum(_sum(sizes, wide, [kept[i], (scope, table)]), NEVER)
+                break
+        else:
+            kept.append((scope, table))
+    return kept

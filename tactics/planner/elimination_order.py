@@ -1,0 +1,76 @@
+"""In which order variables are eliminated: the tables of `tactics.planner.eliminate` stay small by it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+
+MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
+TOO_MANY = 1 << 60  # cells: so many, or more
+
+
+def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
+    """Elimination order, and the width: it ends early, with the width of the table refused, before the first table of more than
+    `max_cells` cells. Least message next; where that takes MANY_CELLS in all, the cheapest of three orders."""
+    scopes = list(scopes)
+    found = _order(sizes, scopes, max_cells, _message)
+    if found[2] > MANY_CELLS or len(found[0]) < len(sizes):
+        others = [_order(sizes, scopes, max_cells, score) for score in (_table, _fill)]
+        found = min((found, *others), key=lambda f: (-len(f[0]), f[2]))
+    return found[:2]
+
+
+def _table(sizes, near, v: int) -> int:
+    """Cells of the table that eliminating v makes; TOO_MANY where they are as many, which is all there is to know then."""
+    return min(TOO_MANY, sizes[v] * _message(sizes, near, v))
+
+
+def _message(sizes, near, v: int) -> int:
+    """Cells of the table that is left when v is gone, or TOO_MANY: a tensor may have thousands of readers."""
+    cells = 1
+    for u in near[v]:
+        cells *= sizes[u]
+        if cells >= TOO_MANY:
+            return TOO_MANY
+    return cells
+
+
+def _fill(sizes, near, v: int) -> int:
+    """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
+    if _message(sizes, near, v) >= TOO_MANY:
+        return TOO_MANY
+    return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
+
+
+def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
+    """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
+    variable)."""
+    near: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    for v, around in enumerate(near):
+        around.discard(v)
+    scores = [score(sizes, near, v) for v in range(len(sizes))]
+    heap = [(c, v) for v, c in enumerate(scores)]
+    heapq.heapify(heap)
+    gone = [False] * len(sizes)
+    sequence, width, total = [], 0, 0
+    while heap:
+        c, v = heapq.heappop(heap)
+        if gone[v] or c != scores[v]:
+            continue  # an older entry of this variable
+        width, cells = max(width, len(near[v])), _table(sizes, near, v)
+        if cells > max_cells:
+            break
+        gone[v] = True
+        sequence.append(v)
+        total += cells
+        for u in near[v]:
+            near[u] |= near[v]
+            near[u] -= {u, v}
+        for u in near[v]:
+            scores[u] = score(sizes, near, u)
+            heapq.heappush(heap, (scores[u], u))
+    return sequence, width, total

@@ -1,0 +1,367 @@
+"""A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics.planner import eliminate
+from tactics.planner.graph import (
+    MOST_STATES,
+    Choice,
+    Entry,
+    Graph,
+    Literals,
+    Plan,
+    all_cells,
+    always,
+    exclusive,
+    formats_of,
+    holds,
+    tensors_of,
+    why_none,
+    worst_ps,
+)
+from tactics.planner.reformats import Copies, copies_of, cost
+
+SMALL_TABLE, FEW = 1000, 8  # larger tables of ops are described by blocks of cells where these are fewer by this factor,
+WIDE_CELLS = 10_000  # and from this size on in any case
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a picosecond, a launch and a sparse entry cost: ties between times are decided below one picosecond."""
+
+    scale: int
+    launch: int
+    sparse: int
+
+    def of(self, entry: Entry, faster: float = 1.0) -> int:
+        """An entry's cost, its time divided by `faster`."""
+        time = entry.time_ps * self.scale
+        return (time if faster == 1.0 else round(time / faster)) + self.launch + self.sparse * entry.sparse
+
+
+def costs_of(graph: Graph) -> Costs:
+    n = len(graph.choices)
+    scale = 1 + (n + 1) * (n + 1 + sum(len(formats_of(graph, t)) for t in tensors_of(graph)))
+    worst = worst_ps(graph)
+    if (worst + 1) * scale < eliminate.NEVER:
+        return Costs(scale, n + 1, 1)
+    if worst >= eliminate.NEVER // 2:
+        raise ValueError(f"times add up to {worst} ps, more than the planner's {eliminate.NEVER // 2} ps")
+    return Costs(1, 0, 0)  # times too long for that: ties are then broken by order alone
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Variables: first one per group (its options), then per tensor the format it is produced in, one per reading slot
+    (the format read there), from three slots on the set of formats it is made in; and the block of cells of ops that have
+    many tensors."""
+
+    sizes: list[int]
+    factors: list[eliminate.Factor]
+    domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
+    produced: dict[str, int]  # tensor -> variable
+    read: dict[tuple[int, int], int]  # (choice, input position) -> variable
+    cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
+    ops: dict[int, int]  # choice -> number of its factor
+    blocks: set[int]  # choices whose factor is over blocks of cells
+    copies: dict[str, Copies]  # per tensor: its reformats
+    groups: dict[str, tuple[int, tuple[str, ...]]]  # fusion group -> its variable, its options
+    tables: dict[tuple, np.ndarray]  # one for all choices or tensors alike, while the model is made
+
+
+def model_of(graph: Graph, costs: Costs) -> Model:
+    tensors = tensors_of(graph)
+    copies = copies_of(graph, tensors, costs.scale, costs.launch)
+    model = Model([], [], [], {}, {}, all_cells(graph), {}, set(), copies, {}, {})
+    for name, options in graph.groups:
+        model.groups[name] = _variable(model, options), options
+
+    makers: dict[str, list[int]] = {t: [] for t in tensors}
+    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors}  # (choice, input position)
+    same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
+    for i, c in enumerate(graph.choices):
+        makers[c.output].append(i)
+        same.setdefault(c.name, []).append(i)
+        for k, t in enumerate(c.inputs):
+            readers[t].append((i, k))
+    options, inputs, outputs, used = dict(graph.groups), set(graph.inputs), set(graph.outputs), _formats_used(model.cells)
+
+    def domain(formats: tuple[str, ...], at: list[tuple[int, int]], there: bool) -> tuple:
+        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
+        return _domain(graph, formats, set().union(*columns), there)
+
+    for t in tensors:
+        formats = formats_of(graph, t)
+        whens = [()] if t in inputs else [graph.choices[i].when for i in makers[t]]
+        there = always(options, whens)
+        if t in inputs:
+            own = _domain(graph, formats, {graph.pinned[t]}, True)
+        else:
+            own = domain(formats, [(i, -1) for i in makers[t]], there or t in outputs)
+        model.produced[t] = p = _variable(model, own)
+        if not there:
+            model.factors.append(_presence(model, p, whens))
+
+        slots = []
+        for slot in _slots(graph, readers[t]):  # ops that never exist together read through one slot
+            v = _variable(model, domain(formats, slot, always(options, [graph.choices[i].when for i, _ in slot])))
+            slots.append(v)
+            model.read.update(dict.fromkeys(slot, v))
+        if t in outputs and t in graph.pinned:
+            slots.append(_variable(model, (graph.pinned[t],)))
+        _add_reformats(model, copies[t], p, slots)
+
+    prices: dict[int, dict[tuple, int]] = {}
+    for cells in model.cells:
+        if id(cells) not in prices:
+            prices[id(cells)] = {cell: costs.of(e) for cell, e in cells.items()}
+    for ops in same.values():
+        _add_ops(graph, model, {i: prices[id(model.cells[i])] for i in ops})
+    return model
+
+
+def _formats_used(cells: list[dict[tuple, Entry]]) -> dict[int, list[set[str]]]:
+    """id of a table of cells -> the formats that it names for each input, and for the output."""
+    found: dict[int, list[set[str]]] = {}
+    for table in cells:
+        if id(table) not in found:
+            found[id(table)] = [set(column) for column in zip(*((*ins, out) for ins, out in table), strict=True)]
+    return found
+
+
+def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
+    """The states of all variables as a plan, with the cheapest reformats for it."""
+    value = [model.domains[v][s] for v, s in enumerate(states)]
+    options = {name: value[v] for name, (v, _) in model.groups.items()}
+    entries = {}
+    for i, c in enumerate(graph.choices):
+        if holds(c.when, options):
+            *ins, out = (value[v] for v in tensors(graph, model, i))
+            entries[c.name] = model.cells[i][tuple(ins), out]
+    total, reformats = cost(graph, options, entries, model.copies)
+    return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
+
+
+def forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
+    """A table that leaves out one combination of options."""
+    over = [(v, names, ring[name]) for v, (name, names) in enumerate(graph.groups) if name in ring]
+    table = np.zeros([len(names) for _, names, _ in over], np.int64)
+    table[tuple(names.index(option) for _, names, option in over)] = eliminate.NEVER
+    return tuple(v for v, _, _ in over), table
+
+
+# ---- ops
+
+
+def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> eliminate.Factor:
+    """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
+    variables = tensors(graph, model, i)
+    table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
+    for state, value in _states(graph, model, i, costs).items():
+        table[state] = value
+    return _where_taken(model, graph.choices[i], variables, table)
+
+
+def tensors(graph: Graph, model: Model, i: int) -> list[int]:
+    """The variables of a choice's inputs and of its output."""
+    c = graph.choices[i]
+    return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
+
+
+def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
+    where = [{f: s for s, f in enumerate(model.domains[v])} for v in tensors(graph, model, i)]
+    return {tuple(map(dict.__getitem__, where, (*ins, out))): value for (ins, out), value in costs.items()}
+
+
+def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """(variable, name, options) of the fusion groups that are named, in the variables' order."""
+    return sorted((model.groups[name][0], name, model.groups[name][1]) for name in {name for name, _ in when})
+
+
+def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> eliminate.Factor:
+    """`table` with an axis in front for each group in the op's `when`, and 0 where the op does not exist."""
+    if not choice.when:
+        return tuple(variables), table
+    over = _asked(model, choice.when)
+    if math.prod(len(names) for *_, names in over) > MOST_STATES:
+        raise ValueError(f"op {choice.name}: depends on {len(over)} fusion decisions: more than {MOST_STATES} combinations")
+    full = np.zeros([*(len(names) for *_, names in over), *table.shape], np.int64)
+    full[np.ix_(*_taken(choice, over))] = table
+    return (*(v for v, *_ in over), *variables), full
+
+
+def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tuple[tuple[int, ...], ...]:
+    """The states of groups' variables with which a choice exists."""
+    return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
+
+
+def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
+    """The table of choice i, which is one with those of choices alike."""
+    variables, over = tensors(graph, model, i), _asked(model, graph.choices[i].when)
+    alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
+    if alike not in model.tables:
+        model.tables[alike] = op_factor(graph, model, i, costs)[1]
+    model.ops[i] = len(model.factors)
+    model.factors.append(((*(v for v, *_ in over), *variables), model.tables[alike]))
+
+
+def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
+    """Tables of ops of which at most one exists. Where one over the formats of all of an op's tensors would be large and say
+    little - a join takes any of some formats for each of its inputs - or very large, blocks of cells of one cost describe it.
+    All such ops share a variable that picks a block (or none, where none may exist), and a small table for each tensor says
+    with which formats a block agrees."""
+    picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
+    wide = []
+    for i, cells in costs.items():
+        size = math.prod(model.sizes[v] for v in tensors(graph, model, i))
+        blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
+        if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
+            _add_op(graph, model, i, cells)
+        else:
+            wide.append(i)
+            picks += [(i, value, block) for value, block in blocks]
+    if not wide:
+        return
+    if not always(dict(graph.groups), [graph.choices[i].when for i in wide]):
+        picks.append((None, eliminate.NEVER, ()))
+    picked = _variable(model, picks)
+    model.blocks.update(wide)
+    for i in wide:
+        for k, v in enumerate(tensors(graph, model, i)):
+            states = range(model.sizes[v])
+            agrees = [[0 if owner != i or s in block[k] else eliminate.NEVER for s in states] for owner, _, block in picks]
+            model.factors.append(((picked, v), np.array(agrees, np.int64)))
+        table = np.array([value if owner == i else eliminate.NEVER for owner, value, _ in picks], np.int64)
+        model.ops[i] = len(model.factors)
+        model.factors.append(_where_taken(model, graph.choices[i], [picked], table))
+
+
+def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
+    """Cells of equal cost as products of sets, few of them: (their cost, (states of the first tensor, of the second, ...))."""
+    alike: dict[int, list[tuple[int, ...]]] = {}
+    for cell, value in costs.items():
+        alike.setdefault(value, []).append(cell)
+    found = []
+    for value, cells in alike.items():
+        todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
+        while todo:  # the first tensor's states that agree with the same states of the others belong together, and so on
+            block, cells = todo.pop()
+            tails: dict[int, list] = {}
+            for head, *tail in cells:
+                tails.setdefault(head, []).append(tuple(tail))
+            heads_of: dict[tuple, list[int]] = {}
+            for head, tail in tails.items():
+                heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+            parts = [((*block, tuple(heads)), tail) for tail, heads in heads_of.items()]
+            if parts[0][1][0]:
+                todo += reversed(parts)
+            else:
+                found += [(value, whole) for whole, _ in parts]
+    return found
+
+
+# ---- tensors
+
+
+def _presence(model: Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
+    """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
+    no cell for an absent tensor, and one that does not gains nothing by reading.)"""
+    over = _asked(model, [pair for when in whens for pair in when])
+    states = itertools.product(*(names for _, _, names in over))
+    taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
+    there = np.array([any(holds(when, options) for when in whens) for options in taken])
+    is_format = np.array([f is not None for f in model.domains[produced]])
+    table = np.where(there[:, None] == is_format, 0, eliminate.NEVER)
+    sizes = [model.sizes[v] for v, _, _ in over]
+    return (*(v for v, _, _ in over), produced), table.reshape(*sizes, len(is_format))
+
+
+def _variable(model: Model, domain: Iterable) -> int:
+    model.domains.append(tuple(domain))
+    model.sizes.append(len(model.domains[-1]))
+    return len(model.sizes) - 1
+
+
+def _domain(graph: Graph, formats: tuple[str, ...], used: set[str], there: bool) -> tuple:
+    """The formats in use, in the tensor's order, and None where the tensor or reader may be absent."""
+    domain = tuple(f for f in formats if f in used)
+    if not there:
+        return (*domain, None)
+    if not domain:
+        raise ValueError(why_none(graph))
+    return domain
+
+
+def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> None:
+    """What the formats read at `slots` cost beyond the one produced: one table for two slots that are free to differ,
+    else a variable for the set made, which each slot's format must be in."""
+
+    def masks(v: int) -> np.ndarray:
+        return np.array([0 if f is None else copies.mask([f]) for f in model.domains[v]], np.int64)
+
+    def table(sets: np.ndarray) -> np.ndarray:
+        """Cost over (produced, *sets.shape); from an absent tensor nothing can be made."""
+        rows = [
+            np.where(sets == 0, 0, eliminate.NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
+            for f in model.domains[p]
+        ]
+        return np.stack(rows)
+
+    def add(scope: tuple[int, ...], what: str, make: Callable[[], np.ndarray]) -> None:
+        """`make` tells the table of tensors alike in their copies, formats that are read in any case and domains."""
+        alike = id(copies), what, fixed, *(model.domains[v] for v in scope)
+        if alike not in model.tables:
+            model.tables[alike] = make()
+        model.factors.append((scope, model.tables[alike]))
+
+    free = [v for v in dict.fromkeys(slots) if model.sizes[v] > 1]
+    fixed = 0
+    for v in slots:
+        if model.sizes[v] == 1:
+            fixed |= int(masks(v)[0])
+    if len(free) <= 2:
+        def both() -> np.ndarray:
+            sets = np.array(fixed, np.int64)
+            for v in free:
+                sets = sets[..., None] | masks(v)
+            return table(sets)
+
+        add((p, *free), "slots", both)
+        return
+    bits = sorted({int(m) for v in free for m in masks(v)} - {0})
+    sets = [fixed]
+    for bit in bits:
+        sets += [s | bit for s in sets if not s & bit]
+    sets = [s for s in sorted(sets) if (s & ~fixed).bit_count() <= len(free)]
+    made = _variable(model, sets)
+    masked = np.array(sets, np.int64)
+    add((p, made), "made", lambda: table(masked))
+    for v in free:
+        add((v, made), "read", lambda v=v: np.where((masks(v)[:, None] & ~masked) != 0, eliminate.NEVER, 0))
+
+
+def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The readers of a tensor, those together that never exist together: each joins the first slot where that is so."""
+    slots: list[list[tuple[int, int]]] = []
+    named: dict[str, dict[frozenset[str], set[int]]] = {}  # group -> options of it -> the slots of readers that want these
+    for i, k in readers:
+        when = graph.choices[i].when
+        wants = {group: frozenset(o for g, o in when if g == group) for group, _ in when}
+        others = (found for g, mine in wants.items() for options, found in named.get(g, {}).items() if not mine & options)
+        for s in sorted(set().union(*others)):  # of those with a reader that excludes this one, one where all do
+            if all(exclusive(when, graph.choices[j].when) for j, _ in slots[s]):
+                break
+        else:
+            s = len(slots)
+            slots.append([])
+        slots[s].append((i, k))
+        for g, mine in wants.items():
+            named.setdefault(g, {}).setdefault(mine, set()).add(s)
+    return slots

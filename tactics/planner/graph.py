@@ -1,0 +1,259 @@
+"""What may run, as the planner sees it: ops with their entries, tensors with their formats, fusion options; and a plan of it.
+
+Formats are opaque keys; all times are integer picoseconds. A tensor is produced once, in one format; its other formats are
+made by reformats (tactics.planner.reformats).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from operator import contains
+
+NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
+MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
+MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
+MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
+
+Literals = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One way to run an op: `ins`, `out` are format keys, one per input position. (tactic, ins, out) is unique."""
+
+    tactic: str
+    ins: tuple[str, ...]
+    out: str
+    time_ps: int
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An op that is in the plan when all literals (group, option) of `when` hold; two of one group mean either.
+
+    Choices that never hold together may share a name, and may produce the same tensor.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    entries: tuple[Entry, ...]
+    when: Literals = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What may run. A tensor whose producer is not in the plan is absent, and so must be all its readers.
+
+    `groups`: (fusion group, options), exactly one option taken. `pinned`: the format in which a network input exists
+    (all are pinned), and in which a network output must be delivered (else: as it is produced). `formats`: per tensor
+    those it may take; entries with others are left out. `reformat_ps(tensor, src, dst)`: NEVER or None: there is none.
+    """
+
+    choices: tuple[Choice, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+    pinned: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    formats: Mapping[str, tuple[str, ...]]
+    reformat_ps: Callable[[str, str, str], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
+
+    `reformats`: (tensor, src, dst) hops, src != dst, each (tensor, dst) once and after the hop that makes its src; a
+    hop of 0 ps is listed too. `total_ps`: the sum of both. `status`: "proven" or "gap"; `gap`: (total - lower bound) /
+    total, 0.0 when proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", a rival's name.
+    """
+
+    entries: Mapping[str, Entry]
+    options: Mapping[str, str]
+    reformats: tuple[tuple[str, str, str], ...]
+    total_ps: int
+    status: str
+    method: str
+    width: int
+    gap: float
+
+
+Force = Mapping[str, Callable[[Entry], bool]]
+
+
+def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
+    """Is, for each group named in `when`, one of the options named there taken?"""
+    return {g for g, _ in when} == {g for g, o in when if options[g] == o}
+
+
+def exclusive(a: Literals, b: Literals) -> bool:
+    """Can the two never hold together? (Some group allows them different options only.)"""
+    return any(not {o for h, o in a if h == g} & {o for h, o in b if h == g} for g in {g for g, _ in a} & {g for g, _ in b})
+
+
+def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool:
+    """Does at least one of `whens` hold whatever options of the `groups` are taken?"""
+    if () in whens:
+        return True
+    over = sorted({g for when in whens for g, _ in when})
+    if math.prod(len(groups[g]) for g in over) > MOST_STATES:
+        raise ValueError(f"{len(over)} fusion decisions meet at one tensor: more than {MOST_STATES} combinations")
+    return all(
+        any(holds(when, dict(zip(over, state, strict=True))) for when in whens)
+        for state in itertools.product(*(groups[g] for g in over))
+    )
+
+
+def cells_of(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
+    """(ins, out) -> its cheapest usable entry; ties: dense first, then by name."""
+    return _cells(choice.entries, [formats_of(graph, t) for t in (*choice.inputs, choice.output)])
+
+
+def all_cells(graph: Graph) -> list[dict[tuple, Entry]]:
+    """`cells_of` every choice; one table for all choices with the same tuple of entries over the same formats."""
+    formats = {t: formats_of(graph, t) for t in tensors_of(graph)}
+    known: dict[tuple, dict[tuple, Entry]] = {}
+    found = []
+    for c in graph.choices:
+        over = tuple(formats[t] for t in (*c.inputs, c.output))
+        alike = id(c.entries), over
+        if alike not in known:
+            known[alike] = _cells(c.entries, over)
+        found.append(known[alike])
+    return found
+
+
+def _cells(entries: tuple[Entry, ...], formats: Iterable[tuple[str, ...]]) -> dict[tuple, Entry]:
+    allowed = [*map(frozenset, formats)]
+    best: dict[tuple, Entry] = {}
+    for e in entries:
+        cell = (e.ins, e.out)
+        old = best.get(cell)
+        if old is None:
+            if e.time_ps < NEVER and all(map(contains, allowed, (*e.ins, e.out))):
+                best[cell] = e
+        elif e.time_ps <= old.time_ps and (e.time_ps, e.sparse, e.tactic) < (old.time_ps, old.sparse, old.tactic):
+            best[cell] = e
+    return best
+
+
+def tensors_of(graph: Graph) -> list[str]:
+    return list(dict.fromkeys((*graph.inputs, *(c.output for c in graph.choices))))
+
+
+def formats_of(graph: Graph, tensor: str) -> tuple[str, ...]:
+    pinned = (graph.pinned[tensor],) if tensor in graph.pinned else ()
+    return tuple(dict.fromkeys((*graph.formats.get(tensor, ()), *pinned)))
+
+
+def connected(graph: Graph, live: list[Choice]) -> bool:
+    made = {*graph.inputs, *(c.output for c in live)}
+    return made.issuperset((*graph.outputs, *(t for c in live for t in c.inputs)))
+
+
+def worst_ps(graph: Graph) -> int:
+    """More than any plan can cost."""
+    total = 0
+    most: dict[int, int] = {}
+    for c in graph.choices:
+        if id(c.entries) not in most:
+            most[id(c.entries)] = max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
+        total += most[id(c.entries)]
+    for t in tensors_of(graph):
+        formats = formats_of(graph, t)
+        hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
+        # A table with two readers may count the set again in each of its cells, never more than all hops at once.
+        total += (len(formats) - 1) * max((ps for ps in hops if ps is not None and ps < NEVER), default=0)
+    return total
+
+
+def only(graph: Graph, force: Force) -> Graph:
+    unknown = sorted(set(force) - {c.name for c in graph.choices})
+    if unknown:
+        raise ValueError(f"force names ops that the graph does not have: {', '.join(unknown)}")
+    if not force:
+        return graph
+    choices, known = [], {}  # entries that are one tuple stay one
+    for c in graph.choices:
+        if c.name in force:
+            test = force[c.name]
+            alike = id(c.entries), test
+            if alike not in known:
+                known[alike] = tuple(filter(test, c.entries))
+            c = replace(c, entries=known[alike])
+        choices.append(c)
+    return replace(graph, choices=tuple(choices))
+
+
+def why_none(graph: Graph) -> str:
+    bare = [c.name for c in graph.choices if not cells_of(graph, c)]
+    if bare:
+        return f"no plan exists: no usable entry (after force, in formats its tensors may take) for {', '.join(bare)}"
+    return "no plan exists: every op has entries, but no reformats and fusion options connect them"
+
+
+def cycle(graph: Graph, options: Mapping[str, str]) -> dict[str, str] | None:
+    """The options (group -> option) of ops that wait for each other in a ring under these options; None: there is none."""
+    maker = {c.output: c for c in graph.choices if holds(c.when, options)}
+    waits = {t: [i for i in c.inputs if i in maker] for t, c in maker.items()}
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as e:
+        return {g: options[g] for t in e.args[1] for g, _ in maker[t].when}
+    return None
+
+
+def may_close(graph: Graph) -> bool:
+    """Is there an op that reads what an op named after it makes? Where not, no options close a ring."""
+    last = {c.output: i for i, c in enumerate(graph.choices)}
+    return any(last.get(t, -1) >= i for i, c in enumerate(graph.choices) for t in c.inputs)
+
+
+def check(graph: Graph) -> None:
+    """ValueError with a sentence where the graph contradicts itself."""
+    options, inputs, outputs = dict(graph.groups), set(graph.inputs), set(graph.outputs)
+    if len(options) != len(graph.groups) or not all(options.values()):
+        raise ValueError("fusion groups must have distinct names and at least one option each")
+    for t in graph.pinned:
+        if t not in inputs and t not in outputs:
+            raise ValueError(f"pinned tensor {t} is neither an input nor an output of the network")
+    for t in graph.inputs:
+        if t not in graph.pinned:
+            raise ValueError(f"network input {t} is not pinned to the format in which it exists")
+    makers: dict[str, list[Choice]] = {}
+    readers = {t: "the network's output" for t in graph.outputs}
+    names: dict[str, list[Choice]] = {}
+    sound: set[tuple[int, int]] = set()  # tuples of entries that were looked at, with that many inputs
+    for c in graph.choices:
+        for g, o in c.when:
+            if o not in options.get(g, ()):
+                raise ValueError(f"op {c.name} exists when {g} = {o!r}, which is not an option of a group")
+        if c.output in inputs:
+            raise ValueError(f"network input {c.output} is also produced by {c.name}")
+        makers.setdefault(c.output, []).append(c)
+        names.setdefault(c.name, []).append(c)
+        readers |= dict.fromkeys(c.inputs, c.name)
+        if (id(c.entries), len(c.inputs)) in sound:
+            continue
+        sound.add((id(c.entries), len(c.inputs)))
+        for e in c.entries:
+            if len(e.ins) != len(c.inputs) or e.time_ps < 0:
+                raise ValueError(f"op {c.name}: {e} must have {len(c.inputs)} input formats and no negative time")
+    for t, by in readers.items():
+        if t not in inputs and t not in makers:
+            raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")
+    for what, sets in (("produce tensor", makers), ("are named", names)):
+        for key, same in sets.items():
+            if len(same) > MOST_ALIKE:
+                raise ValueError(f"{len(same)} ops {what} {key}, expected at most {MOST_ALIKE}")
+            for a, b in itertools.combinations(same, 2):
+                if not exclusive(a.when, b.when):
+                    raise ValueError(f"two ops that may exist together {what} {key}: {a.name}, {b.name}")
+    for t in tensors_of(graph):
+        if not 1 <= (count := len(formats_of(graph, t))) <= MAX_FORMATS:
+            raise ValueError(f"tensor {t} has {count} formats, expected 1 to {MAX_FORMATS}")

@@ -1,0 +1,352 @@
+"""The fastest plan: one tactic per op, one format per tensor, one option per fusion group, reformats included.
+
+In: every entry (tactic x formats) with its time. Out: the assignment with the least serial sum, proven minimal for
+those times or marked with the gap that remains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tactics.planner import changes, eliminate, formulation
+from tactics.planner.changes import Change
+from tactics.planner.graph import (
+    Entry,
+    Force,
+    Graph,
+    Plan,
+    all_cells,
+    cells_of,
+    check,
+    cycle,
+    formats_of,
+    holds,
+    may_close,
+    only,
+    tensors_of,
+    why_none,
+)
+from tactics.planner.reformats import cost
+
+MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the other
+
+# ---- solving
+
+
+def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_000, milp_seconds: float = 60.0) -> Plan:
+    """The plan with the least total time; ties go to fewer launches, then fewer sparse tactics, then a fixed order.
+
+    `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops
+    must be forced in each of their names. Above `max_cells` table cells HiGHS takes over; its proof is exact up to its
+    own floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by
+    then depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
+    """
+    check(graph)
+    return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_format))
+
+
+def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+    """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
+    plan with it is cyclic, so the first plan without a cycle is the best of those that can run."""
+    closed: list[dict[str, str]] = []
+    while True:
+        plan = _solve_once(graph, closed, max_cells, milp_seconds, rivals)
+        ring = cycle(graph, plan.options)
+        if ring is None:
+            return plan
+        if not ring:
+            raise ValueError("the graph has a cycle that no fusion option opens")
+        closed.append(ring)
+        if len(closed) > MOST_RINGS:
+            raise ValueError(f"more than {MOST_RINGS} combinations of fusions close a cycle")
+
+
+def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+    """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
+    worse one."""
+    costs = formulation.costs_of(graph)
+    scale, model = costs.scale, formulation.model_of(graph, costs)
+    model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
+    found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
+    if found.bound >= eliminate.NEVER:
+        raise ValueError(why_none(graph))
+    bound_ps = found.bound // scale
+    plans = []
+    if found.states is not None and found.cost < eliminate.NEVER:
+        plan = formulation.read(graph, model, found.states, found.method, found.width)
+        # HiGHS, stopped early, may hold a set of reformats that is not the cheapest for its formats; `read` takes that.
+        if plan.total_ps > found.cost // scale or plan.total_ps < bound_ps:
+            raise RuntimeError(f"planner: plan costs {plan.total_ps} ps, the solver said {found.cost // scale} ps")
+        plans.append(plan)
+    if found.method == "milp" and (not plans or plans[0].total_ps > bound_ps):
+        others = [_attempt(rival, graph) for rival in rivals]
+        others = [p for p in others if p is not None and cycle(graph, p.options) is None]
+        plans += [replace(p, method="milp", width=found.width) for p in others]
+    if not plans:
+        raise ValueError(f"no plan found within {milp_seconds} s, though one may exist: raise max_cells or the time")
+    plan = min(plans, key=lambda p: p.total_ps)
+    if plan.total_ps <= bound_ps:
+        return replace(plan, status="proven", gap=0.0)
+    return replace(plan, status="gap", gap=(plan.total_ps - bound_ps) / plan.total_ps)
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The best plan with one layer forced, as the change that it makes in the best plan. `before`, `after`: the entries of the
+    layer's ops in the two. `speedup`: by what factor all of the forced kernels of that layer would have to be faster, all else
+    as it is, for such a plan to cost no more than the best one; inf: none would do."""
+
+    change: Change
+    before: tuple[Entry, ...]
+    after: tuple[Entry, ...]
+    speedup: float
+
+    @property
+    def total_ps(self) -> int:
+        return self.change.total_ps
+
+    def plan(self, graph: Graph, best: Plan) -> Plan:
+        """The whole plan; `best`: the one that it changes."""
+        return changes.changed(graph, best, self.change)
+
+
+def forced(
+    graph: Graph, best: Plan, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000
+) -> list[Forced | None]:
+    """For each (ops, sparse): the best plan when these ops, wherever they exist, run only sparse (or only dense) entries;
+    None where that is impossible. `best`: the plan without force. `ops`: the alternatives of one layer, of which every plan
+    has some; siblings that a plan may merge are several at once where they are apart.
+
+    Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as
+    the part of the plan that it changes. Where the tree is too wide, or such a plan has a cycle, the layer is solved alone,
+    and `speedup` is an upper bound.
+    """
+    check(graph)
+    wanted = list(wanted)
+    if not wanted:
+        return []
+    costs = formulation.costs_of(graph)
+    model = formulation.model_of(graph, costs)
+    tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
+    if tree is None:
+        return [_forced_alone(graph, best, names, sparse) for names, sparse in wanted]
+    usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
+    question = _Question(graph, best, costs, model, tree, usual, may_close(graph))
+    places: dict[str, list[int]] = {}
+    for i, c in enumerate(graph.choices):
+        places.setdefault(c.name, []).append(i)
+    return [_forced(question, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What all counterfactuals have in common; `usual`: the plan of the tree, which is `best` unless cycles were forbidden."""
+
+    graph: Graph
+    best: Plan
+    costs: formulation.Costs
+    model: formulation.Model
+    tree: eliminate.Tree
+    usual: changes.Changes
+    may_close: bool
+
+    def after(self, change: Change, names: tuple[str, ...]) -> tuple[Entry, ...]:
+        """The entries of these ops in the changed plan."""
+        found = (change.entries[n] if n in change.entries else self.usual.plan.entries.get(n) for n in names)
+        return tuple(e for e in found if e is not None)
+
+    def cyclic(self, change: Change) -> bool:
+        return self.may_close and cycle(self.graph, {**self.usual.plan.options, **change.options}) is not None
+
+    def break_even(self, change: Change, names: tuple[str, ...]) -> float:
+        """How much faster these ops must be for the plan to cost what the best one does; inf also where it cannot run."""
+        left = _break_even(self.after(change, names), change.total_ps, self.best)
+        return math.inf if left < math.inf and self.cyclic(change) else left
+
+
+def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool) -> Forced | None:
+    """`mine`: the choices that have these names."""
+    if q.model.blocks & set(mine):
+        return _forced_alone(q.graph, q.best, names, sparse)
+    cells = {i: _only(q.graph, i, sparse) for i in mine}
+
+    def least(faster: float, below: int = eliminate.NEVER) -> tuple[Change, int] | None:
+        """The best such plan, and its cost, if all kernels of the layer were faster by this factor."""
+        table = {i: {cell: q.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
+        swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
+        found = eliminate.replaced(q.tree, swaps, below)
+        return found and (q.usual.of(found[0], cells), found[1])
+
+    found = least(1.0)
+    if found is None:
+        return None
+    first, cost = found
+    if q.cyclic(first):
+        return _forced_alone(q.graph, q.best, names, sparse)
+    if first.total_ps != cost // q.costs.scale:
+        raise RuntimeError(f"planner: forced plan costs {first.total_ps} ps, the solver said {cost // q.costs.scale} ps")
+    # The least break-even over all plans, by Dinkelbach's method: at one plan's the next is sought that is cheaper than it.
+    rival, faster, speedup = first, 1.0, q.break_even(first, names)
+    if speedup == math.inf:  # whatever its kernels take; perhaps not so with another plan
+        faster = math.inf
+        rival, cost = least(faster)
+        speedup = q.break_even(rival, names)
+    while 1.0 < speedup < math.inf:
+        found = least(speedup, cost + sum(q.costs.of(e, speedup) - q.costs.of(e, faster) for e in q.after(rival, names)))
+        if found is None or q.break_even(found[0], names) >= speedup:
+            break
+        (rival, cost), faster = found, speedup
+        speedup = q.break_even(rival, names)
+    before = tuple(q.best.entries[n] for n in names if n in q.best.entries)
+    after = q.after(first, names)
+    if q.usual.plan.entries != q.best.entries:
+        first = changes.difference(q.best, changes.changed(q.graph, q.usual.plan, first))
+    return Forced(first, before, after, speedup)
+
+
+def _only(graph: Graph, i: int, sparse: bool) -> dict[tuple, Entry]:
+    """The cells of choice i with its sparse, or its dense, entries alone."""
+    c = graph.choices[i]
+    return cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
+
+
+def _break_even(kernels: Iterable[Entry], total_ps: int, best: Plan) -> float:
+    time = sum(e.time_ps for e in kernels)
+    left = time - (total_ps - best.total_ps)
+    return max(1.0, time / left) if left > 0 else math.inf
+
+
+def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool) -> Forced | None:
+    plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names})
+    if plan is None:
+        return None
+    before, after = (tuple(p.entries[n] for n in names if n in p.entries) for p in (best, plan))
+    return Forced(changes.difference(best, plan), before, after, _break_even(after, plan.total_ps, best))
+
+
+def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Per formats only the cheapest dense and the cheapest sparse entry: the same plans, also when one forces dense or
+    sparse, in less time per solve."""
+    best: dict[tuple, Entry] = {}
+    for e in entries:
+        cell = (e.ins, e.out, e.sparse)
+        if cell not in best or (e.time_ps, e.tactic) < (best[cell].time_ps, best[cell].tactic):
+            best[cell] = e
+    return tuple(best.values())
+
+
+# ---- rivals, to print beside the plan
+
+
+def greedy(graph: Graph) -> Plan:
+    """Each op's fastest entry and each group's fastest option by that rule, then whatever reformats that takes."""
+    check(graph)
+    fastest: list[Entry | None] = []
+    known: dict[int, Entry | None] = {}
+    for cells in all_cells(graph):
+        if id(cells) not in known:
+            known[id(cells)] = min(cells.values(), key=lambda e: (e.time_ps, e.sparse, e.tactic, e.ins, e.out), default=None)
+        fastest.append(known[id(cells)])
+    options = {group: names[0] for group, names in graph.groups}
+    deciding: dict[str, list[int]] = {}  # group -> the ops that it decides about
+    for i, c in enumerate(graph.choices):
+        for group in {group for group, _ in c.when}:
+            deciding.setdefault(group, []).append(i)
+    live = _Live(graph, fastest)
+    for i, c in enumerate(graph.choices):
+        if holds(c.when, options):
+            live.switch(i, +1)
+    for group, names in graph.groups:
+        before, possible = options[group], []
+        for k, name in enumerate(names):
+            live.take(options, group, name, deciding.get(group, ()))
+            if live.complete():
+                possible.append((live.time, live.count, k, name))
+        live.take(options, group, min(possible)[3] if possible else before, deciding.get(group, ()))
+    if not live.complete():
+        raise ValueError("greedy: the fastest entries and options make no complete plan")
+    entries = {c.name: fastest[i] for i, c in enumerate(graph.choices) if holds(c.when, options)}
+    return _rival(graph, options, entries, "greedy")
+
+
+class _Live:
+    """The ops that exist under some options, and what they come to; another option of one group changes a few of them."""
+
+    def __init__(self, graph: Graph, fastest: list[Entry | None]):
+        self.graph, self.fastest = graph, fastest
+        self.time = self.count = self.unable = 0
+        self.made, self.read = Counter(graph.inputs), Counter(graph.outputs)
+        self.missing = sum(t not in self.made for t in self.read)  # tensors that are read, and nothing makes them
+
+    def switch(self, i: int, by: int) -> None:
+        """Let op i exist (+1), or no longer (-1)."""
+        c, entry = self.graph.choices[i], self.fastest[i]
+        self.count += by
+        if entry is None:
+            self.unable += by
+        else:
+            self.time += by * entry.time_ps
+        for t, counts in ((c.output, self.made), *((t, self.read) for t in c.inputs)):
+            self.missing -= self.read[t] > 0 and self.made[t] == 0
+            counts[t] += by
+            self.missing += self.read[t] > 0 and self.made[t] == 0
+
+    def take(self, options: dict[str, str], group: str, option: str, deciding: Iterable[int]) -> None:
+        """Take an option of a group; `deciding`: the ops that the group decides about."""
+        before = [holds(self.graph.choices[i].when, options) for i in deciding]
+        options[group] = option
+        for i, was in zip(deciding, before, strict=True):
+            by = holds(self.graph.choices[i].when, options) - was
+            if by:
+                self.switch(i, by)
+
+    def complete(self) -> bool:
+        return not self.unable and not self.missing
+
+
+def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None) -> Plan | None:
+    """The best plan in which every tensor has one and the same format wherever its ops allow; None if there is none.
+
+    `names`: format name -> {tensor: its keys under that name}, as one format has different keys on different tensors,
+    and in different places; without it, equal keys are one format.
+    """
+    check(graph)
+    if names is None:
+        keys = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
+        names = {key: dict.fromkeys(tensors_of(graph), (key,)) for key in keys}
+    plans, cells = [], all_cells(graph)
+    for name, key in names.items():
+        choices, known = [], {}
+        for c, usable in zip(graph.choices, cells, strict=True):
+            wanted = tuple(key.get(t, ()) for t in (*c.inputs, c.output))
+            alike = id(usable), wanted
+            if alike not in known:
+                known[alike] = _fitting(usable, wanted)
+            choices.append(replace(c, entries=known[alike]))
+        narrow = replace(graph, choices=tuple(choices))
+        found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
+        if found is not None:
+            plans.append(_rival(graph, found.options, found.entries, f"single format {name}"))
+    return min(plans, key=lambda p: p.total_ps, default=None)
+
+
+def _fitting(cells: Mapping[tuple, Entry], wanted: tuple[tuple[str, ...], ...]) -> tuple[Entry, ...]:
+    """Of the entries those that have most tensors in the formats wanted of each."""
+    fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
+    best = max(fit, default=0)
+    return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
+
+
+def _rival(graph, options, entries, method: str) -> Plan:
+    total, reformats = cost(graph, options, entries)
+    return Plan(entries, options, reformats, total, "gap", method, 0, math.inf)
+
+
+def _attempt(function, *args, **options) -> Plan | None:
+    try:
+        return function(*args, **options)
+    except ValueError:
+        return None

@@ -1,0 +1,164 @@
+"""Reformats: what it takes to have a tensor in several formats, and what a plan with them costs.
+
+A tensor is produced in one format, and its others are made from that or from one made before, so a chain's first hop serves
+whoever wants that format too. Each (tensor, target format) is made and charged once, however many ops read it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from tactics.planner import eliminate
+from tactics.planner.graph import NEVER, Entry, Graph, Plan, formats_of, holds, tensors_of
+
+
+def cost(
+    graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], copies: Mapping[str, Copies] | None = None
+) -> tuple[int, tuple[tuple[str, str, str], ...]]:
+    """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do.
+
+    `copies`: the tables of all tensors' reformats, where they are known already.
+    """
+    live = [c for c in graph.choices if holds(c.when, options)]
+    made = {t: graph.pinned[t] for t in graph.inputs} | {c.output: entries[c.name].out for c in live}
+    wanted: dict[str, list[str]] = {t: [] for t in tensors_of(graph)}
+    for c in live:
+        for t, f in zip(c.inputs, entries[c.name].ins, strict=True):
+            wanted[t].append(f)
+    for t in graph.outputs:
+        wanted[t].append(graph.pinned.get(t, made.get(t)))
+    for t, formats in wanted.items():
+        if formats and t not in made:
+            raise ValueError(f"tensor {t} is read, but no op in the plan produces it")
+    todo = [t for t, formats in wanted.items() if set(formats) - {made.get(t)}]
+    copies = copies or copies_of(graph, todo, 1, 0)
+    reformats = []
+    for t in todo:
+        hops = copies[t].hops(made[t], wanted[t])
+        if hops is None:
+            raise ValueError(f"tensor {t}: no reformats lead from {made[t]} to {', '.join(sorted(set(wanted[t])))}")
+        reformats += [(t, src, dst) for src, dst in hops]
+    total = sum(entries[c.name].time_ps for c in live) + sum(graph.reformat_ps(*hop) for hop in reformats)
+    return total, tuple(reformats)
+
+
+def evaluate(graph: Graph, plan: Plan) -> int:
+    """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
+    live = [c for c in graph.choices if holds(c.when, plan.options)]
+    if [c.name for c in live] != list(plan.entries):
+        raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
+    has = {(t, graph.pinned[t]) for t in graph.inputs}
+    for c in live:
+        if plan.entries[c.name] not in c.entries:
+            raise ValueError(f"op {c.name} has no entry {plan.entries[c.name]}")
+        has.add((c.output, plan.entries[c.name].out))
+    total = sum(e.time_ps for e in plan.entries.values())
+    for t, src, dst in plan.reformats:
+        if (t, src) not in has or (t, dst) in has:
+            raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
+        has.add((t, dst))
+        total += graph.reformat_ps(t, src, dst)
+    needs = [(t, f) for c in live for t, f in zip(c.inputs, plan.entries[c.name].ins, strict=True)]
+    needs += [(t, graph.pinned[t]) for t in graph.outputs if t in graph.pinned]
+    for t, f in needs:
+        if (t, f) not in has:
+            raise ValueError(f"tensor {t} is wanted in {f}, which nothing makes")
+    lost = set(graph.outputs) - {t for t, _ in has}
+    if lost:
+        raise ValueError(f"network outputs {sorted(lost)} are not produced")
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A tensor's reformats, costs by sets of formats (bit i: formats[i]) and by the produced format p.
+
+    `step[a, b]`: one hop. `near[A, f]`: cheapest hop into f from a member of A. `exact[A, p]`: making exactly the set
+    A, which holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that nobody reads.
+    """
+
+    formats: tuple[str, ...]
+    step: np.ndarray
+    near: np.ndarray
+    exact: np.ndarray
+    serve: np.ndarray
+
+    def mask(self, formats: Iterable[str]) -> int:
+        mask = 0
+        for f in formats:
+            mask |= 1 << self.formats.index(f)
+        return mask
+
+    def hops(self, produced: str, wanted: Iterable[str]) -> list[tuple[str, str]] | None:
+        """Cheapest (src, dst) list that makes `wanted` out of `produced`, sources first; None: impossible."""
+        p, need = self.formats.index(produced), self.mask(wanted)
+        least = int(self.serve[need, p])
+        if least >= eliminate.NEVER:
+            return None
+        sets = [a for a in range(len(self.exact)) if a & need == need and self.exact[a, p] == least]
+        made = min(sets, key=lambda a: (a.bit_count(), a))
+        hops = []
+        while made != 1 << p:  # take the formats off again, last made first
+            members = [f for f in range(len(self.formats)) if made >> f & 1]
+            for f in members:
+                before = made & ~(1 << f)
+                if f != p and self.exact[before, p] + self.near[before, f] == self.exact[made, p]:
+                    src = min((a for a in members if a != f), key=self.step[:, f].__getitem__)
+                    hops.append((self.formats[src], self.formats[f]))
+                    made = before
+                    break
+        return hops[::-1]
+
+
+def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict[str, Copies]:
+    """The reformat tables of these tensors, a hop costing its picoseconds * scale + launch. All tensors with the same
+    number of formats are computed in one go, as arrays with the tensor in front."""
+    found: dict[str, Copies] = {}
+    by_size: dict[int, list[str]] = {}
+    for t in tensors:
+        by_size.setdefault(len(formats_of(graph, t)), []).append(t)
+    for n, all_ts in by_size.items():
+        rows = {t: (formats_of(graph, t), _steps(graph, t, scale, launch)) for t in all_ts}
+        first: dict[tuple, str] = {}  # tensors alike have one table
+        alike = {t: first.setdefault(row, t) for t, row in rows.items()}
+        ts = [*first.values()]
+        step = np.array([rows[t][1] for t in ts], np.int64).reshape(len(ts), n, n)
+        near = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
+        exact = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
+        for f in range(n):  # the sets whose last member is f: those before it, and f
+            np.minimum(near[:, : 1 << f], step[:, f, None], out=near[:, 1 << f : 2 << f])
+            exact[:, 1 << f, f] = 0
+        for sets, members in _sets_by_size(n):  # from those of one member less: any of them may have been made last
+            before = sets[:, None] ^ (1 << members)
+            ways = exact[:, before] + near[:, before, members, None]
+            exact[:, sets] = np.minimum(ways.min(axis=2), exact[:, sets])
+        serve = exact.copy()
+        for f in range(n):  # minimum over supersets, one format at a time
+            pairs = serve.reshape(len(ts), -1, 2, 1 << f, n)
+            np.minimum(pairs[:, :, 0], pairs[:, :, 1], out=pairs[:, :, 0])
+        tables = {t: Copies(rows[t][0], step[i], near[i], exact[i], serve[i]) for i, t in enumerate(ts)}
+        found |= {t: tables[alike[t]] for t in all_ts}
+    return found
+
+
+@cache
+def _sets_by_size(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(sets of k of n formats as bit masks, the k members of each) for k = 2 to n."""
+    chosen = [np.array([*itertools.combinations(range(n), k)]) for k in range(2, n + 1)]
+    return [((1 << members).sum(axis=1), members) for members in chosen]
+
+
+def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> tuple[tuple[int, ...], ...]:
+    formats = formats_of(graph, tensor)
+    rows = []
+    for src in formats:
+        times = [0 if src == dst else graph.reformat_ps(tensor, src, dst) for dst in formats]
+        if any(ps is not None and ps < 0 for ps in times):
+            raise ValueError(f"tensor {tensor}: a reformat from {src} takes negative time")
+        rows.append(tuple(eliminate.NEVER if ps is None or ps >= NEVER else ps * scale + launch for ps in times))
+    return tuple(rows)

@@ -1,0 +1,370 @@
+"""Convolutions and pools, and launches of more than one of them,
+as problems (problem.py says what those are)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+import numpy as np
+
+from tactics.problems.pointwise_ops import NONE, Activation
+
+
+def key(problem, kind: str) -> str:
+    """A problem on one line: its kind, and every field that is not what it mostly is."""
+    parts = []
+    for f in fields(problem):
+        v = getattr(problem, f.name)
+        if isinstance(v, bool):
+            if v:
+                parts.append(f.name)
+        elif isinstance(v, tuple):
+            if not v:
+                continue
+            parts.append(f.name + ",".join(str(i) for i in v))
+        elif isinstance(v, Activation):
+            if v != NONE:
+                parts.append(str(v))
+        elif isinstance(v, str):
+            parts.append(v)
+        else:
+            parts.append(f"{f.name}{v}")
+    return " ".join([kind, *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
+
+    `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation,
+    or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With
+    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
+    crd); a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
+    `pre`: x is max(x * scale + shift, 0) first, with scale and shift [c] FP16 values; of 1 x 1 kernels without padding only.
+    `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
+    output's (u = d2s, or any u without depth-to-space).
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    sparse24: bool = False
+    d2s: int = 1
+    d2s_mode: str = "dcr"
+    act_first: bool = False
+    pool: tuple[int, ...] = ()
+    pre: bool = False
+    up: int = 1
+
+    def __post_init__(self):
+        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up) or any(d % self.up for d in self.out_shape[2:])):
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
+        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
+            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
+        if self.pre and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
+            raise ValueError(f"conv: only a 1 x 1 kernel without padding or groups scales its input first, got {self}")
+        if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
+            raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
+        if self.c % self.groups or self.k % self.groups:
+            raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
+        sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, self.p, self.q
+        if min(*sizes, *self.pool[:4], *self.pool[6:], *self.stride, *self.dilation) < 1:
+            raise ValueError(f"conv: every size must be positive, got {self}")
+
+    def __str__(self) -> str:
+        return key(self, "conv").replace(" d2s1 dcr", "").replace(" d2s1 crd", "").replace(" up1", "")
+
+    @property
+    def p(self) -> int:
+        """Output height, before depth-to-space."""
+        return (self.h + self.pad[0] + self.pad[2] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Output width, before depth-to-space."""
+        return (self.w + self.pad[1] + self.pad[3] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        x, (n, k, high, wide) = (self.n, self.c, self.h, self.w), self.out_shape
+        return (x, (n, k, high // self.up, wide // self.up)) if self.residual else (x,)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        if self.pool:
+            return (self.n, self.k, *self.pool[6:])
+        return (self.n, self.k // self.d2s**2, self.p * self.d2s, self.q * self.d2s)
+
+    @property
+    def macs(self) -> int:
+        return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
+
+    def reference(self, x, w, bias=None, residual=None, slope=None, scale=None, shift=None) -> np.ndarray:
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c]),
+        FP32 out. Bias and slope belong to the k channels before depth-to-space.
+        """
+        if self.pre:
+            scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
+            x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
+        xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
+        w = np.asarray(w, np.float32)
+        cg, kg, (sh, sw), (dh, dw) = self.c // self.groups, self.k // self.groups, self.stride, self.dilation
+        y = np.zeros((self.n, self.k, self.p, self.q), np.float32)
+        for g in range(self.groups):
+            xs, ws, ys = xp[:, g * cg : (g + 1) * cg], w[g * kg : (g + 1) * kg], y[:, g * kg : (g + 1) * kg]
+            for i in range(self.r):
+                for j in range(self.s):
+                    tap = xs[:, :, i * dh : i * dh + (self.p - 1) * sh + 1 : sh, j * dw : j * dw + (self.q - 1) * sw + 1 : sw]
+                    flat = tap.transpose(1, 0, 2, 3).reshape(cg, -1)
+                    ys += (ws[:, :, i, j] @ flat).reshape(kg, self.n, self.p, self.q).transpose(1, 0, 2, 3)
+        if bias is not None:
+            y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
+        if residual is not None:
+            residual = np.asarray(residual, np.float32).repeat(self.up, axis=2).repeat(self.up, axis=3)
+            residual = space_to_depth(residual, self.d2s, self.d2s_mode)
+            y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
+        else:
+            y = self.act.apply(y, slope)
+        return self.maxima(y) if self.pool else depth_to_space(y, self.d2s, self.d2s_mode)
+
+    def maxima(self, y: np.ndarray) -> np.ndarray:
+        """`pool` over the convolution's result."""
+        r, s, stride_h, stride_w, top, left, *out = self.pool
+        window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
+        return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
+
+
+def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:
+    """[n, k, h, w] -> [n, k/b^2, h*b, w*b], as ONNX DepthToSpace."""
+    n, k, h, w = x.shape
+    if mode == "dcr":
+        x = x.reshape(n, b, b, k // b**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        x = x.reshape(n, k // b**2, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(n, k // b**2, h * b, w * b)
+
+
+def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
+    """The inverse of depth_to_space; mode dcr is ONNX SpaceToDepth."""
+    n, c, h, w = x.shape
+    x = x.reshape(n, c, h // b, b, w // b, b)
+    return x.transpose((0, 3, 5, 1, 2, 4) if mode == "dcr" else (0, 1, 3, 5, 2, 4)).reshape(n, c * b * b, h // b, w // b)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeProblem:
+    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], outputs first.
+
+    Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top,
+    left (whatever lies outside `out` is cut). `residual`, `sparse24` as in ConvProblem.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    out: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    sparse24: bool = False
+
+    def __post_init__(self):
+        if self.c % self.groups or self.k % self.groups:
+            raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
+        sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
+        if min(*sizes, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"conv_transpose: every size must be positive, got {self}")
+
+    def __str__(self) -> str:
+        return key(self, "conv_transpose")
+
+    @property
+    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        x = (self.n, self.c, self.h, self.w)
+        return (x, self.out_shape) if self.residual else (x,)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.k, *self.out)
+
+    @property
+    def macs(self) -> int:
+        return self.n * (self.c // self.groups) * self.h * self.w * self.k * self.r * self.s
+
+    def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
+        (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
+        high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
+        wide = max((self.w - 1) * sw + (self.s - 1) * dw + 1, left + self.out[1])
+        full = np.zeros((self.n, self.k, high, wide), np.float32)
+        groups = self.groups, self.k // self.groups, self.c // self.groups
+        flat = x.transpose(1, 0, 2, 3).reshape(groups[0], groups[2], -1)
+        for i in range(self.r):
+            for j in range(self.s):
+                part = (w[:, :, i, j].reshape(groups) @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
+                full[:, :, i * dh : i * dh + (self.h - 1) * sh + 1 : sh, j * dw : j * dw + (self.w - 1) * sw + 1 : sw] += part
+        y = full[:, :, top : top + self.out[0], left : left + self.out[1]]
+        if bias is not None:
+            y = y + np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
+        if residual is not None:
+            y = y + np.asarray(residual, np.float32)
+        return self.act.apply(y, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProblem:
+    """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
+
+    An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    r: int
+    s: int
+    out: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    count_pad: bool = False
+
+    def __post_init__(self):
+        if self.kind not in ("max", "avg"):
+            raise ValueError(f"pool: expected kind max or avg, got {self.kind!r}")
+        if min(self.n, self.c, self.h, self.w, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"pool: every size must be positive, got {self}")
+
+    def __str__(self) -> str:
+        return key(self, "pool")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, *self.out)
+
+    @property
+    def is_global(self) -> bool:
+        return self.out == (1, 1) and (self.r, self.s) == (self.h, self.w) and not any(self.pad)
+
+    def reference(self, x) -> np.ndarray:
+        x, columns = self._along(np.asarray(x, np.float32), 1)  # along the columns, then along the rows: R + S steps, not R * S
+        x, rows = self._along(x, 0)
+        return x if self.kind == "max" else x / np.maximum(np.outer(rows, columns), 1)
+
+    def _along(self, x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """(maxima or sums of the windows along one axis of pixels, how many pixels each has that count)."""
+        size, window, along = (self.h, self.w)[axis], (self.r, self.s)[axis], axis + 2
+        first = np.arange(self.out[axis]) * self.stride[axis] - self.pad[axis]
+        shape = (*x.shape[:along], len(first), *x.shape[along + 1 :])
+        total = np.full(shape, -np.inf if self.kind == "max" else 0, np.float32)
+        count = np.zeros(len(first), np.float32)
+        for i in range(window):
+            at = first + i * self.dilation[axis]
+            ok = (at >= 0) & (at < size)
+            count += at < size + self.pad[axis + 2] if self.count_pad else ok
+            if not ok.any():
+                continue
+            tap, valid = np.take(x, np.clip(at, 0, size - 1), along), ok.reshape(-1, *(1,) * (3 - along))
+            if self.kind == "max":
+                np.maximum(total, tap, out=total, where=valid)
+            else:
+                np.add(total, tap, out=total, where=valid)
+        return total, count
+
+
+class _Pair:
+    """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
+
+    __slots__ = ()
+    c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
+    k, out_shape, bias, act = (property(attrgetter(f"second.{name}")) for name in ("k", "out_shape", "bias", "act"))
+    residual = property(attrgetter("second.residual"))
+
+    @property
+    def sparse24(self) -> bool:
+        """Whether both fit 2:4; their one kernel is dense all the same."""
+        return self.first.sparse24 and self.second.sparse24
+
+    @property
+    def macs(self) -> int:
+        return self.first.macs + self.second.macs
+
+
+@dataclass(frozen=True, slots=True)
+class BackToBackProblem(_Pair):
+    """second(first(x)): two ConvProblems, the second with a 1x1 kernel; a residual is the second's."""
+
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self):
+        if self.second.in_shapes[0] != self.first.out_shape or self.first.residual:
+            raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
+
+    def __str__(self) -> str:
+        return f"back_to_back {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self):
+        return (*self.first.in_shapes, *self.second.in_shapes[1:])
+
+    def reference(self, x, residual=None, **weights) -> np.ndarray:
+        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
+        rounded to FP16."""
+        first = {k: weights.get(n) for k, n in (("w", "w"), ("bias", "b"), ("slope", "slope"))}
+        second = {k: weights.get(n) for k, n in (("w", "w2"), ("bias", "b2"), ("slope", "slope2"))}
+        with np.errstate(over="ignore"):
+            z = self.first.reference(x, **first).astype(np.float16).astype(np.float32)
+        return self.second.reference(z, residual=residual, **second)
+
+
+@dataclass(frozen=True, slots=True)
+class SqueezeExciteProblem(_Pair):
+    """second(first(average(x))): a global average and two 1x1 convolutions of what it leaves."""
+
+    average: PoolProblem
+    first: ConvProblem
+    second: ConvProblem
+
+    def __post_init__(self):
+        if self.first.in_shapes[0] != self.average.out_shape or self.second.in_shapes != (self.first.out_shape,):
+            raise ValueError(f"squeeze_excite: expected each to read the one before, got {self}")
+
+    def __str__(self) -> str:
+        return f"squeeze_excite {self.average} -> {self.first} -> {self.second}"
+
+    @property
+    def in_shapes(self):
+        return self.average.in_shapes
+
+    def reference(self, x, **weights) -> np.ndarray:
+        """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
+        hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
+        return self.second.reference(hidden, weights["w2"], weights.get("b2"))

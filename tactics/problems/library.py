@@ -1,0 +1,89 @@
+"""What a library function computes, as a problem like others: frozen, hashable; `str()` the key, `reference()` the meaning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics.format import DTYPES
+from tactics.problems.library_functions import FUNCTIONS, bound
+
+Shape4 = tuple[int, int, int, int]
+FLOAT = "fp16"  # what floating-point tensors are in memory
+MOST_TAPS = 1 << 16  # elements of a window along an axis: one pass over the output for each
+LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
+EXACT = ("int32", "int64", "bool")  # what others may be: as they are
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryProblem:
+    """Output `part` of a function in FUNCTIONS over whole tensors, each in its ONNX shape.
+
+    `arguments`: in the function's order, "t<i>" for input i, "c<i>" for weight c<i>, "" for an absent one. `shapes`, `dtypes`:
+    of the inputs; `shape`, `dtype`: of the output; a dtype is FLOAT or one of EXACT. `constants`: shape and NumPy type of
+    each weight. `attributes`: by name, as the function takes them. `shapes4`: of the inputs, then of the output, as NCHW.
+    """
+
+    function: str
+    arguments: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    shapes4: tuple[Shape4, ...]
+    attributes: tuple[tuple[str, object], ...] = ()
+    constants: tuple[tuple[tuple[int, ...], str], ...] = ()
+    part: int = 0
+
+    def __post_init__(self):
+        if self.function not in FUNCTIONS:
+            raise ValueError(f"library: unknown function {self.function!r}, expected one of {', '.join(FUNCTIONS)}")
+        for shape, shape4 in zip((*self.shapes, self.shape), self.shapes4, strict=True):
+            if math.prod(shape) != math.prod(shape4):
+                raise ValueError(f"library: {shape} and {shape4} have different numbers of elements")
+
+    def excess(self) -> str:
+        """What of the attributes would take a function time or memory out of all proportion to its tensors, or ""."""
+        given = dict(self.attributes)
+        numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
+        if any(abs(v) > LARGEST for v in numbers):
+            return f"{self.function}: attributes above {LARGEST}"
+        if max(min(given.get("size", 0), 2 * max(self.shapes4[0])), *given.get("kernel_shape", ()), 0) > MOST_TAPS:
+            return f"{self.function}: windows of more than {MOST_TAPS} elements along an axis"
+        windows = zip(*(given.get(name, ()) for name in ("kernel_shape", "out", "strides", "dilations", "pads")),
+                      self.shapes[0][2:] if self.shapes else (), strict=False)  # fmt: skip
+        padded = [max((o - 1) * s + (k - 1) * d + 1, size + before) for k, o, s, d, before, size in windows]
+        if math.prod((*self.shapes4[0][:2], *padded)) > LARGEST:
+            return f"{self.function}: with its padding, its input has the size {padded}"
+        if max(given.get("k", 0), *given.get("counts", ()), 0) > max((*self.shape, 1)):
+            return f"{self.function}: more elements than its output {self.shape} has"
+        if self.function == "Tile" and math.prod(given["repeats"]) * math.prod(self.shapes[0]) != math.prod(self.shape):
+            return f"{self.function}: {given['repeats']} times {self.shapes[0]} is not {self.shape}"
+        return ""
+
+    def __str__(self) -> str:
+        tensors = (f"{d}[{','.join(map(str, s))}]" for s, d in zip(self.shapes, self.dtypes, strict=True))
+        weights = (f"{d}[{','.join(map(str, s))}]" for s, d in self.constants)
+        how = "".join(f" {name}={value!r}" for name, value in self.attributes).replace(" ,", ",")
+        part = f" part{self.part}" if self.part else ""
+        out = f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"library {self.function}({' '.join(self.arguments)}) {' '.join((*tensors, *weights))} -> {out}{how}{part}"
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return self.shapes4[:-1]
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.shapes4[-1]
+
+    def reference(self, *tensors, **weights) -> np.ndarray:
+        """Arrays of in_shapes, floating-point ones FP32, and weights c0, c1, ...; an array of out_shape."""
+        given = {f"t{i}": np.asarray(x).reshape(s) for i, (x, s) in enumerate(zip(tensors, self.shapes, strict=True))}
+        for i, dtype in enumerate(self.dtypes):
+            given[f"t{i}"] = given[f"t{i}"].astype(np.float32 if dtype == FLOAT else DTYPES[dtype])
+        given |= {name: np.asarray(a) for name, a in weights.items()}
+        y = bound(self.function, dict(self.attributes), self.part)(np, [given.get(a) for a in self.arguments])
+        return y.astype(np.float32 if self.dtype == FLOAT else DTYPES[self.dtype]).reshape(self.out_shape)

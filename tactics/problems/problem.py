@@ -1,0 +1,254 @@
+"""What is to be computed, without how: frozen, hashable records. `str()` is the key of caches; `reference()` the meaning.
+
+Shapes are NCHW. Tensors are FP16 in memory, or what a tactic's formats say; arithmetic is FP32 inside one problem and rounded
+once at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics.problems.convolution import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    PoolProblem,
+    SqueezeExciteProblem,
+    key,
+)
+from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
+from tactics.problems.library import LibraryProblem
+from tactics.problems.pointwise_ops import Stage
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseProblem:
+    """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
+
+    `tensors` and `constants`: along which axes each one spans the output; along the others it has size 1 and is repeated
+    (NumPy's broadcasting). "nchw" is a whole tensor, "nc" one value per image and channel, "hw" one per pixel, "" one.
+    Tensor i is "t<i>" to a stage and an input; constant i is "c<i>" to a stage and a weight of that name.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    stages: tuple[Stage, ...] = ()
+    tensors: tuple[str, ...] = ("nchw",)
+    constants: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        named = {f"t{i}" for i in range(len(self.tensors))} | {f"c{i}" for i in range(len(self.constants))}
+        if unknown := [s for s in self.stages if s.operand and s.operand not in named]:
+            raise ValueError(f"pointwise: {unknown[0]} reads none of {', '.join(sorted(named))}")
+        if wrong := [a for a in (*self.tensors, *self.constants) if a != "".join(x for x in "nchw" if x in a)]:
+            raise ValueError(f"pointwise: axes are written in the order nchw, got {wrong[0]!r}")
+
+    def __str__(self) -> str:
+        return key(self, "pointwise")
+
+    def span(self, axes: str) -> tuple[int, int, int, int]:
+        """The shape of a tensor or constant that spans `axes`."""
+        return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
+
+    @property
+    def in_shapes(self):
+        return tuple(self.span(axes) for axes in self.tensors)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    def reference(self, *tensors, **constants) -> np.ndarray:
+        """FP32 arrays of in_shapes, and constants c0, c1, ... as many values as they span; FP32 out."""
+        operands = {f"t{i}": np.asarray(x, np.float32) for i, x in enumerate(tensors)}
+        for i, axes in enumerate(self.constants):
+            operands[f"c{i}"] = np.asarray(constants[f"c{i}"], np.float32).reshape(self.span(axes))
+        v = operands["t0"]
+        with np.errstate(all="ignore"):
+            for stage in self.stages:
+                v = stage.apply(v, operands.get(stage.operand)).astype(np.float32)
+        return np.array(np.broadcast_to(v, self.out_shape))
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProblem:
+    """Output elements copied from other places of the input; what lies outside the input is `fill`.
+
+    kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
+    kind "upsample": x[n, c, h // step_h, w // step_w] (nearest, integer factors);
+    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h; "s2d_dcr" / "s2d_crd" its inverse;
+    kind "channels": a shuffle of step_h groups, out[n, j*groups + g] = x[n, g*(c/groups) + j].
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kind: str
+    out: tuple[int, int, int]
+    start: tuple[int, int, int] = (0, 0, 0)
+    step: tuple[int, int, int] = (1, 1, 1)
+    fill: float = 0.0
+
+    def __post_init__(self):
+        if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"):
+            raise ValueError(f"move: unknown kind {self.kind!r}")
+        b, (k, high, wide) = self.step[1], self.out
+        fits = {
+            "window": True, "channels": b > 0 and self.c % b == 0 and self.out == (self.c, self.h, self.w),
+            "upsample": k == self.c and high <= self.h * b and wide <= self.w * self.step[2],
+            "d2s": (self.c, self.h * b, self.w * b) == (k * b * b, high, wide),
+            "s2d": (self.c * b * b, self.h, self.w) == (k, high * b, wide * b),
+        }  # fmt: skip
+        if not fits[self.kind.partition("_")[0]]:
+            raise ValueError(f"move: expected an output of the size that {self.kind} gives, got {self}")
+
+    def __str__(self) -> str:
+        return key(self, "move")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, *self.out)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the output is nothing but some neighbouring channels of the input."""
+        rows_and_columns = (self.start[1:], self.step, self.out[1:]) == ((0, 0), (1, 1, 1), (self.h, self.w))
+        return self.kind == "window" and rows_and_columns and self.start[0] >= 0 and self.start[0] + self.out[0] <= self.c
+
+    def source(self, c, h, w):
+        """Input coordinates of output coordinates (integer arrays that broadcast)."""
+        b = self.step[1]
+        if self.kind == "window":
+            return tuple(s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
+        if self.kind == "upsample":
+            return c, h // self.step[1], w // self.step[2]
+        if self.kind == "d2s_dcr":
+            return ((h % b) * b + w % b) * self.out[0] + c, h // b, w // b
+        if self.kind == "d2s_crd":
+            return (c * b + h % b) * b + w % b, h // b, w // b
+        if self.kind == "channels":
+            return c % b * (self.c // b) + c // b, h, w
+        corner, c = (c // self.c, c % self.c) if self.kind == "s2d_dcr" else (c % b**2, c // b**2)
+        return c, h * b + corner // b, w * b + corner % b
+
+    def reference(self, x) -> np.ndarray:
+        x = np.asarray(x, np.float32)
+        c, h, w = np.meshgrid(*(np.arange(d) for d in self.out), indexing="ij")
+        c, h, w = self.source(c, h, w)
+        ok = (c >= 0) & (c < self.c) & (h >= 0) & (h < self.h) & (w >= 0) & (w < self.w)
+        picked = x[:, np.clip(c, 0, self.c - 1), np.clip(h, 0, self.h - 1), np.clip(w, 0, self.w - 1)]
+        return np.where(ok, picked, np.float32(self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatProblem:
+    """Inputs one after the other along `axis`: of `sizes` there, of the shape `rest` along the other three axes."""
+
+    sizes: tuple[int, ...]
+    rest: tuple[int, int, int]
+    axis: int = 1
+
+    def __post_init__(self):
+        if self.axis not in range(4) or len(self.rest) != 3 or not self.sizes:
+            raise ValueError(f"concat: expected an axis 0 to 3, sizes along it and 3 sizes along the others, got {self}")
+
+    def __str__(self) -> str:
+        return key(self, "concat")
+
+    def _shape(self, size: int) -> tuple[int, int, int, int]:
+        return (*self.rest[: self.axis], size, *self.rest[self.axis :])
+
+    @property
+    def in_shapes(self):
+        return tuple(self._shape(size) for size in self.sizes)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self._shape(sum(self.sizes))
+
+    def reference(self, *xs) -> np.ndarray:
+        return np.concatenate([np.asarray(x, np.float32) for x in xs], axis=self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class ReformatProblem:
+    """The same values in another format; `src` and `dst` as printed by Format."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    src: str
+    dst: str
+
+    def __str__(self) -> str:
+        return key(self, "reformat")
+
+    @property
+    def in_shapes(self):
+        return ((self.n, self.c, self.h, self.w),)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w)
+
+    def reference(self, x) -> np.ndarray:
+        return np.asarray(x, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulProblem:
+    """a @ b of two computed tensors, [*batch, m, k] and [*batch, k, n] -> [*batch, m, n], two batch dimensions.
+
+    `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
+    """
+
+    a_batch: tuple[int, int]
+    b_batch: tuple[int, int]
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+
+    def __post_init__(self):
+        if any(a != b and 1 not in (a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True)):
+            raise ValueError(f"matmul: batches {self.a_batch} and {self.b_batch} do not broadcast")
+
+    def __str__(self) -> str:
+        return key(self, "matmul")
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return tuple(max(a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True))
+
+    @property
+    def in_shapes(self):
+        a = (self.k, self.m) if self.trans_a else (self.m, self.k)
+        b = (self.n, self.k) if self.trans_b else (self.k, self.n)
+        return (*self.a_batch, *a), (*self.b_batch, *b)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return (*self.batch, self.m, self.n)
+
+    def reference(self, a, b) -> np.ndarray:
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
+
+
+Problem = (
+    ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
+    | MoveProblem | ConcatProblem | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
+    | ReduceProblem | NormalizeProblem | LibraryProblem
+)  # fmt: skip
