@@ -9,7 +9,7 @@ import numpy as np
 
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
-from gpu_runtime.explain import layers, report
+from gpu_runtime.explain import report, wording
 from gpu_runtime.text import table, times_are, us_text, versus
 
 DIGITS = Path(__file__).parent / "digits"
@@ -46,7 +46,7 @@ def closing(plan: dict) -> str:
         return f"{us_text(found['us'], plan)} {found['in']}->{found['out']}" if found else "-"
 
     cells = [
-        [r["layer"], f"{r['verdict']}: {r['reason']}", best(r, "dense"), best(r, "sparse"), layers.cost_text(r, plan)]
+        [r["layer"], f"{r['verdict']}: {r['reason']}", best(r, "dense"), best(r, "sparse"), wording.cost_text(r, plan)]
         for r in kinds if r
     ]  # fmt: skip
     total, dense = plan["plan"]["total_us"], plan["plan"]["rivals"]["all_dense_us"]
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)})
     print(report.plan_text(engine.plan))
-    print(layers.sparsity_text(engine.plan))
+    print(wording.sparsity_text(engine.plan))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
     print(closing(engine.plan))
 

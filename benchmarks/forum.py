@@ -16,7 +16,7 @@ import onnx
 
 import gpu_runtime as gr
 from benchmarks.networks import forum
-from gpu_runtime.explain import layers, what_if
+from gpu_runtime.explain import what_if, wording
 
 LAYERS = ("conv160", "conv288")
 
@@ -27,7 +27,7 @@ def account(device: str) -> str:
         onnx.save(forum(), Path(folder) / "forum.onnx")
         gr.build(Path(folder) / "forum.onnx", sparsity="enable", device=device).save(Path(folder) / "forum.engine")
         plan = gr.load(Path(folder) / "forum.engine").plan
-    text = layers.explain_text(plan, layers.rows_of(plan, LAYERS))
+    text = wording.explain_text(plan, wording.rows_of(plan, LAYERS))
     found = what_if.what_if(plan, {"conv288": "hwc16->hwc8"})
     return f"{text}\n{what_if.text(plan, found)}"
 

@@ -152,8 +152,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
-    from gpu_runtime.explain import layer_info, report
-    from gpu_runtime.explain import layers as explain
+    from gpu_runtime.explain import layer_info, report, wording
     from gpu_runtime.pipeline import build, pick_device
     from gpu_runtime.runtime.engine import encode
 
@@ -192,7 +191,7 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
 
     if dump_layers or verbose:
         _say(report.plan_text(plan))
-    _say(explain.sparsity_text(plan))
+    _say(wording.sparsity_text(plan))
     if dump_profile:
         _say(layer_info.trt_profile_text(records))
     for option, name in targets.items():
@@ -339,21 +338,20 @@ def explain_command(engine, layers, wishes, as_json) -> None:
     if wanted and layers:
         raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
     from gpu_runtime import load
-    from gpu_runtime.explain import layers as explain
-    from gpu_runtime.explain import what_if
+    from gpu_runtime.explain import what_if, wording
 
     plan = load(engine, allow_cubins=True).plan  # only read, never run
     if wanted:
         found = what_if.what_if(plan, wanted)
         _say(json.dumps(found, indent=1) if as_json else what_if.text(plan, found), nl=as_json)
         return
-    rows = explain.rows_of(plan, layers)
+    rows = wording.rows_of(plan, layers)
     if as_json:
-        rows = [row | {"sentence": explain.sentence(row, plan)} for row in rows]
+        rows = [row | {"sentence": wording.sentence(row, plan)} for row in rows]
         summary = plan["sparsity"].get("summary")
         _say(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
     else:
-        _say(explain.explain_text(plan, rows), nl=False)
+        _say(wording.explain_text(plan, rows), nl=False)
 
 
 @program.command("plan", short_help="Plan a model for several GPUs, side by side.")
@@ -383,14 +381,14 @@ def plan_command(model, devices, sparsity, shapes, as_json) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect_sparsity_command(model, as_json) -> None:
     """Show how sparse the weights of an ONNX MODEL are, and whether they are 2:4."""
-    from gpu_runtime.frontend import sparsity as onnx_sparsity
+    from gpu_runtime.frontend import pattern
 
-    rows = onnx_sparsity.inspect(model)
+    rows = pattern.inspect(model)
     if as_json:
-        found = {"summary": onnx_sparsity.summary(rows), "pruning": onnx_sparsity.pruning(rows), "layers": rows}
+        found = {"summary": pattern.summary(rows), "pruning": pattern.pruning(rows), "layers": rows}
         _say(json.dumps(found, indent=1))
     else:
-        _say(onnx_sparsity.text(rows), nl=False)
+        _say(pattern.text(rows), nl=False)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -27,9 +27,17 @@ from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import fuse, importer
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
-from gpu_runtime.planning import io_formats, places, tables
+from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.precision import cliffs, ranges
-from gpu_runtime.rewrites import back_to_back, blocks, channels, siblings, squeeze_excite, upsampling
+from gpu_runtime.rewrites import (
+    back_to_back,
+    blocks,
+    channels,
+    shared_concats,
+    siblings,
+    squeeze_excite,
+    upsampling,
+)
 from gpu_runtime.runtime.context import kernel_key
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.text import printable
@@ -209,7 +217,7 @@ def _settled(network, found: ranges.Ranges, calibration, planned, target: Device
 def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
-        blocks.offer, channels.offer, upsampling.offer, places.share, siblings.merge, squeeze_excite.offer,
+        blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge, squeeze_excite.offer,
         back_to_back.offer,
     ):  # fmt: skip
         network = offer(network)

@@ -20,7 +20,7 @@ from small_models import small_models
 
 from gpu_runtime import pipeline
 from gpu_runtime.errors import EngineError
-from gpu_runtime.explain import layer_info, layers, report
+from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime import derive, engine
 from tactics.format import DTYPES
 from tactics.problems import codec
@@ -177,7 +177,7 @@ def attempt(data: bytes, path: Path) -> str:
     assert made.checked
     json.dumps(layer_info.layer_info(made.plan))
     report.inspect_text(made.plan, made.checked)
-    layers.explain_text(made.plan, layers.rows_of(made.plan))
+    wording.explain_text(made.plan, wording.rows_of(made.plan))
     rng = np.random.default_rng(0)
     inputs = {t["name"]: rng.uniform(-1, 1, t["shape"]).astype(DTYPES[t["dtype"]]) for t in made.inputs}
     with warnings.catch_warnings():

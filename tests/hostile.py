@@ -297,18 +297,18 @@ class Victim:
 
 def serve() -> None:
     import gpu_runtime as gr
-    from gpu_runtime.explain import layer_info, layers, report
-    from gpu_runtime.frontend import sparsity
+    from gpu_runtime.explain import layer_info, report, wording
+    from gpu_runtime.frontend import pattern
 
     def build(path: str) -> str:
         plan = gr.build(path, device="h200", sparsity="enable").plan
-        report.inspect_text(plan), layers.explain_text(plan, layers.rows_of(plan, ())), layer_info.layer_info(plan)
+        report.inspect_text(plan), wording.explain_text(plan, wording.rows_of(plan, ())), layer_info.layer_info(plan)
         return f"{len(plan['layers'])} layers"
 
     def load(path: str) -> str:
         return repr(gr.load(path, allow_cubins=True))[:200]
 
-    tasks = {"build": build, "load": load, "sparsity": lambda path: str(len(sparsity.inspect(path)))}
+    tasks = {"build": build, "load": load, "sparsity": lambda path: str(len(pattern.inspect(path)))}
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     out, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=out, flush=True)

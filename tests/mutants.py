@@ -506,7 +506,7 @@ def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, byt
 def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     """ "fine" if the mutant is read, described and made ready to run but for its kernels' code; else its EngineError."""
     from gpu_runtime.errors import EngineError
-    from gpu_runtime.explain import layer_info, layers, report
+    from gpu_runtime.explain import layer_info, report, wording
     from gpu_runtime.runtime import engine
     from gpu_runtime.runtime.context import Context
 
@@ -518,7 +518,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
         made = engine.read(path)
         json.dumps(layer_info.layer_info(made.plan))
         report.plan_text(made.plan)
-        layers.sparsity_text(made.plan)
+        wording.sparsity_text(made.plan)
         Context._load = lambda self, steps: [None] * len(steps)  # kernels are compiled from the launches, which are elsewhere
         Context(made, device="emulator").close()
     except EngineError as e:

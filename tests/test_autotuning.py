@@ -13,7 +13,8 @@ from cuda_kernels.device import named
 from gpu_runtime.explain import autotuning
 from gpu_runtime.frontend import fuse, importer
 from gpu_runtime.lowering import lower
-from gpu_runtime.planning import places, tables
+from gpu_runtime.planning import tables
+from gpu_runtime.rewrites import shared_concats
 from tactics.candidates import candidates
 from tactics.format import Format
 from tactics.measure import timing
@@ -25,7 +26,7 @@ SHAPES = {"x": (64, 1, 8, 8)}
 
 @lru_cache(maxsize=4)
 def table(sparse=True, exhaustive=False):
-    network = places.share(lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
+    network = shared_concats.share(lower.lower(fuse.fuse(importer.read(DIGITS / "digits_sparse.onnx", shapes=SHAPES))))
     io = {t.name: Format(t.dtype, "chw") for t in (*network.inputs, *network.outputs)}
     return tables.tabulate(network, DEVICE, timing.predicted(DEVICE), sparse=sparse, io=io, exhaustive=exhaustive)
 

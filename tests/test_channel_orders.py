@@ -13,8 +13,7 @@ from reference_run import network as lowered
 import gpu_runtime as gr
 from gpu_runtime.network import exists
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from gpu_runtime.rewrites import blocks as space_to_depth
-from gpu_runtime.rewrites import channels
+from gpu_runtime.rewrites import blocks, channels
 from gpu_runtime.rewrites.channels import APART, DEPTHWISE_TOO, IN_WEIGHTS
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
@@ -86,11 +85,11 @@ def by_gather(net, x, name, shape):
 SPELLINGS = {f.__name__: f for f in (by_split, by_slice, by_step, by_gather)}
 
 
-def units(spelling, blocks: int = 3, c: int = 32, image=(6, 5), n: int = 2) -> onnx.ModelProto:
+def units(spelling, count: int = 3, c: int = 32, image=(6, 5), n: int = 2) -> onnx.ModelProto:
     """ShuffleNet v2: half of the channels go through a branch, and what comes out joins the other half; then all are read."""
     net = Net()
     x = net.op("MaxPool", net.conv("x", "stem", 3, c, 3), "pool", kernel_shape=(3, 3), pads=(1, 1, 1, 1))
-    for i in range(blocks):
+    for i in range(count):
         kept, read = spelling(net, x, f"u{i}", (n, c, *image))
         y = net.conv(net.conv(read, f"u{i}a", c // 2, c // 2), f"u{i}b", c // 2, c // 2, 3, c // 2)
         x = net.op("Concat", f"{kept} {net.conv(y, f'u{i}c', c // 2, c // 2)}", f"u{i}.cat", axis=1)
@@ -139,7 +138,7 @@ def pyramid(c: int = 32, n: int = 2) -> onnx.ModelProto:
 
 
 def offered(proto):
-    return channels.offer(space_to_depth.offer(lowered(proto)))
+    return channels.offer(blocks.offer(lowered(proto)))
 
 
 def agrees(proto, bound: float = 1e-5):

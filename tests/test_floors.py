@@ -88,7 +88,7 @@ def test_only_the_front_end_sees_onnx():
         assert not seen, f"{name} imports {seen}"
 
 
-LIGHT = ("runtime.context", "explain.layers", "explain.report", "explain.layer_info", "explain.what_if")
+LIGHT = ("runtime.context", "explain.wording", "explain.report", "explain.layer_info", "explain.what_if")
 
 
 @pytest.mark.parametrize("module", LIGHT)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.frontend import sparsity
+from gpu_runtime.frontend import pattern
 from tactics.measure.cache import Cache
 
 EXPECTED = ("ModelError", "EngineError", "CompileError", "OSError", "FileNotFoundError", "IsADirectoryError", "ValueError")
@@ -54,7 +54,7 @@ def sentence(e: BaseException) -> None:
 
 def test_what_is_no_file_is_refused_as_a_model_an_engine_an_input(victim, odd, tmp_path):
     for path in odd:
-        for call in (lambda p: gr.build(p, device="h200"), gr.load, sparsity.inspect):
+        for call in (lambda p: gr.build(p, device="h200"), gr.load, pattern.inspect):
             with pytest.raises((gr.ModelError, gr.EngineError)) as e:
                 call(path)
             sentence(e.value)

@@ -15,8 +15,9 @@ import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from gpu_runtime.planning import places as inplace
 from gpu_runtime.planning import tables
+from gpu_runtime.planning.places import IN_PLACE
+from gpu_runtime.rewrites import shared_concats
 from tactics.candidates import candidates
 from tactics.families import table
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
@@ -245,10 +246,10 @@ def test_the_plan_is_faster_than_with_copies(built, name):
 
 def solve(path, in_place=True, **options) -> tuple[plan.Plan, float]:
     """(the plan, seconds that solving took), with or without entries in place."""
-    net = inplace.share(lowered(path, **options)) if in_place else lowered(path, **options)
+    net = shared_concats.share(lowered(path, **options)) if in_place else lowered(path, **options)
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
     graph = tables.tabulate(net, named(DEVICE), timing.predicted(named(DEVICE)), sparse=False, io=io).graph
-    force = {} if in_place else {c.name: (lambda e: e.tactic != inplace.IN_PLACE) for c in graph.choices}
+    force = {} if in_place else {c.name: (lambda e: e.tactic != IN_PLACE) for c in graph.choices}
     start = time.perf_counter()
     return plan.solve(graph, force=force, milp_seconds=20), time.perf_counter() - start
 
@@ -257,7 +258,7 @@ def test_squeezenet_joins_for_nothing():
     path = model_path("squeezenet11_fp16")
     best, seconds = solve(path)
     copied, _ = solve(path, in_place=False)
-    joins = [name for name, e in best.entries.items() if e.tactic == inplace.IN_PLACE]
+    joins = [name for name, e in best.entries.items() if e.tactic == IN_PLACE]
     print(f"squeezenet: {best.total_ps / 1e6:.2f} us, with copies {copied.total_ps / 1e6:.2f} us; solved in {seconds:.3f} s")
     assert len(joins) == 8 and not best.reformats and best.status == "proven" and seconds < 1
     assert best.total_ps < copied.total_ps - 16_000_000, "16 launches fewer"
@@ -279,7 +280,7 @@ def test_densenet121_needs_no_milp(tmp_path):
     path = tmp_path / "densenet121.onnx"
     path.write_bytes(densenet((6, 12, 24, 16), 32, 64, 56).SerializeToString())
     best, seconds = solve(path)
-    joins = [e for e in best.entries.values() if e.tactic == inplace.IN_PLACE]
+    joins = [e for e in best.entries.values() if e.tactic == IN_PLACE]
     print(f"densenet121-like: {best.total_ps / 1e6:.1f} us, {len(best.entries)} ops, {best.method}, solved in {seconds:.2f} s")
     assert best.method == "elimination" and best.status == "proven" and len(joins) == 58
 
@@ -311,7 +312,7 @@ def test_flat_blocks_become_prefixes_of_one_memory(built):
 
 
 def test_parts_that_make_up_the_whole_are_the_whole():
-    net = inplace.share(lowered(split_block()))
+    net = shared_concats.share(lowered(split_block()))
     (join,) = [op for op in net.ops if isinstance(op.problem, ConcatProblem)]
     assert join.inputs == ("stem", "r", "s", "t") and join.problem.sizes == (32, 16, 8, 16)
     assert [op.output for op in net.ops if isinstance(op.problem, MoveProblem)] == ["p", "q"], "both are still read"
@@ -324,7 +325,7 @@ def test_share_keeps_what_it_must():
         node("Concat", "q p", "swapped", axis=1), node("Concat", "p q p", "more", axis=1),
     ]  # fmt: skip
     net = model(nodes, {"a": (1, 16, 2, 2), "b": (1, 8, 2, 2)}, "ab again bab mixed swapped more", opset=18)
-    inputs = {op.output: op.inputs for op in inplace.share(lowered(net)).ops}
+    inputs = {op.output: op.inputs for op in shared_concats.share(lowered(net)).ops}
     assert inputs["ab"] == ("a", "b") and inputs["again"] == ("ab",) and inputs["bab"] == ("b", "ab")
     assert inputs["mixed"] == ("a", "ab", "b") and inputs["swapped"] == ("q", "p") and inputs["more"] == ("a", "p")
 

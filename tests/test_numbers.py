@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_plan import SIZES
-from gpu_runtime.explain import layers
-from gpu_runtime.frontend import sparsity as onnx_sparsity
+from gpu_runtime.explain import wording
+from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.pipeline import compare
 from gpu_runtime.text import lost_text, share_text
@@ -42,8 +42,8 @@ def test_no_layer_gains_more_than_was_said_when_it_is_pruned(name):
         assert (would["tactic"], would["us"]) == (then["best_sparse"]["tactic"], then["best_sparse"]["us"]), row["layer"]
         assert would["dense_us"] == then["best_dense"]["us"], row["layer"]
         assert gain <= row["best_dense"]["us"] / row["floor"]["sparse_us"], row["layer"]
-        text = layers.sentence(row, own)
-        assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= layers.NO_GAIN)
+        text = wording.sentence(row, own)
+        assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= wording.NO_GAIN)
         assert gain <= 1 or f"({gain:.2f}x, limited by" in text, text
     assert seen or not any(r["reason"] == "pattern_violation" for r in own["sparsity"]["rows"])
 
@@ -62,7 +62,7 @@ def test_no_kernel_and_no_plan_beats_what_is_said_to_be_the_most(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_commands_show_one_weight_energy(name):
     """inspect-sparsity, explain and the log of --sparsity=force speak of the weights as the file has them."""
-    rows = {r["layer"]: r for r in onnx_sparsity.inspect(model_path(name))}
+    rows = {r["layer"]: r for r in pattern.inspect(model_path(name))}
     own, pruned = plans(name)
     for row in own["sparsity"]["rows"]:
         parts = [rows[layer] for layer in row["layers"]]
@@ -72,16 +72,16 @@ def test_all_commands_show_one_weight_energy(name):
         energy = [p["energy"] for p in parts]
         assert row["lost_energy"] == pytest.approx(sum(a * b for a, b in zip(lost, energy, strict=True)) / sum(energy))
         if row["reason"] == "pattern_violation":
-            assert f"takes away {lost_text(row['lost_energy'])} of" in layers.sentence(row, own)
-            assert share_text(row["stored_share"]) in layers.sentence(row, own)
+            assert f"takes away {lost_text(row['lost_energy'])} of" in wording.sentence(row, own)
+            assert share_text(row["stored_share"]) in wording.sentence(row, own)
     changed = {r["weight"]: r for r in rows.values() if r["verdict"] in ("dense", "sparse, not 2:4")}
     assert list(changed) == pruned["sparsity"]["pruned"]
     if changed:
         whole = sum(r["lost_energy"] * r["energy"] for r in changed.values()) / sum(r["energy"] for r in changed.values())
         assert whole == pytest.approx(pruned["sparsity"]["pruned_energy"])
-        assert f"initializers, {lost_text(whole)} of their energy" in " ".join(layers.sparsity_text(pruned).split())
+        assert f"initializers, {lost_text(whole)} of their energy" in " ".join(wording.sparsity_text(pruned).split())
         told = f"would prune {len(changed)} initializers, and take away {lost_text(whole)} of their energy"
-        assert told in onnx_sparsity.pruning(list(rows.values()))
+        assert told in pattern.pruning(list(rows.values()))
     after = {r["layer"]: r for r in pruned["sparsity"]["rows"]}
     assert not any(r["lost_energy"] for r in after.values()), "what is pruned has nothing to lose"
 

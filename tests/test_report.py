@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.explain import layer_info, report
-from gpu_runtime.explain import layers as explain
+from gpu_runtime.explain import layer_info, report, wording
 from tactics.format import Format, num_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -188,7 +187,7 @@ def golden(name, text):
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_text_is_as_committed(name):
-    text = getattr(explain if name == "sparsity_text" else report, name)(example_plan())
+    text = getattr(wording if name == "sparsity_text" else report, name)(example_plan())
     golden(f"{name}.txt", text)
     assert text.isascii() and width(text) <= 120
     assert all(line == line.rstrip() for line in text.splitlines()) and text.endswith("\n")
@@ -196,12 +195,12 @@ def test_text_is_as_committed(name):
 
 def test_the_full_account_is_as_committed():
     plan = example_plan()
-    text = explain.explain_text(plan, plan["sparsity"]["rows"])
+    text = wording.explain_text(plan, plan["sparsity"]["rows"])
     golden("explain_text.txt", text)
     assert text.isascii() and width(text) <= 120 and "None" not in text
     assert all(t.startswith(("~", "+")) for t in re.findall(r"([^\s(]*\d) us\b", text))
     rows = [row | {"if_sparse": None} for row in plan["sparsity"]["rows"]]  # what pruning would give was measured by nobody
-    assert "~" not in explain.explain_text(measured(plan), rows)
+    assert "~" not in wording.explain_text(measured(plan), rows)
 
 
 def test_json_is_as_committed():
@@ -215,7 +214,7 @@ def test_json_is_as_committed():
 
 
 def test_the_two_lines_are_literal():
-    lines = explain.sparsity_text(example_plan()).splitlines()
+    lines = wording.sparsity_text(example_plan()).splitlines()
     wide = "/layer1/layer1.0/conv_with_a_rather_long_name/Conv"
     eligible = f"{wide}, /layer1/conv2, /layer2/conv, /branch/tie, /branch/odd"
     assert lines[1] == f"(Sparsity) Layers eligible for sparse math: {eligible}"
@@ -226,21 +225,21 @@ def test_the_two_lines_are_literal():
 def test_the_two_lines_without_layers():
     plan = example_plan()
     plan["sparsity"] |= {"eligible": [], "picked": [], "rows": []}
-    lines = explain.sparsity_text(plan).splitlines()
-    assert lines[1:3] == [explain.ELIGIBLE_LINE, explain.PICKED_LINE]
+    lines = wording.sparsity_text(plan).splitlines()
+    assert lines[1:3] == [wording.ELIGIBLE_LINE, wording.PICKED_LINE]
     plan["sparsity"]["mode"] = "disable"
-    assert "--sparsity=disable; times" in explain.sparsity_text(plan).splitlines()[0]
+    assert "--sparsity=disable; times" in wording.sparsity_text(plan).splitlines()[0]
     row = verdict("a", "dense", "no_sparse_tactic", detail="--sparsity=disable was given")
-    assert explain.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
+    assert wording.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
 
 
 def test_force_says_what_it_did():
     plan = example_plan()
     plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
-    text = explain.sparsity_text(plan)
+    text = wording.sparsity_text(plan)
     assert "in 2 initializers: the outputs are not those" in text and "not pruned: stem.w: C = 3\n" in text
     lines = text.splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith(explain.ELIGIBLE_LINE))
+    at = next(i for i, line in enumerate(lines) if line.startswith(wording.ELIGIBLE_LINE))
     assert "--sparsity=force; times are predicted(h200)" in lines[at - 1]
 
 
@@ -248,33 +247,33 @@ def test_every_reason_has_its_sentence():
     plan = example_plan()
     rows = plan["sparsity"]["rows"]
     assert sorted(row["reason"] for row in rows) == sorted(REASONS)
-    sentences = [explain.sentence(row, plan) for row in rows]
+    sentences = [wording.sentence(row, plan) for row in rows]
     assert len(set(sentences)) == len(rows)
     for row, text in zip(rows, sentences, strict=True):
         assert row["reason"] not in text and text[0].isupper() and text.rstrip().endswith(".") and "None" not in text
         bare = verdict(row["layer"], row["verdict"], row["reason"])
-        assert "None" not in explain.sentence(bare, plan)
+        assert "None" not in wording.sentence(bare, plan)
 
 
 def test_a_sentence_in_the_plan_wins():
     plan = example_plan()
     plan["sparsity"]["rows"][0]["sentence"] = "Because I say so."
-    assert "/stem/Conv: Because I say so." in explain.sparsity_text(plan)
+    assert "/stem/Conv: Because I say so." in wording.sparsity_text(plan)
     assert layer_info.layer_info_list(plan)[1]["SparsitySentence"] == "Because I say so."
 
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_predicted_times_are_always_marked(name):
-    text = getattr(explain if name == "sparsity_text" else report, name)(example_plan())
+    text = getattr(wording if name == "sparsity_text" else report, name)(example_plan())
     times = re.findall(r"([^\s(]*\d) us\b", text)
     assert times and all(t.startswith("~") for t in times)
     plan = measured(example_plan())
     if name != "plan_text":  # what pruning would give was measured by nobody
-        text = getattr(explain if name == "sparsity_text" else report, name)(plan)
+        text = getattr(wording if name == "sparsity_text" else report, name)(plan)
         assert "predicted to take ~2.20 us instead of ~2.50 us" in " ".join(text.split()) and text.count("~") == 2
     for row in plan["sparsity"]["rows"]:
         row["if_sparse"] = None
-    unmarked = getattr(explain if name == "sparsity_text" else report, name)(plan)
+    unmarked = getattr(wording if name == "sparsity_text" else report, name)(plan)
     assert "~" not in unmarked and "predicted" not in unmarked and "measured(NVIDIA H200)" in unmarked
 
 
@@ -282,7 +281,7 @@ def test_long_and_odd_names_stay_in_the_table():
     plan = example_plan()
     name = "/a" * 90 + "\n\x1b[31m"
     plan["layers"][1]["name"] = plan["sparsity"]["rows"][0]["layer"] = name
-    for text in (explain.sparsity_text(plan), report.plan_text(plan), report.inspect_text(plan)):
+    for text in (wording.sparsity_text(plan), report.plan_text(plan), report.inspect_text(plan)):
         assert "\x1b" not in text
         assert width(text) <= 120
 

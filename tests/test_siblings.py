@@ -12,7 +12,7 @@ from reference_run import run as reference
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import named
-from gpu_runtime.explain import layers, what_if
+from gpu_runtime.explain import what_if, wording
 from gpu_runtime.planning import tables
 from gpu_runtime.rewrites import siblings
 from tactics.format import Format
@@ -152,7 +152,7 @@ def test_an_engine_with_merged_siblings_is_right_and_explained(make, tmp_path):
     rows = {r["layer"]: r for r in engine.sparsity["rows"]}
     merged = next(name for name in rows if " || " in name)
     assert rows[merged]["other"] and rows[merged]["other_cost_us"] >= 0
-    assert layers.rows_of(engine.plan, [merged.split(" || ")[0]]) == [rows[merged]]
+    assert wording.rows_of(engine.plan, [merged.split(" || ")[0]]) == [rows[merged]]
     wish = "dense" if rows[merged]["verdict"] == "sparse" else "sparse"
     one = merged.split(" || ")[0]
     cost = what_if.what_if(engine.plan, {one: wish})

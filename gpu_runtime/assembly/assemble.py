@@ -23,8 +23,8 @@ from tactics.planner import plan
 from tactics.problems.problem import ReformatProblem
 from tactics.tactic import Tactic
 
-Home = Mapping[Place, tuple[Place, int]]  # see inplace.homes
-Alias = Mapping[Place, Place]  # see inplace.aliases
+Home = Mapping[Place, tuple[Place, int]]  # see places.homes
+Alias = Mapping[Place, Place]  # see places.aliases
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 
-from gpu_runtime.explain.layers import sentence
+from gpu_runtime.explain.wording import sentence
 from gpu_runtime.text import fp32_reasons, is_predicted, printable
 from tactics.format import LAYOUTS, TRT_TYPES, Format, strides, wording
 

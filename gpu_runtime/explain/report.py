@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpu_runtime.explain.layers import sparsity_text
+from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.text import (
     fp32_reasons,
     is_predicted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gpu_runtime.explain.layers import RESOURCES
+from gpu_runtime.explain.wording import RESOURCES
 from gpu_runtime.text import printable, table, us_text, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share

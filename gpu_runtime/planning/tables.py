@@ -11,7 +11,7 @@ from itertools import product
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op
-from gpu_runtime.planning import places as inplace
+from gpu_runtime.planning import places
 from gpu_runtime.planning.places import base
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families.table import STRIDED, STRIDED_RESIDUAL
@@ -40,7 +40,7 @@ class Table:
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
     sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
-    tactic may use, None: any number; `beside`: what inplace.beside lets tensors be.
+    tactic may use, None: any number; `beside`: what places.beside lets tensors be.
     """
 
     network: Network
@@ -68,7 +68,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
         raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
     named = {t: network.formats(t) for t in network.tensors}
-    beside = inplace.beside(network, asked)
+    beside = places.beside(network, asked)
     edges = {t: _outside(network, t, (*asked.get(t, ()), *beside.get(t, ()))) for t in named}
     usable = {t: named[t] + edges[t] for t in named}
     timed: dict[tuple, Mapping[Tactic, Time]] = {}  # by all that decides the times: ops alike are timed once
@@ -80,7 +80,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         if alike not in timed:
             timed[alike] = _timed(*alike, device, timer, sparse=sparse, exhaustive=exhaustive, scratch=scratch)
         times.append(timed[alike])
-        if not times[-1] and not any(inplace.views(op)):
+        if not times[-1] and not any(places.views(op)):
             reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
             missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
             unable.append(op)
@@ -92,7 +92,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
 
     formats = {t: (*fmts, *beside.get(t, ())) for t, fmts in named.items()}
     formats = {t: tuple(dict.fromkeys(canonical(f, network.tensors[t]) for f in fmts)) for t, fmts in formats.items()}
-    placed = inplace.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 2)
+    placed = places.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 2)
     formats = {t: (*own, *placed[t]) for t, own in formats.items()}
     known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
     reformats: dict[ReformatProblem, Mapping[Tactic, Time]] = {}
@@ -108,12 +108,12 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     fastest: dict[int, list[tuple[Tactic, int]]] = {}
     choices = []
     for op, rows in zip(network.ops, times, strict=True):
-        places, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, placed)))
-        alike = id(rows), places, own
+        at, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, placed)))
+        alike = id(rows), at, own
         if alike not in made:
             if id(rows) not in fastest:
                 fastest[id(rows)] = _fastest(op.problem, rows)
-            made[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], places), *own))
+            made[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], at), *own))
         choices.append(Choice(op.name, op.inputs, op.output, made[alike], op.when))
     graph = plan.Graph(
         tuple(choices), network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
@@ -193,8 +193,8 @@ def rivals(table: Table) -> dict:
     names = {
         str(f): {t: canonical(f, shape) for t, shape in table.network.tensors.items()} for f in HALF_FORMATS
     }
-    places = table.graph.formats
-    names = {f: {t: tuple(k for k in places[t] if base(k) == key) for t, key in keys.items()} for f, keys in names.items()}
+    known = table.graph.formats
+    names = {f: {t: tuple(k for k in known[t] if base(k) == key) for t, key in keys.items()} for f, keys in names.items()}
     single = plan.best_single_format(table.graph, names)
     try:
         greedy = plan.greedy(table.graph).total_ps / 1e6
@@ -356,7 +356,7 @@ def _entries(
         own = _addresses(problem, tactic)
         ways = [[k] for k in own]
         if tactic.kernel in STRIDED:
-            ways = [[k, *(p for p in places if base(p) == k)] for k, places in zip(own, placed, strict=True)]
+            ways = [[k, *(p for p in keys if base(p) == k)] for k, keys in zip(own, placed, strict=True)]
         if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
         free = tactic.kernel in STRIDED_RESIDUAL
@@ -368,12 +368,12 @@ def _entries(
 
 def _in_place(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
     """The ways in which an op launches nothing."""
-    for ins, out in inplace.entries(op):
+    for ins, out in places.entries(op):
         keys = zip((*ins, out), (*op.inputs, op.output), strict=True)
         for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
-            yield plan.Entry(inplace.IN_PLACE, tuple(ins), out, 0)
-    for x, y in (*inplace.views(op), *inplace.through_views(op, placed)):
-        yield plan.Entry(inplace.IN_PLACE, (x,), y, 0)
+            yield plan.Entry(places.IN_PLACE, tuple(ins), out, 0)
+    for x, y in (*places.views(op), *places.through_views(op, placed)):
+        yield plan.Entry(places.IN_PLACE, (x,), y, 0)
 
 
 def _ps(time: Time) -> int:
