@@ -2,4 +2,6 @@
 
 Enters: a `Table` and the plan chosen from it.
 Leaves: layers and steps in execution order with every address, and the arena of packed weights.
+
+memory: offsets from live ranges; dataflow: proof that layers read what was written for them; assemble: all of it.
 """

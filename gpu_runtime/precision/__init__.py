@@ -1,1 +1,7 @@
-"""TODO"""
+"""Which tensors FP16 cannot hold or must not round. Read ranges.py first.
+
+Enters and leaves: a `Network`, with exponents, formats and FP32 tensors decided.
+
+ranges: what FP16 cannot hold is stored times a power of two, or in FP32; intervals: what values can be; cliffs: operators
+that rounding ruins, and what is kept in FP32 for them.
+"""

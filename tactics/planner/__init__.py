@@ -2,4 +2,7 @@
 
 Enters: a `Graph` of tensors with formats and ops with timed entries. Leaves: a `Plan`, and what
 it would be with a layer forced.
+
+elimination_order, eliminate: the least sum of small tables; graph: what may run; reformats and their cost; formulation: both
+as such tables; changes of a plan; plan: the exact minimum.
 """

@@ -1,4 +1,8 @@
 """What is computed, without how: frozen, hashable records. Read problem.py first.
 
 `str()` is the key of caches, `reference()` the meaning in NumPy. Features are fields of the record.
+
+gather, convolution, rows, problem, library: kinds of problems; pointwise_ops: elementwise functions as tables;
+pointwise_facts: what values they give, and where rounding ruins them; library_functions: rare operators over NumPy or CuPy;
+codec: problems as JSON.
 """
