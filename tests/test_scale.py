@@ -125,11 +125,11 @@ def test_a_thousand_functions_between_a_convolution_and_its_add(tmp_path):
     for i in range(1100):
         x = net.add(("Sigmoid", "Tanh")[i % 2], x)
     onnx.save(net.model(net.add("Add", x, "x")), tmp_path / "deep.onnx")
-    fused = fuse.fuse(onnx_import.read(tmp_path / "deep.onnx"))
+    fused = fuse.fuse(importer.read(tmp_path / "deep.onnx"))
     assert fused.layers[0].nodes == ("n0", "n1") and "n1101" not in fused.layers[-2].nodes  # the Add is no part of the chain
 
 
 def test_no_more_siblings_are_merged_than_their_names_can_bear(model):
-    network = pipeline.alternatives(lower.lower(fuse.fuse(onnx_import.read(model("conv_fan", 80)))))
+    network = pipeline.alternatives(lower.lower(fuse.fuse(importer.read(model("conv_fan", 80)))))
     merged = [op.layers for op in network.ops if len(op.layers) > 1]
     assert [*map(len, merged)] == [32, 8]
