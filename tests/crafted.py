@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from reference_run import model, node
-from small_models import small_models
 
 from gpu_runtime import pipeline
 from gpu_runtime.errors import EngineError
@@ -25,6 +23,8 @@ from gpu_runtime.runtime import derive, engine
 from tactics.format import DTYPES
 from tactics.problems import codec
 from tactics.tactic import Tactic
+from tests.reference_run import model, node
+from tests.small_models import small_models
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 8, 255, 256, 4096, 65536, 2**24, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
 TEXTS = ("", "x", "fp16:hwc8", "fp16:chw", "fp32:chw", "uint8:hwc", "arena", "weights", "i64", "i32", "f32", "conv_dense")

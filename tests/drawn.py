@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from reference_run import model, node
+
+from tests.reference_run import model, node
 
 MOST_ELEMENTS = 1500  # of a tensor
 Shape = tuple[int, ...]

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from reference_run import model, node
+
+from tests.reference_run import model, node
 
 MEMORY = 6 << 30  # bytes that the process may map
 ERRORS = subprocess.DEVNULL
@@ -275,7 +276,7 @@ class Victim:
         """{"seconds", "error": class or None, "text"}; error "hung" after `limit_s`, "died" where the process ended."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=ERRORS,
+                [sys.executable, "-m", "tests.hostile"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=ERRORS,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )  # fmt: skip
             self._process.stdout.readline()

@@ -1,6 +1,6 @@
 """Damaged models and engine files: seeded mutations, and a worker process that offers them to the code under test.
 
-    python tests/mutants.py models|engines|crafted FIRST COUNT FOLDER
+    python -m tests.mutants models|engines|crafted FIRST COUNT FOLDER
 
 tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
 mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper
-from small_models import small_models
+
+from tests.small_models import small_models
 
 MEMORY = 6 << 30  # bytes of address space: of them the libraries' own take about 2
 SECONDS = 60  # of one mutant; the slowest takes about 4 on an idle core
@@ -528,7 +529,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
 
 def try_crafted(number: int, given: object, folder: Path) -> str:
     """See crafted.py: read, described and run."""
-    import crafted
+    from tests import crafted
 
     told, data = crafted.craft(number)
     print(f"{number}\t{told}", flush=True)
@@ -537,8 +538,7 @@ def try_crafted(number: int, given: object, folder: Path) -> str:
 
 def main(kind: str, first: int, count: int, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    from conftest import MODELS
+    from tests.conftest import MODELS
 
     given = {"engines": engine_files, "models": lambda: sources(MODELS), "crafted": lambda: None}[kind]()
     for number in range(first, first + count):

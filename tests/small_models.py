@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from reference_run import model, node
+
+from tests.reference_run import model, node
 
 
 def small_models() -> list[onnx.ModelProto]:

@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import onnx
 import pytest
-from conftest import DIGITS
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
@@ -19,6 +18,7 @@ from tactics.candidates import candidates
 from tactics.format import Format
 from tactics.measure import timing
 from tactics.planner import plan
+from tests.conftest import DIGITS
 
 DEVICE = named("h200")
 SHAPES = {"x": (64, 1, 8, 8)}

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from reference_run import network
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
@@ -23,6 +22,7 @@ from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
 from tests.compiled import takes
 from tests.problems import assert_written_once, check
+from tests.reference_run import network
 
 DEVICE = named("h200")
 HWC8 = Format("fp16", "hwc8")

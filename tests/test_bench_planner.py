@@ -1,10 +1,10 @@
 """An independent formulation of the planner's question, as a plain integer program, has the same answer."""
 
 import pytest
-from test_plan import conv_net, faster, merging_graph, runs, small_graph
 
 from benchmarks.bench_planner import plain_highs, text
 from tactics.planner.plan import solve
+from tests.test_plan import conv_net, faster, merging_graph, runs, small_graph
 
 
 def answer(graph) -> float | None:

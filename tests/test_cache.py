@@ -13,12 +13,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from cuda_kernels import compile as compiling
 from cuda_kernels import files
 from cuda_kernels.compile import compile_kernel, cubin_path
 from cuda_kernels.emulator import build
+from tests.conftest import ROOT
 
 KERNEL = ("flush_l2", {}, "sm_80")  # compiled in a third of a second
 

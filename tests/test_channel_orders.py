@@ -6,9 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from ort_budget import engine_within_budget
-from reference_run import choices, feeds_for, given_model, model, node, ort_run, relative_error, run
-from reference_run import network as lowered
 
 import gpu_runtime as gr
 from gpu_runtime.network import exists
@@ -17,6 +14,9 @@ from gpu_runtime.rewrites import blocks, channels
 from gpu_runtime.rewrites.channels import APART, DEPTHWISE_TOO, IN_WEIGHTS
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
+from tests.ort_budget import engine_within_budget
+from tests.reference_run import choices, feeds_for, given_model, model, node, ort_run, relative_error, run
+from tests.reference_run import network as lowered
 
 SHUFFLENET = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_shufflenet.onnx"
 rng = np.random.default_rng(3)

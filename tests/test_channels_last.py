@@ -4,8 +4,9 @@ nothing where a tensor can be stored without padding between pixels."""
 import numpy as np
 import onnx
 import pytest
-from ort_budget import engine_within_budget
-from reference_run import model, node
+
+from tests.ort_budget import engine_within_budget
+from tests.reference_run import model, node
 
 rng = np.random.default_rng(11)
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import DIGITS, ROOT
-from reference_run import model, node, ort_run, relative_error
 
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
 from gpu_runtime.runtime import engine as engines
+from tests.conftest import DIGITS, ROOT
+from tests.reference_run import model, node, ort_run, relative_error
 
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 SHAPES = "--shapes=x:8x1x8x8"

@@ -4,8 +4,6 @@ import json
 import random
 
 import pytest
-from problems import PROBLEMS, pairs
-from test_transpose import GROUPED as TRANSPOSED
 
 from cuda_kernels.device import named
 from tactics.candidates import accepts, candidates
@@ -13,6 +11,8 @@ from tactics.launches import pack_weights, section_bytes, tables
 from tactics.measure.worker import random_data
 from tactics.problems import codec
 from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
+from tests.problems import PROBLEMS, pairs
+from tests.test_transpose import GROUPED as TRANSPOSED
 
 DEVICE = named("h200")
 CONV = ConvProblem(1, 8, 9, 9, 16, 3, 3, pad=(1, 1, 1, 1), bias=True)

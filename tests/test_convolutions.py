@@ -4,11 +4,11 @@ import random
 
 import numpy as np
 import pytest
-from reference_run import check_against_ort, model, node
-from test_moves import check_engine, kinds
 
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
+from tests.reference_run import check_against_ort, model, node
+from tests.test_moves import check_engine, kinds
 
 pytestmark = pytest.mark.slow
 

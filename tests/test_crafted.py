@@ -2,7 +2,8 @@
 
 
 import pytest
-from test_mutants import outcomes
+
+from tests.test_mutants import outcomes
 
 FEW, MANY, LARGE = 96, 6000, 500
 

@@ -10,13 +10,6 @@ import time
 import numpy as np
 import onnx
 import pytest
-from conftest import model_path
-from drawn import ALL, MOVES, network
-from ort_budget import run
-from reference_run import model, node
-from reference_run import network as lowered
-from test_drawn import emulated, feeds_of
-from test_inplace import densenet
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
@@ -29,6 +22,13 @@ from tactics.measure import timing
 from tactics.planner import plan
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem
+from tests.conftest import model_path
+from tests.drawn import ALL, MOVES, network
+from tests.ort_budget import run
+from tests.reference_run import model, node
+from tests.reference_run import network as lowered
+from tests.test_drawn import emulated, feeds_of
+from tests.test_inplace import densenet
 
 LARGER = [pytest.param(n, marks=pytest.mark.long) for n in ("densenet121", "fastestdet", "deeplabv3_mnv2_257")]
 NEVER, ZERO = -1, -2  # what no layer wrote; a padded channel

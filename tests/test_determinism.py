@@ -6,9 +6,9 @@ import sys
 
 import onnx
 import pytest
-from conftest import DIGITS, ROOT
 
 from benchmarks.networks import Net
+from tests.conftest import DIGITS, ROOT
 
 
 def branches() -> onnx.ModelProto:

@@ -7,14 +7,14 @@ import warnings
 import numpy as np
 import onnx
 import pytest
-from drawn import ALL, MOVES, network
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
-from ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run, with_casts
-from reference_run import model, node
 
 import gpu_runtime as gr
 from gpu_runtime.pipeline import DEFAULT_DEVICE
+from tests.drawn import ALL, MOVES, network
+from tests.ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run, with_casts
+from tests.reference_run import model, node
 
 GROUP = 10  # networks in one test
 

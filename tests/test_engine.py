@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_report import example_plan
 
 from gpu_runtime.runtime import engine as eng
 from gpu_runtime.runtime.engine import Engine, EngineError
+from tests.test_report import example_plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -131,7 +131,7 @@ def test_same_engine_same_bytes_in_every_process():
 def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
     make().save(tmp_path / "model.engine")
     script = (
-        "import sys; from gpu_runtime import engine; e = engine.read(sys.argv[1]); e.layer_info(); "
+        "import sys; from gpu_runtime.runtime import engine; e = engine.read(sys.argv[1]); e.layer_info(); "
         "print(*sorted(m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnx_ir', 'onnxscript', 'scipy', 'cuda') "
         "or m in ('tactics.planner.plan', 'tactics.planner.eliminate', 'gpu_runtime.planning.tables')))"
     )

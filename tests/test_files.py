@@ -10,13 +10,13 @@ import threading
 import time
 from pathlib import Path
 
-import hostile
 import pytest
-from conftest import ROOT
 
 import gpu_runtime as gr
 from cuda_kernels import files
 from gpu_runtime.frontend import importer
+from tests import hostile
+from tests.conftest import ROOT
 from tests.test_engine import make
 
 WRITERS = {  # name -> writes something to a path

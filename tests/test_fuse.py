@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from reference_run import check_against_ort, choices, feeds_for, given_model, model, network, node, ort_run, run
 
 from gpu_runtime.network import exists
 from tactics.problems.problem import ConvProblem
+from tests.reference_run import check_against_ort, choices, feeds_for, given_model, model, network, node, ort_run, run
 
 rng = np.random.default_rng(3)
 X = {"x": (2, 4, 6, 6)}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from problems import CONVS, PROBLEMS, RELU, assert_right, execute, pairs, sanitize_cases
 
 from cuda_kernels.compile import compile_many
 from cuda_kernels.device import current, why_no_gpu
@@ -23,6 +22,7 @@ from tactics.candidates import candidates
 from tactics.launches import launches
 from tactics.measure.worker import TOLERANCE, Bench, random_data, reference, reference_conv, relative_error
 from tactics.problems.problem import ConvProblem
+from tests.problems import CONVS, PROBLEMS, RELU, assert_right, execute, pairs, sanitize_cases
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]

@@ -4,13 +4,13 @@ import os
 import re
 from pathlib import Path
 
-import hostile
 import numpy as np
 import pytest
 
 import gpu_runtime as gr
 from gpu_runtime.frontend import pattern
 from tactics.measure.cache import Cache
+from tests import hostile
 
 EXPECTED = ("ModelError", "EngineError", "CompileError", "OSError", "FileNotFoundError", "IsADirectoryError", "ValueError")
 LIMIT_S = 30.0  # on a busy machine; idle, the slowest takes about 4

@@ -6,10 +6,6 @@ import time
 import numpy as np
 import onnx
 import pytest
-from conftest import model_path
-from ort_budget import budgets
-from reference_run import model, node
-from reference_run import network as lowered
 
 import gpu_runtime as gr
 from cuda_kernels.compile import compile_kernel
@@ -37,6 +33,10 @@ from tactics.problems.problem import (
 )
 from tactics.problems.rows import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
+from tests.conftest import model_path
+from tests.ort_budget import budgets
+from tests.reference_run import model, node
+from tests.reference_run import network as lowered
 
 pytestmark = pytest.mark.slow
 

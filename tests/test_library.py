@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from reference_run import check_against_ort, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
@@ -19,6 +18,7 @@ from tactics.predict import predict
 from tactics.problems import codec
 from tactics.problems.library_functions import FUNCTIONS, bound
 from tactics.problems.problem import LibraryProblem
+from tests.reference_run import check_against_ort, model, network, node, ort_run, relative_error, run
 
 X = (2, 6, 5, 7)
 INT, BOOL = TensorProto.INT64, TensorProto.BOOL

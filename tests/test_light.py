@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from ort_budget import budgets
 
 import gpu_runtime as gr
 from benchmarks.light import NAMES, light
@@ -19,6 +18,7 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.planning import io_formats, tables
 from tactics.measure import timing
 from tactics.planner import plan
+from tests.ort_budget import budgets
 
 pytestmark = pytest.mark.slow
 

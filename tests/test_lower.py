@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run, relative_error, run
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
@@ -12,6 +11,7 @@ from gpu_runtime.frontend.fuse import fuse
 from gpu_runtime.lowering import lower
 from tactics.problems.library_functions import FUNCTIONS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tests.reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run, relative_error, run
 
 rng = np.random.default_rng(7)
 

@@ -5,13 +5,13 @@ import random
 
 import numpy as np
 import pytest
-from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, run
 
 import gpu_runtime as gr
 from gpu_runtime.lowering import moves
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.problem import MoveProblem
+from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, run
 
 pytestmark = pytest.mark.slow
 

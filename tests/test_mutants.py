@@ -7,13 +7,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import mutants
 import pytest
-from small_models import small_models
 
 from gpu_runtime.frontend import fuse, importer
 from gpu_runtime.lowering import lower
+from tests import mutants
+from tests.conftest import ROOT
+from tests.small_models import small_models
 
+WORKER = (sys.executable, "-m", "tests.mutants")
 ONCE, CHUNK = 500, 125  # mutants that `make test` tries, and how many a worker is given at once
 MANY, LARGE = 10_000, 500  # the same of `make test-long`
 
@@ -22,8 +24,8 @@ def outcomes(kind: str, first: int, count: int, folder: Path) -> dict[int, tuple
     """Mutant -> (what was done to it, what came of it). The worker goes on behind a mutant that ended it."""
     found: dict[int, tuple[str, str]] = {}
     while len(found) < count:
-        command = [sys.executable, mutants.__file__, kind, str(first + len(found)), str(count - len(found)), str(folder)]
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        command = [*WORKER, kind, str(first + len(found)), str(count - len(found)), str(folder)]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
         lines = [line.partition("\t") for line in run.stdout.splitlines()]
         begun, ended = ([row for row in lines if row[2].startswith('"') is end] for end in (False, True))
         assert begun, f"the worker did not begin: {run.stderr[-2000:]}"
@@ -79,7 +81,7 @@ def test_a_worker_that_ends_is_noticed(tmp_path, monkeypatch, kind):
         f"    if n == 2: {'os.abort()' if kind == 'dies' else 'time.sleep(60)'}\n"
         "    print(f'{n}\\t\"fine\\\\t\"', flush=True)\n"
     )
-    monkeypatch.setattr(mutants, "__file__", str(worker))
+    monkeypatch.setitem(globals(), "WORKER", (sys.executable, str(worker)))
     found = outcomes("models", 0, 5, tmp_path)
     assert [found[n][1].partition("\t")[0] == "fine" for n in range(5)] == [True, True, False, True, True]
     assert "ended its process" in found[2][1]

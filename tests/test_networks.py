@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from conftest import DIGITS, MODELS, model_path
 from onnx import TensorProto, numpy_helper
-from ort_budget import budgets, run, to_fp32
 from PIL import Image, ImageDraw, ImageFont
 
 import gpu_runtime as gr
 from cuda_kernels.emulator import Stats
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.runtime.engine import Engine
+from tests.conftest import DIGITS, MODELS, model_path
+from tests.ort_budget import budgets, run, to_fp32
 
 pytestmark = pytest.mark.slow
 

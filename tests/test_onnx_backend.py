@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from reference_run import model, node, ort_run
 
 from gpu_runtime import onnx_backend
+from tests.reference_run import model, node, ort_run
 
 ROOT = Path(__file__).parents[1]
 ONNX = "1.23.2"  # whose cases EXCLUDED and the README's numbers are about

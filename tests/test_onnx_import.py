@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.convert import OPSET
+from tests.reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
 
 rng = np.random.default_rng(11)
 

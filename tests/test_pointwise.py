@@ -5,7 +5,6 @@ import random
 
 import numpy as np
 import pytest
-from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
@@ -18,6 +17,7 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
 from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tests.problems import POINTWISE, assert_right, execute
+from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 rng = np.random.default_rng(11)
 SHAPE = (2, 6, 5, 4)

@@ -10,8 +10,6 @@ import sys
 
 import numpy as np
 import pytest
-from problems import assert_right, execute
-from test_kernels import DEVICE, by_tile, variants
 
 from cuda_kernels.launch import Emulated
 from tactics import single
@@ -21,6 +19,8 @@ from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
+from tests.problems import assert_right, execute
+from tests.test_kernels import DEVICE, by_tile, variants
 
 ACTIVATIONS = (Activation(), Activation("relu"), Activation("relu"), Activation("clip", (-0.5, 1.0)), Activation("prelu"))
 

@@ -6,10 +6,6 @@ import warnings
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from ort_budget import budgets
-from reference_run import model, node, ort_run
-from small_models import small_models
-from test_moves import build
 
 from gpu_runtime.cli import program
 from gpu_runtime.explain import side_by_side
@@ -20,6 +16,10 @@ from gpu_runtime.frontend.importer import read
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.pipeline import compare
 from gpu_runtime.precision import ranges
+from tests.ort_budget import budgets
+from tests.reference_run import model, node, ort_run
+from tests.small_models import small_models
+from tests.test_moves import build
 
 
 def weights(*shape, scale=1.0, seed=0):

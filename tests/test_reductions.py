@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
@@ -17,6 +16,7 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tests.problems import ROWS, assert_right, execute
+from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import model_path
-from reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, named
@@ -25,7 +23,9 @@ from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
+from tests.conftest import model_path
 from tests.problems import assert_right, execute
+from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 pytestmark = pytest.mark.slow
 

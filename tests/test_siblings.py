@@ -5,9 +5,6 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from reference_run import network as lowered
-from reference_run import ort_run, relative_error
-from reference_run import run as reference
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
@@ -18,6 +15,9 @@ from gpu_runtime.rewrites import siblings
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
+from tests.reference_run import network as lowered
+from tests.reference_run import ort_run, relative_error
+from tests.reference_run import run as reference
 
 
 def heads() -> onnx.ModelProto:

@@ -4,7 +4,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from reference_run import network
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
@@ -19,6 +18,7 @@ from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tests.compiled import takes
 from tests.problems import assert_right, assert_written_once, execute
+from tests.reference_run import network
 
 DEVICE = named("h200")
 RELU, GATE = Activation("relu"), Activation("hard_sigmoid", (0.2, 0.5))

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference_run import model, node
 
 import gpu_runtime as gr
 from cuda_kernels.compile import compile_many, virtual
@@ -22,6 +21,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes
 from tests.problems import check, execute
+from tests.reference_run import model, node
 
 pytestmark = pytest.mark.slow
 

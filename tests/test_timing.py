@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from problems import CONVS, PROBLEMS, RELU
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError
@@ -28,6 +27,7 @@ from tactics.measure.timing import ROUNDS, Cache, Key, Time
 from tactics.problems import codec
 from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.tactic import Tactic, Tile
+from tests.problems import CONVS, PROBLEMS, RELU
 
 H200 = devices.named("h200")
 PROBLEM = ConvProblem(1, 64, 8, 8, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True)
@@ -332,8 +332,8 @@ def test_a_child_that_died_between_two_calls_is_replaced(fake):
 
 
 BUILD = """
-import sys; sys.path.insert(0, {tests!r})
-from test_timing import *
+import sys; sys.path.insert(0, {root!r})
+from tests.test_timing import *
 timer = timing.measured(H200, Cache({path!r}), driver="580", command={command!r}, compile_first=False)
 try:
     for n in range(1, 30):
@@ -347,7 +347,7 @@ except KeyboardInterrupt:
 def build(tmp_path, fake):
     """A process of its own that measures 29 problems of 3 slow tactics each; returned once some are in its cache."""
     command = fake({t.name: "slow" for t in tactics(3)})._command
-    code = BUILD.format(tests=str(ROOT / "tests"), path=str(fake.path), command=command)
+    code = BUILD.format(root=str(ROOT), path=str(fake.path), command=command)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while time.monotonic() < end and not (fake.path.exists() and fake.path.read_bytes().count(b"\n") >= 2):

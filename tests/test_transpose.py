@@ -6,8 +6,6 @@ import random
 import numpy as np
 import onnx
 import pytest
-from ort_budget import budgets
-from reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
@@ -26,7 +24,9 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
+from tests.ort_budget import budgets
 from tests.problems import assert_right, execute
+from tests.reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run
 
 pytestmark = pytest.mark.slow
 

@@ -11,15 +11,15 @@ import time
 import warnings
 from pathlib import Path
 
-import crafted
 import numpy as np
 import pytest
-from reference_run import model, node
 
 from gpu_runtime import cli, pipeline
 from gpu_runtime.errors import EngineError, ModelError
 from gpu_runtime.runtime import engine
 from gpu_runtime.runtime.engine import Engine
+from tests import crafted
+from tests.reference_run import model, node
 
 pytestmark = pytest.mark.slow  # the engines that all others are made from take ten seconds to build
 JOINED, GATHERED = 0, 4  # of crafted.bases
@@ -213,7 +213,7 @@ def test_a_large_header_of_nothing(tmp_path, kind):
     path.write_bytes(struct.pack("<Q", len(NOTHING[kind])) + NOTHING[kind])
     script = (
         "import resource, sys\n"
-        "from gpu_runtime import engine\n"
+        "from gpu_runtime.runtime import engine\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: engine.read(sys.argv[1])\n"
         "except engine.EngineError as e: print(e)\n"

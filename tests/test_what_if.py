@@ -5,13 +5,13 @@ import json
 
 import onnx
 import pytest
-from conftest import DIGITS
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime.explain import what_if
 from tactics.planner.graph import Graph
 from tactics.planner.plan import solve
+from tests.conftest import DIGITS
 
 
 @pytest.fixture(scope="module")
