@@ -141,12 +141,13 @@ def test_the_record_is_of_this_compiler_and_these_sources():
 def one_row(monkeypatch, tmp_path):
     """A record of one variant as it is, which a test may write otherwise; `row`: its fields."""
     monkeypatch.setattr(recorded, "RECORD", tmp_path / "compiled.json")
-    monkeypatch.setattr(recorded, "record", lambda base="": table if not base else {})
+    monkeypatch.setattr(recorded, "record", lambda base="": {"": table, "older": older, "without": {}}[base])
     monkeypatch.delenv(recorded.RECOMPILE, raising=False)
     monkeypatch.delenv(recorded.WRITE, raising=False)
     row = list(astuple(recorded.measured(compile_kernel("flush_l2", {}, "sm_80"))))
     entry = {"source": compiling.source_hash("flush_l2"), "variants": {"": {"sm_80": row}}}
     table = {compiler(): {"flush_l2": entry}}
+    older = {compiler(): {"flush_l2": entry | {"variants": {}}}}  # a base commit that did not have this variant yet
     return entry, row
 
 
@@ -155,13 +156,20 @@ def test_a_row_is_believed_while_its_sources_are_the_recorded_ones(one_row, monk
     assert takes("flush_l2", {}, "sm_80") == recorded.Taken(*one_row[1])
 
 
-@pytest.mark.parametrize("wish", ["all", "seed:base"])
+@pytest.mark.parametrize("wish", ["all", "seed:older"])
 def test_a_row_that_is_not_so_is_noticed_where_it_is_compiled_again(one_row, monkeypatch, wish):
     monkeypatch.setenv(recorded.RECOMPILE, wish)
     assert takes("flush_l2", {}, "sm_80").regs == one_row[1][0]
     one_row[1][0] += 1
     with pytest.raises(AssertionError, match="run `make compiled`"):
         takes("flush_l2", {}, "sm_80")
+
+
+def test_a_base_without_a_record_asks_for_nothing(one_row, monkeypatch):
+    monkeypatch.setenv(recorded.RECOMPILE, "seed:without")
+    monkeypatch.setattr(recorded, "DRAWN", 1 << 40)
+    monkeypatch.setattr(recorded, "compile_kernel", lambda *a: pytest.fail("compiled"))
+    takes("flush_l2", {}, "sm_80")
 
 
 def test_other_sources_are_compiled_and_unknown_variants_asked_for(one_row, monkeypatch):
