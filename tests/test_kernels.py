@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_kernel, compile_many, virtual
+from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
@@ -22,7 +22,7 @@ from tactics.measure.worker import random_data, reference
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
-from tests.compiled import fits
+from tests.compiled import takes
 from tests.problems import (
     CONVS,
     EVERY_TACTIC,
@@ -229,6 +229,14 @@ PRE = {
 }
 
 
+@pytest.mark.parametrize("problem", PRE.values(), ids=PRE)
+def test_prologues_compile_without_spills(problem):
+    by_tile = {(t.kernel, t.tile): t for t in candidates(problem, DEVICE) if not linear(t.ins[0])}
+    for tactic in by_tile.values():
+        (launch,) = launches(problem, tactic)
+        takes(launch.kernel, launch.values, DEVICE.sm)
+
+
 @pytest.mark.parametrize("kernel,tiles", [("conv_dense", DENSE_TILES), ("conv_sparse24", SPARSE_TILES)])
 def test_a_prologue_scales_what_the_tensor_cores_read(kernel, tiles):
     for problem in PRE.values():
@@ -238,11 +246,9 @@ def test_a_prologue_scales_what_the_tensor_cores_read(kernel, tiles):
         assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in candidates(problem, DEVICE))
         by_tile = {t.tile: t for t in found}
         assert set(by_tile) >= set(tiles)
-        compile_many(dict.fromkeys((s.kernel, s.values, DEVICE.sm) for t in by_tile.values() for s in launches(problem, t)))
+        arch = virtual(DEVICE.sm)
+        compile_many(dict.fromkeys((s.kernel, s.values, arch) for t in by_tile.values() for s in launches(problem, t)))
         for tactic in by_tile.values():
-            (launch,) = launches(problem, tactic)
-            compiled = compile_kernel(launch.kernel, dict(launch.values), DEVICE.sm)
-            fits(compiled)
             gpu = Emulated(DEVICE)
             assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)
             assert gpu.stats[-1].excess_wavefronts == 0

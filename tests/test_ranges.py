@@ -127,12 +127,12 @@ STUCK = {
     ),
     "softmax": ([node("Conv", "x a b", "p"), node("Softmax", "p", "y", axis=1)],
                 {"a": weights(8, 4, 3, 3, scale=3), "b": np.full(8, 9e4, np.float32)}, ["p"]),
-    "pools": (
+    "pools": (  # and what the divisor is computed from, which may come near 0
         [node("Conv", "x a", "p"), *silu("p", "q"), node("MaxPool", "q", "r", kernel_shape=(2, 2)), *silu("r", "s"),
          node("AveragePool", "s", "t", kernel_shape=(2, 2)), node("Resize", "t _ scales", "u", mode="linear"),
          *silu("u", "v"), node("Transpose", "v", "w", perm=(0, 1, 3, 2)), *silu("w", "z"),
          node("ReduceL2", "z", "n", axes=(1,)), node("Div", "z n", "m"), node("Conv", "m b", "y")],
-        {"a": LARGE, "scales": np.float32([1, 1, 2, 2]), "b": weights(4, 8, 1, 1, seed=1)}, ["q", "r"],
+        {"a": LARGE, "scales": np.float32([1, 1, 2, 2]), "b": weights(4, 8, 1, 1, seed=1)}, ["q", "r", *"stuvwzn"],
     ),
     "attention": (
         [node("Conv", "x a", "p"), *silu("p", "q"), node("Reshape", "q rows", "r"),
