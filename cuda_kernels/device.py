@@ -224,7 +224,7 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
     dram_gbps = 2 * attributes[MEMORY_CLOCK_KHZ] * attributes[MEMORY_BUS_BITS] // 8_000_000  # two transfers a clock
     sms = p["multiProcessorCount"]
     told = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
-    guessed = [*(field for field, value in told.items() if value <= 0), *(() if known else (LAUNCH, L2, "mma_sync_share"))]
+    guessed = ", ".join([*(field for field, value in told.items() if value <= 0), LAUNCH, L2, "mma_sync_share"])
     return Device(
         name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""), num_sms=sms,
         l2_bytes=p["l2CacheSize"] or like.l2_bytes, l2_bytes_per_clk=round(like.l2_bytes_per_clk * sms / like.num_sms),
@@ -235,7 +235,7 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
         **{field: value if value > 0 else getattr(like, field) for field, value in told.items()},
         sources=f"CUDA driver; else {like.title}: {like.sources}" if known else
         f"CUDA driver; products per clock: {relative.source}; else as {like.title}",
-        assumed=", ".join(dict.fromkeys(guessed)) or like.assumed,
+        assumed=like.assumed if known else guessed,
     )  # fmt: skip
 
 
