@@ -1,11 +1,16 @@
-"""Problems as JSON and back; what fits no field is refused; sections have the sizes that packing gives them."""
+"""Records and problems as JSON and back; what fits no field is refused; sections have the sizes that packing gives them."""
 
 import json
+import math
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import pytest
 
 from cuda_kernels.device import named
+from tactics import codec as records
 from tactics.candidates import accepts, candidates
 from tactics.launches import pack_weights, section_bytes, tables
 from tactics.measure.worker import random_data
@@ -49,7 +54,7 @@ def test_what_no_problem_is(change):
 def test_a_missing_field_is_named():
     data = codec.to_json(CONV)
     del data["k"]
-    with pytest.raises(ValueError, match="expected a record of n, c, h, w, k"):
+    with pytest.raises(ValueError, match="has no 'k'"):
         codec.from_json(data)
 
 
@@ -89,3 +94,73 @@ def test_every_candidate_is_accepted_and_no_other():
     others = candidates(CONV, DEVICE), candidates(PROBLEMS["pool_max"], DEVICE)
     assert not any(accepts(CONV, t, DEVICE) for t in others[1])
     assert not any(accepts(PROBLEMS["pool_max"], t, DEVICE) for t in others[0])
+
+
+# ---- any record
+
+
+@dataclass(frozen=True)
+class Part:
+    size: Annotated[int, records.Whole(0, 9)]
+    in_: Annotated[complex, records.As("a complex number", complex, str)] = 1j
+
+
+@dataclass(frozen=True)
+class Other:
+    """Told from a Part by its type."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: Annotated[str, records.Check("a text of at most 3 characters", lambda v: len(v) <= 3)]
+    parts: tuple[Part, ...] = ()
+    either: Part | Other | None = None
+    kind: Literal["a", "b"] = "a"
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    pair: tuple[bool, float | None] = (True, None)
+
+
+WHOLE = Whole("x", (Part(3), Part(4, 2j)), Part(5), "b", {"one": 1.5, "most": math.inf}, (False, 2.0))
+
+
+def test_a_record_comes_back():
+    data = json.loads(json.dumps(records.to_json(Whole, WHOLE), allow_nan=False))
+    assert data == {
+        "name": "x", "parts": [{"size": 3}, {"size": 4, "in": "2j"}], "either": {"type": "Part", "size": 5}, "kind": "b",
+        "numbers": {"one": 1.5, "most": "inf"}, "pair": [False, 2.0],
+    }  # fmt: skip
+    assert records.from_json(Whole, data) == WHOLE
+    assert records.from_json(Whole, {"name": "y"}) == Whole("y")
+    assert records.from_json(Whole, {"name": "y", "either": {"type": "Other"}}).either == Other()
+    full = records.to_json(Whole, Whole("y"), defaults=True)
+    assert full["either"] is None and full["pair"] == [True, None] and records.from_json(Whole, full) == Whole("y")
+
+
+@pytest.mark.parametrize(("data", "sentence"), [
+    (7, "expected a record, got 7"), ({}, "has no 'name'"),
+    ({"name": 7}, "name: expected a text of at most 3 characters, got 7"),
+    ({"name": "long"}, "name: expected a text of at most 3"),
+    ({"name": "x", "more": 1}, "has an unknown 'more', expected only name"),
+    ({"name": "x", "parts": [{"size": 1}, {"size": 10}]}, r"parts\[1\].size: expected a whole number from 0 to 9, got 10"),
+    ({"name": "x", "parts": [{"size": True}]}, r"parts\[0\].size: expected a whole number"),
+    ({"name": "x", "parts": [{}]}, r"parts\[0\]: has no 'size'"), ({"name": "x", "parts": {}}, "parts: expected a list, got"),
+    ({"name": "x", "parts": [{"size": 1, "in": "j+"}]}, r"parts\[0\].in: expected a complex number, got j+"),
+    ({"name": "x", "either": {"size": 5}}, "either: expected a record with a type, one of Part, Other"),
+    ({"name": "x", "either": {"type": "Whole", "name": "y"}}, "either: expected a record with a type"),
+    ({"name": "x", "either": {"type": "Part", "size": -1}}, "either.size: expected"),
+    ({"name": "x", "kind": "c"}, "kind: expected one of a, b, got c"), ({"name": "x", "kind": None}, "kind: expected"),
+    ({"name": "x", "numbers": {"one": "1"}}, "numbers.one: expected a number, got 1"),
+    ({"name": "x", "pair": [True]}, "pair: expected a list of 2"),
+    ({"name": "x", "pair": [True, "?"]}, r"pair\[1\]: expected a number"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_by_its_place(data, sentence):
+    with pytest.raises(records.Misfit, match=f"^{sentence}"):
+        records.from_json(Whole, data)
+
+
+def test_a_record_is_described():
+    assert {name: records.words(records.hints(Whole)[f.name]) for name, f in records.json_names(Whole).items()} == {
+        "name": "a text of at most 3 characters", "parts": "[Part, ...]", "either": "Part or Other or null",
+        "kind": "one of a, b",
+        "numbers": "{name: a number}", "pair": "[true or false, a number or null]",
+    }  # fmt: skip
