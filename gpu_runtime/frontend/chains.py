@@ -8,12 +8,22 @@ by its values: whatever the spelling, the nodes between are evaluated on samples
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, constant, per_channel, scale_and_shift, shape_of, single_reader, type_of
+from gpu_runtime.frontend.queries import (
+    attribute,
+    constant,
+    operand,
+    per_channel,
+    scale_and_shift,
+    shape_of,
+    single_reader,
+    type_of,
+)
 from tactics.problems.library import FLOAT
 from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, OPERATIONS, Activation, Stage
 
@@ -23,7 +33,7 @@ BINARY = {
 }  # fmt: skip
 SWAPPED = {"sub": "rsub", "div": "rdiv", "pow": "rpow"}
 # ONNX type -> its stages, each (op, attributes that are its parameters with their defaults).
-UNARY = {
+UNARY: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     **{op: ((op.lower(), {}),) for op in ("Abs", "Ceil", "Erf", "Exp", "Floor", "Log", "Mish", "Relu", "Round", "Sigmoid",
                                           "Sign", "Softplus", "Softsign", "Sqrt", "Tanh")},
     "HardSwish": (("hard_swish", {}),),
@@ -35,7 +45,6 @@ UNARY = {
     "Selu": (("elu", {"alpha": 1.6732632423543772}), ("mul", {"gamma": 1.0507009873554805})),
     "ThresholdedRelu": (("thresholded_relu", {"alpha": 1.0}),),
 }  # fmt: skip
-OPS = {*UNARY, *BINARY, "BatchNormalization", "Celu", "Clip", "Gelu", "Identity"}
 # Functions of one value that several nodes may spell, and where they are compared: far out too, where they differ most.
 SPELLED = (
     Stage("silu"), Stage("hard_swish"), Stage("gelu"), Stage("gelu_tanh"), Stage("mish"), Stage("softplus"), Stage("sigmoid"),
@@ -45,90 +54,122 @@ SAMPLES = np.concatenate([np.linspace(-9, 9, 73), [-50.0, -20.0, 20.0, 50.0]])
 LONGEST_SPELLING = 12  # nodes
 
 
+# (operation, operand, parameters): an operand is a value of the graph or an FP64 array; without one, the parameter of an
+# operation is its scalar.
+Step = tuple[str, ir.Value | np.ndarray | None, tuple[float, ...]]
+Steps = tuple[Sequence[Step], tuple[ir.Node, ...]]  # and the nodes that say so
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """`stages` over `inputs` (t0, t1, ...) and `constants` (c0, c1, ... as stored, FP64) that give `output`."""
 
-    nodes: tuple
-    inputs: tuple
-    output: object
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[ir.Value, ...]
+    output: ir.Value
     stages: tuple[Stage, ...]
     constants: Mapping[str, np.ndarray]
 
 
-def chain_at(node, stop: Callable[[object], bool], last=None) -> Chain | None:
+def chain_at(node: ir.Node, stop: Callable[[ir.Node], bool], last: ir.Node | None = None) -> Chain | None:
     """The chain that begins at `node`, or None if it is not pointwise; it ends before a node for which `stop` holds, and
     with node `last`."""
     values = [v for v in node.inputs if v is not None and constant(v) is None]
     if not values or node.op_type not in OPS or any(type_of(v) != FLOAT for v in (*values, *node.outputs)):
         return None
-    spelled = ((v, function_of(v, node)) for v in values)
-    free = ((v, found) for v, found in spelled if found and not any(stop(n) for n in found[1] if n is not node))
-    value, found = next(free, (values[0], (steps(node, values[0]), (node,))))
-    tensors, constants, stages, nodes = [value], {}, [], []
-    while found and found[0] is not None:
-        (more, used), sizes = found, (len(tensors), len(constants))
-        staged = [_stage(step, tensors, constants) for step in more]
-        full = len(stages) + len(staged) > MAX_STAGES or len(tensors) + len(constants) > MAX_SOURCES
-        if full or (nodes and any(map(stop, used))):
-            tensors, constants = tensors[: sizes[0]], dict(list(constants.items())[: sizes[1]])
+    value, found = _first(node, values, stop)
+    chain = Chain((), (value,), value, (), {})
+    while found is not None:
+        steps, nodes = found
+        longer = _longer(chain, steps, nodes)
+        full = len(longer.stages) > MAX_STAGES or len(longer.inputs) + len(longer.constants) > MAX_SOURCES
+        if full or (chain.nodes and any(map(stop, nodes))):
             break
-        stages, nodes = stages + staged, [*nodes, *used]
-        value = nodes[-1].outputs[0]
+        chain = longer
         if nodes[-1] is last:
             break
-        reader = single_reader(value)
-        found = function_of(value) or (reader is not None and reader.op_type in OPS and (steps(reader, value), (reader,)))
-    return Chain(tuple(nodes), tuple(tensors), value, tuple(stages), constants) if nodes else None
+        reader = single_reader(chain.output)
+        found = function_of(chain.output) or (None if reader is None else _of_node(reader, chain.output))
+    return chain if chain.nodes else None
 
 
-def activation_after(value) -> tuple[Activation, np.ndarray | None, tuple] | None:
+def _first(node: ir.Node, values: list[ir.Value], stop: Callable[[ir.Node], bool]) -> tuple[ir.Value, Steps | None]:
+    """What a chain at `node` begins with: a function in several nodes of one of its inputs, else the node itself."""
+    for value in values:
+        spelled = function_of(value, node)
+        if spelled and not any(stop(n) for n in spelled[1] if n is not node):
+            return value, spelled
+    return values[0], _of_node(node, values[0])
+
+
+def _of_node(node: ir.Node, value: ir.Value) -> Steps | None:
+    found = steps(node, value) if node.op_type in OPS else None
+    return None if found is None else (found, (node,))
+
+
+def _longer(chain: Chain, steps: Sequence[Step], nodes: tuple[ir.Node, ...]) -> Chain:
+    """The chain with more steps; an operand joins its tensors or constants unless it is there already."""
+    tensors, constants, stages = list(chain.inputs), dict(chain.constants), list(chain.stages)
+    for op, other, params in steps:
+        name = ""
+        if isinstance(other, np.ndarray):
+            name = f"c{len(constants)}"
+            constants[name] = other
+        elif other is not None:
+            if not any(t is other for t in tensors):
+                tensors.append(other)
+            name = f"t{next(i for i, t in enumerate(tensors) if t is other)}"
+        stages.append(Stage(op, name, () if name else params))
+    return Chain((*chain.nodes, *nodes), tuple(tensors), nodes[-1].outputs[0], tuple(stages), constants)
+
+
+def activation_after(value: ir.Value) -> tuple[Activation, np.ndarray | None, tuple[ir.Node, ...]] | None:
     """(activation, slope of prelu [C], nodes) if everything that reads `value` is one activation."""
-    readers = {use.node for use in value.uses()}
     found = function_of(value)
+    readers = {use.node for use in value.uses()}
     if found is None and len(readers) == 1 and not value.is_graph_output():
         (node,) = readers
-        if node.op_type in OPS and node.inputs[0] is value:
-            found = steps(node, value), (node,)
-    if found is None or found[0] is None or len(found[0]) != 1:
+        found = _of_node(node, value) if node.inputs[0] is value else None
+    if found is None or len(found[0]) != 1:
         return None
-    ((op, operand, params),), nodes = found
-    if op == "prelu" and isinstance(operand, np.ndarray):
-        slope = per_channel(operand, shape_of(value))
+    ((op, other, params),), nodes = found
+    if op == "prelu" and isinstance(other, np.ndarray):
+        slope = per_channel(other, shape_of(value))
         return None if slope is None else (Activation("prelu"), slope.astype(np.float32), nodes)
-    return (Activation(op, params), None, nodes) if op in ACTIVATIONS and operand is None else None
+    return (Activation(op, params), None, nodes) if op in ACTIVATIONS and other is None else None
 
 
-def steps(node, value) -> list[tuple[str, object, tuple[float, ...]]] | None:
-    """What `node` makes of `value`, one of its inputs: (op, operand, parameters) each; None if that is not pointwise.
-
-    An operand is a value of the graph or an FP64 array; without one, an operation's parameter is its scalar.
-    """
+def steps(node: ir.Node, value: ir.Value) -> list[Step] | None:
+    """What `node` makes of `value`, one of its inputs; None if that is not pointwise."""
     op = node.op_type
     if op in UNARY:
         return [(name, None, tuple(float(attribute(node, a, d)) for a, d in given.items())) for name, given in UNARY[op]]
-    if op == "Identity":
-        return []
-    if op == "BatchNormalization":
-        affine = scale_and_shift(node, value)
-        return affine and [_by_constant("mul", affine[0], shape_of(value)), _by_constant("add", affine[1], shape_of(value))]
-    if op == "Gelu":
-        return [("gelu_tanh" if attribute(node, "approximate", "none") == "tanh" else "gelu", None, ())]
-    if op == "Celu":
-        a = float(attribute(node, "alpha", 1.0))
-        return [("mul", None, (1 / a,)), ("elu", None, (1.0,)), ("mul", None, (a,))]
-    if op == "Clip":
-        return _clip(node, value)
+    if op in SPECIAL:
+        return SPECIAL[op](node, value)
     if op not in BINARY or len(node.inputs) != 2 or (op == "PRelu" and value is not node.inputs[0]):
         return None
     first = node.inputs[0] is value
-    name, operand = BINARY[op], node.inputs[1 if first else 0]
+    name, other = BINARY[op], operand(node, 1 if first else 0)
     name = name if first else SWAPPED.get(name, name)
-    array = constant(operand)
-    return [(name, operand, ()) if array is None else _by_constant(name, array, ())]
+    array = constant(other)
+    return [(name, other, ()) if array is None else _by_constant(name, array, ())]
 
 
-def _by_constant(op: str, array: np.ndarray, channels: tuple[int, ...]) -> tuple:
+def _batch_normalization(node: ir.Node, value: ir.Value) -> list[Step] | None:
+    affine = scale_and_shift(node, value)
+    return affine and [_by_constant(op, array, shape_of(value)) for op, array in zip(("mul", "add"), affine, strict=True)]
+
+
+def _celu(node: ir.Node, value: ir.Value) -> list[Step]:
+    a = float(attribute(node, "alpha", 1.0))
+    return [("mul", None, (1 / a,)), ("elu", None, (1.0,)), ("mul", None, (a,))]
+
+
+def _gelu(node: ir.Node, value: ir.Value) -> list[Step]:
+    return [("gelu_tanh" if attribute(node, "approximate", "none") == "tanh" else "gelu", None, ())]
+
+
+def _by_constant(op: str, array: np.ndarray, channels: tuple[int, ...]) -> Step:
     """The cheapest step that combines with a constant; `channels`: the shape along whose axis 1 a vector lies."""
     c = np.asarray(array, np.float64)
     if channels:
@@ -145,7 +186,7 @@ def _by_constant(op: str, array: np.ndarray, channels: tuple[int, ...]) -> tuple
     return "leaky_relu" if op == "prelu" else op, None, (scalar,)
 
 
-def _clip(node, value):
+def _clip(node: ir.Node, value: ir.Value) -> list[Step] | None:
     bounds = [*node.inputs[1:3], None, None][:2]
     if node.inputs[0] is not value:
         return None
@@ -162,38 +203,23 @@ def _clip(node, value):
     return [("clip", None, (low, high))]
 
 
-def _stage(step, tensors: list, constants: dict) -> Stage:
-    """A step as a stage; its operand joins the chain's tensors or constants unless it is there already."""
-    op, operand, params = step
-    if operand is None:
-        return Stage(op, "", params)
-    if isinstance(operand, np.ndarray):
-        name = f"c{len(constants)}"
-        constants[name] = operand
-        return Stage(op, name)
-    at = next((i for i, t in enumerate(tensors) if t is operand), len(tensors))
-    if at == len(tensors):
-        tensors.append(operand)
-    return Stage(op, f"t{at}")
+# Operators whose steps depend on more than the values of their attributes.
+SPECIAL: Mapping[str, Callable[[ir.Node, ir.Value], list[Step] | None]] = {
+    "BatchNormalization": _batch_normalization, "Celu": _celu, "Clip": _clip, "Gelu": _gelu,
+    "Identity": lambda node, value: [],
+}  # fmt: skip
+OPS = {*UNARY, *BINARY, *SPECIAL}
 
 
 # ---- functions in several nodes
 
 
-def function_of(value, node=None) -> tuple[list, tuple] | None:
+def function_of(value: ir.Value, node: ir.Node | None = None) -> Steps | None:
     """(steps, nodes) of the longest SPELLED function of `value` alone that has at least two nodes.
 
     All of its nodes between are read by nothing else. With `node`, it is one of them; else they are all that reads `value`.
     """
-    order, known = [], {value: SAMPLES}
-    todo = [use.node for use in value.uses()]
-    while todo and len(order) < LONGEST_SPELLING:
-        reader = todo.pop(0)
-        y = None if reader in order or len(reader.outputs) != 1 else _evaluated(reader, known)
-        if y is not None:
-            order.append(reader)
-            known[reader.outputs[0]] = y
-            todo += [use.node for use in reader.outputs[0].uses()]
+    order, known = _evaluable(value)
     for last in reversed(order):
         stage = _spelled(known[last.outputs[0]])
         if stage is None:
@@ -202,27 +228,45 @@ def function_of(value, node=None) -> tuple[list, tuple] | None:
         for n in reversed(order):
             if any(use.node in used for use in n.outputs[0].uses()):
                 used.add(n)
-        inside = [n.outputs[0] for n in used - {last}]
-        hidden = all(not v.is_graph_output() and all(use.node in used for use in v.uses()) for v in inside)
-        whole = node in used if node else not value.is_graph_output() and all(use.node in used for use in value.uses())
+        hidden = all(_read_only_by(used, n.outputs[0]) for n in used - {last})
+        whole = node in used if node else _read_only_by(used, value)
         if len(used) > 1 and hidden and whole:
             return [(stage.op, None, stage.params)], tuple(n for n in order if n in used and n is not last) + (last,)
     return None
 
 
-def _evaluated(node, known: Mapping) -> np.ndarray | None:
+def _read_only_by(nodes: set[ir.Node], value: ir.Value) -> bool:
+    return not value.is_graph_output() and all(use.node in nodes for use in value.uses())
+
+
+def _evaluable(value: ir.Value) -> tuple[list[ir.Node], dict[ir.Value, np.ndarray]]:
+    """(nodes behind `value` that depend on it alone, in order; the samples of what they give)."""
+    order: list[ir.Node] = []
+    known = {value: SAMPLES}
+    todo = [use.node for use in value.uses()]
+    while todo and len(order) < LONGEST_SPELLING:
+        reader = todo.pop(0)
+        y = None if reader in order or len(reader.outputs) != 1 else _evaluated(reader, known)
+        if y is not None:
+            order.append(reader)
+            known[reader.outputs[0]] = y
+            todo += [use.node for use in reader.outputs[0].uses()]
+    return order, known
+
+
+def _evaluated(node: ir.Node, known: Mapping[ir.Value, np.ndarray]) -> np.ndarray | None:
     """The samples of `node`'s output; None unless all that it reads is known or a scalar."""
-    value = next((v for v in node.inputs if v in known), None)
+    value = next((v for v in node.inputs if v is not None and v in known), None)
     found = steps(node, value) if value is not None and node.op_type in OPS else None
-    if found is None:
+    if value is None or found is None:
         return None
     y = known[value]
     with np.errstate(all="ignore"):
-        for op, operand, params in found:
-            if operand is None:
+        for op, other, params in found:
+            if other is None:
                 y = Stage(op, "", params).apply(y)
-            elif not isinstance(operand, np.ndarray) and operand in known:
-                y = OPERATIONS[op](y, known[operand])
+            elif isinstance(other, ir.Value) and other in known:
+                y = OPERATIONS[op](y, known[other])
             else:
                 return None
     return y
@@ -238,5 +282,6 @@ def _spelled(y: np.ndarray) -> Stage | None:
     """The function whose values at SAMPLES are `y`."""
     with np.errstate(all="ignore"):
         close = np.abs(_spelled_samples() - y) <= 2e-5 + 2e-5 * np.abs(y)
-    found = np.flatnonzero(close.all(axis=1)) if np.isfinite(y).all() else ()
-    return SPELLED[found[0]] if len(found) else None
+    if not np.isfinite(y).all():
+        return None
+    return next((stage for stage, same in zip(SPELLED, close.all(axis=1), strict=True) if same), None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import graphlib
 import math
 import textwrap
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -51,6 +52,24 @@ STRINGS = {
 
 def check_graph(graph: onnx.GraphProto) -> None:
     """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
+    _check_texts(graph)
+    if graph.sparse_initializer:
+        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
+    _check_unique(graph)
+    stored = {t.name for t in graph.initializer}
+    inputs = [v for v in graph.input if v.name not in stored]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    if not inputs:
+        raise ModelError("the graph has no input that is not an initializer: nothing to run")
+    if not graph.output:
+        raise ModelError("the graph has no output: nothing to run")
+    producer = _producers(graph, stored | {v.name for v in inputs})
+    _check_outputs(graph, producer)
+    _sort(graph, producer)
+
+
+def _check_texts(graph: onnx.GraphProto) -> None:
     names = [v.name for v in (*graph.input, *graph.output, *graph.initializer)]
     for node in graph.node:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
@@ -60,56 +79,61 @@ def check_graph(graph: onnx.GraphProto) -> None:
         for a in node.attribute:
             for text in (a.s, *a.strings):
                 text.decode()  # a UnicodeDecodeError says NOT_UTF8
-    stored = {t.name for t in graph.initializer}
-    if graph.sparse_initializer:
-        raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
-    for kind, names in (
-        ("input", [v.name for v in graph.input]),
-        ("initializer", [t.name for t in graph.initializer]),
-        ("output", [v.name for v in graph.output]),
-    ):
-        if twice := sorted({n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else ()):
+
+
+def _check_unique(graph: onnx.GraphProto) -> None:
+    kinds: Mapping[str, Iterable[onnx.ValueInfoProto | TensorProto]] = {
+        "input": graph.input, "initializer": graph.initializer, "output": graph.output,
+    }  # fmt: skip
+    for kind, values in kinds.items():
+        if twice := sorted(name for name, count in Counter(v.name for v in values).items() if count > 1):
             raise ModelError(f"{kind} names must be unique, got twice: {', '.join(map(repr, twice))}")
-    inputs = [v for v in graph.input if v.name not in stored]
-    del graph.input[:]
-    graph.input.extend(inputs)
-    if not inputs:
-        raise ModelError("the graph has no input that is not an initializer: nothing to run")
-    if not graph.output:
-        raise ModelError("the graph has no output: nothing to run")
-    given = stored | {v.name for v in inputs}
+
+
+def _producers(graph: onnx.GraphProto, fed: Container[str]) -> dict[str, int]:
+    """Tensor -> index of the node that makes it; each is made once, and what nodes read is made or among `fed`."""
     producer: dict[str, int] = {}
     for i, node in enumerate(graph.node):
         for out in filter(None, node.output):
-            if out in given or out in producer:
+            if out in fed or out in producer:
                 other = f"by {title(graph.node[producer[out]])}" if out in producer else "as an input or initializer"
                 raise ModelError(f"tensor {out!r} is defined twice: {other} and by {title(node)}")
             producer[out] = i
     for node in graph.node:
         for name in filter(None, node.input):
-            if name not in given and name not in producer:
+            if name not in fed and name not in producer:
                 raise ModelError(
                     f"tensor {name!r}, read by {title(node)}, is no input, initializer or node output: "
                     "an initializer is missing, export the model again"
                 )
+    return producer
+
+
+def _check_outputs(graph: onnx.GraphProto, producer: Container[str]) -> None:
+    inputs, stored = {v.name for v in graph.input}, {t.name for t in graph.initializer}
     for v in graph.output:
-        if v.name not in given and v.name not in producer:
+        if v.name in inputs:
+            raise ModelError(f"output {v.name!r} is an input too: take it off the outputs, it is the same array")
+        if v.name not in producer and v.name not in stored:
             raise ModelError(f"output {v.name!r} is not computed by any node")
-        if any(v.name == i.name for i in inputs):
-            raise ModelError(f"output {v.name!r} is an input too: take it off the outputs, it is what was given")
+
+
+def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
+    """Put the nodes in an order in which each follows those that it reads."""
     depends = {i: {producer[n] for n in node.input if n in producer} for i, node in enumerate(graph.node)}
-    if any(d >= i for i, ds in depends.items() for d in ds):
-        try:
-            order = list(graphlib.TopologicalSorter(depends).static_order())
-        except graphlib.CycleError as e:
-            ring = " -> ".join(title(graph.node[i]) for i in reversed(e.args[1]))
-            raise ModelError(f"the graph has a cycle: {ring}") from None
-        nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+    if all(d < i for i, ds in depends.items() for d in ds):
+        return
+    try:
+        order = list(graphlib.TopologicalSorter(depends).static_order())
+    except graphlib.CycleError as e:
+        ring = " -> ".join(title(graph.node[i]) for i in reversed(e.args[1]))
+        raise ModelError(f"the graph has a cycle: {ring}") from None
+    nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
-def check_ops(proto: onnx.ModelProto, ops: Container[str]) -> None:
+def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
     """List every node that neither this runtime nor constant folding can take."""
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     constant = {t.name for t in proto.graph.initializer}
@@ -180,7 +204,6 @@ def check_schema(proto: onnx.ModelProto) -> None:
 
 def check_sizes(proto: onnx.ModelProto) -> None:
     """Infer sizes node by node, so that an image too small for the network stops here: onnx's C++ would abort later."""
-    opset = opset_version(proto)
     types = {v.name: v.type for v in proto.graph.input}
     data = {}
     for name, t in stored_tensors(proto.graph):
@@ -190,38 +213,46 @@ def check_sizes(proto: onnx.ModelProto) -> None:
     for node in proto.graph.node:
         if any(n and n not in types for n in node.input):
             continue  # a size that only constant folding will find
-        try:
-            found = shape_inference.infer_node_outputs(
-                onnx.defs.get_schema(node.op_type, opset, ""),
-                node,
-                {n: types[n] for n in node.input if n},
-                {n: data[n] for n in node.input if n in data},
-                opset_imports=[onnx.helper.make_opsetid("", opset)],
-                ir_version=proto.ir_version,
-            )
-        except Exception as e:
-            raise ModelError(f"{title(node)}: {first_line(e)}") from e
-        _check_padding(node, [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n])
+        found = _inferred(proto, node, types, data)
+        sizes = [_sizes(types[n]) for n in node.input if n]
+        _check_padding(node, sizes)
         for name, kind in found.items():
-            dims = [d.dim_value for d in kind.tensor_type.shape.dim if d.HasField("dim_value")]
-            if len(dims) < len(kind.tensor_type.shape.dim):
+            if not all(d.HasField("dim_value") for d in kind.tensor_type.shape.dim):
                 continue
             # Lists of sizes may be empty, and parts that Concat drops.
             least = int(kind.tensor_type.elem_type in FLOATS and node.op_type not in ("Constant", "Split"))
-            if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
-                sizes = [[d.dim_value for d in types[n].tensor_type.shape.dim] for n in node.input if n]
-                raise unusable_size(title(node), name, dims, sizes)
+            if any(d < least for d in _sizes(kind)) or math.prod(_sizes(kind)) > LARGEST_TENSOR:
+                raise unusable_size(title(node), name, _sizes(kind), sizes)
             types[name] = kind
+
+
+def _sizes(kind: onnx.TypeProto) -> list[int]:
+    return [d.dim_value for d in kind.tensor_type.shape.dim]
+
+
+def _inferred(
+    proto: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], data: Mapping[str, TensorProto]
+) -> dict[str, onnx.TypeProto]:
+    """The types of a node's outputs."""
+    opset, read = opset_version(proto), list(filter(None, node.input))
+    try:
+        return shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(node.op_type, opset, ""), node, {n: types[n] for n in read},
+            {n: data[n] for n in read if n in data}, opset_imports=[onnx.helper.make_opsetid("", opset)],
+            ir_version=proto.ir_version,
+        )  # fmt: skip
+    except Exception as e:
+        raise ModelError(f"{title(node)}: {first_line(e)}") from e
 
 
 def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
     """A padded input is no tensor of the graph, but is indexed like one."""
-    about = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
+    given = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
     if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
         return
     n = len(shapes[0]) - 2
-    kernel, dilations = about.get("kernel_shape", shapes[-1][2:]), about.get("dilations", [1] * n)
-    pads = about.get("pads", [0] * (2 * n))
+    kernel, dilations = given.get("kernel_shape", shapes[-1][2:]), given.get("dilations", [1] * n)
+    pads = given.get("pads", [0] * (2 * n))
     if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
         pads = [(k - 1) * d for k, d in zip(kernel, dilations, strict=False)] + [0] * n
     padded = [*shapes[0][:2], *(size + a + b for size, a, b in zip(shapes[0][2:], pads, pads[n:], strict=False))]

@@ -67,9 +67,11 @@ def _align_by_axis(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         axis = 1 if node.op_type == "PRelu" else int_attribute(node, "axis", -1)
         t = tensors.get(node.input[1]) if len(node.input) == 2 else None
-        more = ranks.get(node.input[0], 0) - axis - len(t.dims) if t is not None else 0
         aligned = node.op_type == "PRelu" or (axis >= 0 and int_attribute(node, "broadcast", 0))
-        if not aligned or more <= 0 or math.prod(t.dims) == 1:
+        if t is None or not aligned or math.prod(t.dims) == 1:
+            continue
+        more = ranks.get(node.input[0], 0) - axis - len(t.dims)
+        if more <= 0:
             continue
         copy = graph.initializer.add()
         copy.CopyFrom(t)

@@ -135,19 +135,21 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
-    found, types = {}, FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
+    found: dict[str, str] = {}
+    types = FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
     uncast = {name for node in graph.node if node.op_type != "Cast" for name in node.input} | {v.name for v in graph.output}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for v in values:
             t = v.type.tensor_type.elem_type
-            found[v.name] = "uint8" if t == TensorProto.UINT8 and v.name not in uncast else types.get(t)
-            if found[v.name] in (None, "bf16", "fp64"):
+            dtype = "uint8" if t == TensorProto.UINT8 and v.name not in uncast else types.get(t)
+            if dtype is None or dtype in ("bf16", "fp64"):
                 got = type_name(t).lower() if t else "no tensor type"
                 pixels = ", or uint8 that only Cast reads" if kind == "input" else ""
                 raise ModelError(
                     f"{kind} {v.name!r}: expected float32, float16, int32, int64 or bool{pixels}, got {got}: "
                     "cast it outside the model"
                 )
+            found[v.name] = dtype
     return found
 
 
@@ -158,38 +160,69 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
     missing = []
     for v in graph.input:
-        t = v.type.tensor_type
-        if len(t.shape.dim) > MOST_DIMS:
-            raise ModelError(f"input {v.name!r}: expected {MOST_DIMS} dimensions at most, got {len(t.shape.dim)}")
-        ranked = t.HasField("shape")
-        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim]
-        given = tuple(shapes.get(v.name, ()))
-        text = "x".join(map(str, dims)) if ranked else "unknown"
-        if v.name not in shapes:
-            if not ranked or any(isinstance(d, str) for d in dims):
-                usual = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
-                example = [d if isinstance(d, int) else u for d, u in zip(dims, usual, strict=True)]
-                missing.append((v.name, text, example or ["N", "C", "H", "W"]))
-                continue
-            given = tuple(dims)
-        elif ranked and (
-            len(given) != len(dims) or any(isinstance(d, int) and d != g for d, g in zip(dims, given, strict=True))
-        ):
-            raise ModelError(
-                f"input {v.name!r}: the model declares {text}, the shape given is {'x'.join(map(str, given))}; "
-                "only what is dynamic can be chosen"
-            )
-        if not (given or ranked) or min(given, default=1) < 1 or math.prod(given) > LARGEST_TENSOR:
-            raise ModelError(
-                f"input {v.name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
-                f"got {'x'.join(map(str, given)) or 'none'}"
-            )
-        t.ClearField("shape")
-        t.shape.SetInParent()  # a scalar has a shape too
-        for g in given:
-            t.shape.dim.add().dim_value = int(g)
+        declared = _declared(v)
+        if v.name not in shapes and not declared.is_static:
+            missing.append((v.name, declared))
+            continue
+        shape = _fixed(v.name, declared, shapes.get(v.name))
+        v.type.tensor_type.ClearField("shape")
+        v.type.tensor_type.shape.SetInParent()  # a scalar has a shape too
+        for size in shape:
+            v.type.tensor_type.shape.dim.add().dim_value = size
     if missing:
-        listed = ", ".join(f"{n!r} ({text})" for n, text, _ in missing)
-        cure = ",".join(f"{n}:{'x'.join(map(str, example))}" for n, _, example in missing)
+        listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in missing)
+        cure = ",".join(f"{name}:{declared.example}" for name, declared in missing)
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
     del graph.value_info[:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """The shape that a model declares for an input: sizes, names of what is dynamic; None where not even the rank is."""
+
+    dims: tuple[int | str, ...] | None
+
+    @property
+    def is_static(self) -> bool:
+        return self.dims is not None and not any(isinstance(d, str) for d in self.dims)
+
+    @property
+    def text(self) -> str:
+        return "unknown" if self.dims is None else "x".join(map(str, self.dims))
+
+    @property
+    def example(self) -> str:
+        dims = self.dims or ()
+        usual = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
+        example = [d if isinstance(d, int) else u for d, u in zip(dims, usual, strict=True)]
+        return "x".join(map(str, example or ("N", "C", "H", "W")))
+
+    def admits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the shape differs only where this one is dynamic."""
+        if self.dims is None:
+            return True
+        return len(shape) == len(self.dims) and all(isinstance(d, str) or d == g for d, g in zip(self.dims, shape, strict=True))
+
+
+def _declared(v: onnx.ValueInfoProto) -> _Declared:
+    t = v.type.tensor_type
+    if len(t.shape.dim) > MOST_DIMS:
+        raise ModelError(f"input {v.name!r}: expected {MOST_DIMS} dimensions at most, got {len(t.shape.dim)}")
+    dims = (d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim)
+    return _Declared(tuple(dims) if t.HasField("shape") else None)
+
+
+def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape of an input: the one chosen, where that agrees with the declared one, or that one itself."""
+    shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
+    if not declared.admits(shape):
+        raise ModelError(
+            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape))}; "
+            "only what is dynamic can be chosen"
+        )
+    if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > LARGEST_TENSOR:
+        raise ModelError(
+            f"input {name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
+            f"got {'x'.join(map(str, shape)) or 'none'}"
+        )
+    return shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can h
 MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions are written out: so many, or so many times what it has
 LARGEST_GRAPH = 100_000  # nodes, functions written out
 SMALL_BYTES = 1 << 16  # of an initializer that everybody may copy
+Function = tuple[str, str]  # domain and name
 NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, export or download it again"
 
 
@@ -78,7 +79,7 @@ def _load(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
     """(domain, operator) of every node, those inside of nodes included."""
     for node in nodes:
         yield node.domain, node.op_type
@@ -100,14 +101,7 @@ def _check_functions(proto: onnx.ModelProto) -> None:
     except graphlib.CycleError as e:
         ring = " -> ".join(repr(name) for _, name in reversed(e.args[1]))
         raise ModelError(f"its functions call each other in a circle: {ring}; expected functions that end") from None
-    size: dict[tuple[str, str], int] = {}
-    for key in order:
-        size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
-    total = sum(n * size.get(c, 1) for c, n in Counter(_calls(proto.graph.node)).items())
-    most = max(MOST_NODES, MOST_COPIES * (len(proto.graph.node) + sum(len(f.node) for f in proto.functions)))
-    if total > most:
-        cure = f"expected {most} at most: export it without"
-        raise ModelError(f"with its functions written out it would have {total} nodes, {cure}")
+    _check_growth(proto, calls, order)
     for node in (*proto.graph.node, *(n for f in proto.functions for n in f.node)):
         f = functions.get((node.domain, node.op_type))
         if f is not None and (len(node.input) > len(f.input) or len(node.output) > len(f.output)):
@@ -115,6 +109,18 @@ def _check_functions(proto: onnx.ModelProto) -> None:
                 f"{title(node)}: function {f.name!r} takes {len(f.input)} inputs and has {len(f.output)} outputs, "
                 f"got {len(node.input)} and {len(node.output)}"
             )
+
+
+def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Function]], order: Iterable[Function]) -> None:
+    """Bound the nodes there are once functions, in an `order` in which each follows those it calls, are written out."""
+    size: dict[Function, int] = {}
+    for key in order:
+        size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
+    total = sum(n * size.get(c, 1) for c, n in Counter(_calls(proto.graph.node)).items())
+    most = max(MOST_NODES, MOST_COPIES * (len(proto.graph.node) + sum(len(f.node) for f in proto.functions)))
+    if total > most:
+        cure = f"expected {most} at most: export it without"
+        raise ModelError(f"with its functions written out it would have {total} nodes, {cure}")
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
@@ -177,7 +183,7 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Tensor
     """(the model with inputs in place of its large initializers, these by name): onnx's checker, converter and inference would
     copy them again and again, and ask for no values of so many elements, but before opset 7, where all stay. They are copies,
     since what protobuf has parsed stays in memory as long as any part of it."""
-    graph, large = proto.graph, {}
+    graph, large = proto.graph, dict[str, TensorProto]()
     if opset_version(proto) < 7:
         return proto, large
     for i in reversed(range(len(graph.initializer))):
@@ -245,5 +251,5 @@ def type_name(t: int) -> str:
     return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which is none of ONNX"
 
 
-def first_line(e: Exception) -> str:
+def first_line(e: BaseException) -> str:
     return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)

@@ -6,13 +6,16 @@ the others behind.
 
 from __future__ import annotations
 
-import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from gpu_runtime.frontend.queries import attribute, constant, is_static, name_of, operand, operands, shape_of, single_reader
+
 LOWEST_HALF = -65504.0
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 MOST_FOLDED = 2**27  # elements of all constants that an import computes: those of the largest classifiers' weights
 
 
@@ -29,11 +32,11 @@ def split_sums(model: ir.Model) -> None:
     for node in many:
         total, terms = node.inputs[0], node.inputs[1:]
         op = {"Sum": "Add", "Mean": "Add"}.get(node.op_type, node.op_type)
-        steps = []
+        steps: list[ir.Node] = []
         for i, term in enumerate(terms):
             steps.append(ir.Node("", op, [steps[-1].outputs[0] if steps else total, term], name=f"{node.name}_{i}"))
         if node.op_type == "Mean" and terms:
-            share = _initializer(model, f"{node.name}_part", np.float32(1 / len(node.inputs)))
+            share = _initializer(model, f"{node.name}_part", np.asarray(1 / len(node.inputs), np.float32))
             steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
         steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
         steps[-1].name = node.name
@@ -44,50 +47,59 @@ def plain_gemms(model: ir.Model) -> None:
     """Gemm that is neither a convolution nor a product as it stands -> one that is, or MatMul by a constant first matrix, with
     what it did besides in operators of their own: a transposition, a factor, an addend that is not constant per column."""
     for node in [n for n in model.graph if n.op_type == "Gemm"]:
-        a, b, c = (*node.inputs, None)[:3]
-        alpha, beta, turn_a, turn_b = (
-            node.attributes[name].value if name in node.attributes else default
-            for name, default in (("alpha", 1.0), ("beta", 1.0), ("transA", 0), ("transB", 0))
-        )
-        left, right, addend = (None if v is None or v.const_value is None else v.const_value.numpy() for v in (a, b, c))
-        folds = c is None or (right is not None and addend is not None and math.prod(addend.shape[:-1]) == 1)
-        if folds and (not turn_a if right is not None else left is None and alpha == 1):
+        left, right = constant(node.inputs[0]), constant(node.inputs[1])
+        folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
+        if folds and (not attribute(node, "transA", 0) if right is not None else left is None and not scales):
             continue
-        steps: list[ir.Node] = []
+        build = _Steps(model, name_of(node))
+        y = _product(build, node, folds)
+        if len(node.inputs) > 2 and node.inputs[2] is not None and not folds:
+            y = build.add("_sum", "Add", y, _addend(build, node))
+        replace_by(model, node, build.steps)
 
-        def add(name: str, op: str, *inputs: ir.Value, steps=steps, **attributes) -> ir.Value:
-            steps.append(ir.node(op, inputs, attributes, name=name))
-            return steps[-1].outputs[0]
 
-        def stored(name: str, array) -> ir.Value:
-            return _initializer(model, name, np.asarray(array, np.float32))
+def _addend_folds(node: ir.Node) -> bool:
+    """Whether a Gemm has no third operand, or one constant per column beside a constant second matrix."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    addend = constant(node.inputs[2])
+    return constant(node.inputs[1]) is not None and addend is not None and math.prod(addend.shape[:-1]) == 1
 
-        if left is not None:
-            matrix = stored(f"{node.name}_left", alpha * (left.T if turn_a else left))
-            right = add(f"{node.name}_right", "Transpose", b, perm=[1, 0]) if turn_b else b
-            y = add(node.name, "MatMul", matrix, right)
-        elif right is not None:
-            x = add(f"{node.name}_left", "Transpose", a, perm=[1, 0]) if turn_a else a
-            y = add(node.name, "Gemm", x, b, *([c] if folds and c is not None else []), alpha=alpha, beta=beta, transB=turn_b)
-        else:
-            y = add(node.name, "Gemm", a, b, transA=turn_a, transB=turn_b)
-            y = y if alpha == 1 else add(f"{node.name}_scaled", "Mul", y, stored(f"{node.name}_alpha", alpha))
-        if c is not None and not folds:
-            if beta != 1:
-                c = add(f"{node.name}_addend", "Mul", c, stored(f"{node.name}_beta", beta)) if addend is None else stored(
-                    f"{node.name}_addend", beta * addend)  # fmt: skip
-            y = add(f"{node.name}_sum", "Add", y, c)
-        replace_by(model, node, steps)
+
+def _product(build: _Steps, node: ir.Node, folds: bool) -> ir.Value:
+    """A Gemm's product and factor, and its addend where that `folds`."""
+    a, b, left = operand(node, 0), operand(node, 1), constant(node.inputs[0])
+    alpha, turn_a, turn_b = attribute(node, "alpha", 1.0), attribute(node, "transA", 0), attribute(node, "transB", 0)
+    if left is not None:
+        matrix = build.stored("_left", alpha * (left.T if turn_a else left))
+        return build.add("", "MatMul", matrix, build.add("_right", "Transpose", b, perm=[1, 0]) if turn_b else b)
+    if constant(b) is not None:
+        x = build.add("_left", "Transpose", a, perm=[1, 0]) if turn_a else a
+        addend = [operand(node, 2)] if folds and len(node.inputs) > 2 and node.inputs[2] is not None else []
+        return build.add("", "Gemm", x, b, *addend, alpha=alpha, beta=attribute(node, "beta", 1.0), transB=turn_b)
+    y = build.add("", "Gemm", a, b, transA=turn_a, transB=turn_b)
+    return y if alpha == 1 else build.add("_scaled", "Mul", y, build.stored("_alpha", alpha))
+
+
+def _addend(build: _Steps, node: ir.Node) -> ir.Value:
+    """A Gemm's third operand times beta."""
+    c, beta = operand(node, 2), attribute(node, "beta", 1.0)
+    array = constant(c)
+    if beta == 1:
+        return c
+    if array is not None:
+        return build.stored("_addend", beta * array)
+    return build.add("_addend", "Mul", c, build.stored("_beta", beta))
 
 
 def float_exponents(model: ir.Model) -> None:
     """Integer exponents of floating-point tensors become floating-point."""
-    for node in [n for n in model.graph if n.op_type == "Pow" and n.inputs[0].dtype == ir.DataType.FLOAT]:
-        exponent = node.inputs[1]
-        if exponent.const_value is not None:
-            array = exponent.const_value.numpy().astype(np.float32)
-            node.replace_input_with(1, _initializer(model, f"{node.name}_exponent", array))
-        elif exponent.dtype in (ir.DataType.INT32, ir.DataType.INT64):
+    for node in [n for n in model.graph if n.op_type == "Pow" and operand(n).dtype == ir.DataType.FLOAT]:
+        exponent = operand(node, 1)
+        array = constant(exponent)
+        if array is not None:
+            node.replace_input_with(1, _initializer(model, f"{node.name}_exponent", array.astype(np.float32)))
+        elif exponent.dtype in INTEGERS:
             cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
             model.graph.insert_before(node, cast)
             node.replace_input_with(1, cast.outputs[0])
@@ -101,7 +113,7 @@ def pads_into_windows(model: ir.Model) -> None:
         if rows is None or not readers or not all(_takes_pads(node, slot, rows, _fill(pad)) for node, slot in readers):
             continue
         for node, slot in readers:
-            own = node.attributes["pads"].value if "pads" in node.attributes else (0,) * len(rows)
+            own = attribute(node, "pads", (0,) * len(rows))
             node.attributes["pads"] = ir.AttrInt64s("pads", [a + b for a, b in zip(own, rows, strict=True)])
             node.attributes.pop("auto_pad", None)
             if node.op_type == "AveragePool":
@@ -112,36 +124,36 @@ def pads_into_windows(model: ir.Model) -> None:
 
 def _padded_pixels(pad: ir.Node) -> tuple[int, ...] | None:
     """A Pad's sizes as `pads` of a convolution has them, if it adds a constant around the pixels and nothing else."""
-    x, sizes, _, axes = (*pad.inputs, None, None)[:4]
-    constants = all(v is None or v.const_value is not None for v in pad.inputs[1:])
-    plain = "mode" not in pad.attributes or pad.attributes["mode"].value == "constant"
-    if not (constants and plain) or sizes is None or x.shape is None or len(x.shape) < 3:
+    x, pads, _, axes = (*pad.inputs, None, None)[:4]
+    sizes, chosen = constant(pads), constant(axes)
+    constants = all(v is None or constant(v) is not None for v in pad.inputs[1:])
+    if x is None or x.shape is None or len(x.shape) < 3 or sizes is None or not constants:
         return None
-    rank, given = len(x.shape), [int(v) for v in sizes.const_value.numpy()]
-    at = range(rank) if axes is None else [int(a) % rank for a in axes.const_value.numpy()]
+    rank, given = len(x.shape), [int(v) for v in sizes]
+    at = range(rank) if chosen is None else [int(a) % rank for a in chosen]
     low, high = [0] * rank, [0] * rank
     for i, a in enumerate(at):
         low[a], high[a] = given[i], given[i + len(given) // 2]
-    return (*low[2:], *high[2:]) if not any((*low[:2], *high[:2])) and min((*low, *high)) >= 0 else None
+    plain = attribute(pad, "mode", "constant") == "constant" and not any((*low[:2], *high[:2])) and min((*low, *high)) >= 0
+    return (*low[2:], *high[2:]) if plain else None
 
 
 def _fill(pad: ir.Node) -> float:
-    value = pad.inputs[2] if len(pad.inputs) > 2 else None
-    return 0.0 if value is None else float(value.const_value.numpy().reshape(-1)[0])
+    value = constant(pad.inputs[2]) if len(pad.inputs) > 2 else None
+    return 0.0 if value is None else float(value.reshape(-1)[0])
 
 
 def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) -> bool:
     """Whether a reader's own pads of these sizes do what a Pad before it does."""
-    def given(name: str, default):
-        return node.attributes[name].value if name in node.attributes else default
-
-    own = given("pads", (0,) * len(rows))
-    if slot != 0 or given("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or given("ceil_mode", 0) or len(own) != len(rows):
+    own, without = attribute(node, "pads", (0,) * len(rows)), ("NOTSET", "VALID")
+    if slot != 0 or attribute(node, "auto_pad", "NOTSET") not in without or len(own) != len(rows):
+        return False
+    if attribute(node, "ceil_mode", 0):
         return False
     if node.op_type == "AveragePool":
-        return fill == 0 and (given("count_include_pad", 0) == 1 or not any(own))
+        return fill == 0 and (attribute(node, "count_include_pad", 0) == 1 or not any(own))
     if node.op_type == "MaxPool":  # its padding never wins: no more does what FP16 has no smaller value for
-        size, step = given("kernel_shape", ()), given("dilations", (1,) * (len(rows) // 2))
+        size, step = attribute(node, "kernel_shape", ()), attribute(node, "dilations", (1,) * (len(rows) // 2))
         reach = [(k - 1) * d for k, d in zip(size, step, strict=True)] * 2
         some = all(a + b <= r for a, b, r in zip(own, rows, reach, strict=True))  # of the image is in every window
         return fill <= LOWEST_HALF and len(node.outputs) == 1 and some
@@ -149,64 +161,72 @@ def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) ->
 
 
 def softmax_where_it_lies(model: ir.Model) -> None:
-    """A Softmax between a Transpose and the one that undoes it -> a Softmax of the axis that was turned to its."""
+    """A Softmax between a Transpose and the one that undoes it -> a Softmax of the axis that was moved to its."""
     for before in [n for n in model.graph if n.op_type == "Transpose" and "perm" in n.attributes]:
-        softmax = _only_reader(before)
-        after = softmax and softmax.op_type in ("Softmax", "LogSoftmax") and _only_reader(softmax)
-        if not after or after.op_type != "Transpose" or "perm" not in after.attributes:
+        softmax = single_reader(before.outputs[0])
+        after = None if softmax is None else single_reader(softmax.outputs[0])
+        if softmax is None or softmax.op_type not in ("Softmax", "LogSoftmax"):
             continue
-        perm = before.attributes["perm"].value
-        if [perm[i] for i in after.attributes["perm"].value] != list(range(len(perm))):
+        if after is None or after.op_type != "Transpose" or "perm" not in after.attributes:
             continue
-        axis = softmax.attributes["axis"].value if "axis" in softmax.attributes else -1
-        plain = ir.node(softmax.op_type, [before.inputs[0]], {"axis": perm[axis]}, name=softmax.name)
+        perm = attribute(before, "perm")
+        if [perm[i] for i in attribute(after, "perm")] != list(range(len(perm))):
+            continue
+        plain = ir.node(softmax.op_type, [before.inputs[0]], {"axis": perm[attribute(softmax, "axis", -1)]}, name=softmax.name)
         replace_by(model, after, [plain])
         model.graph.remove([softmax, before], safe=True)
 
 
-def _only_reader(node: ir.Node) -> ir.Node | None:
-    """The node that alone reads what `node` gives."""
-    uses = node.outputs[0].uses()
-    return uses[0].node if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+@dataclass(slots=True)
+class _Piece:
+    """A tensor of a Concat, with the numbers of zeros that stand before and behind it in place of constants."""
+
+    value: ir.Value
+    before: int
+    behind: int = 0
 
 
 def join_constants(model: ir.Model) -> None:
     """Concat with constants among floating-point tensors -> the tensors with zeros where constants lie, plus the constants
     with zeros where tensors lie: moves and a sum, which kernels compute and which change no value."""
     for node in [n for n in model.graph if n.op_type == "Concat"]:
-        shapes = [() if v.shape is None or not v.shape.is_static() else v.shape.numpy() for v in node.inputs]
-        stored = [v.const_value is not None for v in node.inputs]
-        kinds = {v.dtype for v, constant in zip(node.inputs, stored, strict=True) if not constant}
-        if not all(shapes) or all(stored) or kinds != {ir.DataType.FLOAT}:
+        if not all(map(is_static, node.inputs)) or not (rank := len(shape_of(operand(node)))):
             continue
-        axis = node.attributes["axis"].value % len(shapes[0])
-        if not any(s[axis] for s, constant in zip(shapes, stored, strict=True) if constant):
+        axis = attribute(node, "axis") % rank
+        tensors = [v for v in operands(node) if v.const_value is None]
+        constants = [v for v in operands(node) if v.const_value is not None]
+        if {v.dtype for v in tensors} != {ir.DataType.FLOAT} or not any(shape_of(v)[axis] for v in constants):
             continue
-        ends = list(itertools.accumulate(s[axis] for s in shapes))
-        constants = np.zeros((*shapes[0][:axis], ends[-1], *shapes[0][axis + 1 :]), np.float32)
-        pieces: list[list] = []  # a tensor, zeros before it, zeros behind it
-        before = 0
-        for v, constant, shape, end in zip(node.inputs, stored, shapes, ends, strict=True):
-            if constant:
-                constants[(*(slice(None),) * axis, slice(end - shape[axis], end))] = v.const_value.numpy()
-                if pieces:
-                    pieces[-1][2] += shape[axis]
-                else:
-                    before += shape[axis]
-            else:
-                pieces.append([v, 0 if pieces else before, 0])
-        before_axis, behind_axis = [0] * axis, [0] * (len(shapes[0]) - 1 - axis)
-        steps, names = [], iter(f"{node.name}_{i}" for i in range(len(pieces) + 1))
-        for i, (v, *zeros) in enumerate(pieces):
-            if any(zeros):
-                pads = np.int64([p for count in zeros for p in (*before_axis, count, *behind_axis)])
-                steps.append(ir.node("Pad", [v, _initializer(model, f"{node.name}_zeros_{i}", pads)], name=next(names)))
-                pieces[i][0] = steps[-1].outputs[0]
-        if len(pieces) > 1:
-            steps.append(ir.node("Concat", [v for v, *_ in pieces], {"axis": axis}, name=next(names)))
-        whole = _initializer(model, f"{node.name}_constants", constants)
-        steps.append(ir.node("Add", [steps[-1].outputs[0], whole], name=node.name))
-        replace_by(model, node, steps)
+        addend, pieces = _apart(node, axis)
+        build, names = _Steps(model, name_of(node)), iter(f"_{i}" for i in range(len(pieces) + 1))
+        parts = []
+        for i, piece in enumerate(pieces):
+            value = piece.value
+            if piece.before or piece.behind:
+                pads = np.zeros((2, rank), np.int64)
+                pads[:, axis] = piece.before, piece.behind
+                value = build.add(next(names), "Pad", value, build.stored(f"_zeros_{i}", pads.reshape(-1), np.int64))
+            parts.append(value)
+        whole = build.add(next(names), "Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+        build.add("", "Add", whole, build.stored("_constants", addend))
+        replace_by(model, node, build.steps)
+
+
+def _apart(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
+    """(a Concat's constants, zeros where it has tensors; its tensors)."""
+    pieces: list[_Piece] = []
+    arrays: list[np.ndarray] = []
+    before = 0
+    for v in operands(node):
+        array, size = constant(v), shape_of(v)[axis]
+        arrays.append(np.zeros(shape_of(v), np.float32) if array is None else array.astype(np.float32))
+        if array is None:
+            pieces.append(_Piece(v, 0 if pieces else before))
+        elif pieces:
+            pieces[-1].behind += size
+        else:
+            before += size
+    return np.concatenate(arrays, axis), pieces
 
 
 def whole_batches(model: ir.Model) -> None:
@@ -215,27 +235,47 @@ def whole_batches(model: ir.Model) -> None:
     Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or
     both of two axes, or altogether.
     """
-    for node in [n for n in model.graph if n.op_type == "MatMul"]:
-        if any(v.shape is None or not v.shape.is_static() for v in node.inputs):
-            continue
-        shapes = [tuple(v.shape.numpy()) for v in node.inputs]
+    for node in [n for n in model.graph if n.op_type == "MatMul" and all(map(is_static, n.inputs))]:
+        shapes = [shape_of(operand(node, i)) for i in (0, 1)]
         over = np.broadcast_shapes(*(s[:-2] for s in shapes))
-        stored = [v.const_value is not None for v in node.inputs]
-        for slot, (v, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
-            own = (1,) * (len(over) - len(shape[:-2])) + shape[:-2]
-            first = next((i for i, d in enumerate(own) if d != 1), len(own))
-            whole = own == over or math.prod(own) == 1
-            if whole or (own[first:] == over[first:] if stored[slot] else len(over) <= 2 and not any(stored)):
+        arrays = [constant(v) for v in node.inputs]
+        both = all(a is None for a in arrays)
+        for slot, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
+            if not _repeats_otherwise(shape[:-2], over, array is not None, both):
                 continue
             wanted = (*over, *shape[-2:])
-            if not stored[slot]:
-                size = _initializer(model, f"{node.name}_batches_{slot}", np.int64(wanted))
-                repeated = ir.node("Expand", [v, size], name=f"{node.name}_operand_{slot}")
+            if array is None:
+                size = _initializer(model, f"{node.name}_batches_{slot}", np.array(wanted, np.int64))
+                repeated = ir.node("Expand", [operand(node, slot), size], name=f"{node.name}_operand_{slot}")
                 model.graph.insert_before(node, repeated)
                 node.replace_input_with(slot, repeated.outputs[0])
             elif math.prod(wanted) <= MOST_FOLDED:
-                array = np.broadcast_to(v.const_value.numpy(), wanted)
-                node.replace_input_with(slot, _initializer(model, f"{node.name}_operand_{slot}", np.ascontiguousarray(array)))
+                whole = np.ascontiguousarray(np.broadcast_to(array, wanted))
+                node.replace_input_with(slot, _initializer(model, f"{node.name}_operand_{slot}", whole))
+
+
+def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
+    """Whether an operand of these batches, a constant or not (or neither of `both`), repeats over as kernels do not."""
+    own = (1,) * (len(over) - len(batches)) + batches
+    first = next((i for i, d in enumerate(own) if d != 1), len(own))
+    if own == over or math.prod(own) == 1:
+        return False
+    return own[first:] != over[first:] if stored else len(over) > 2 or not both
+
+
+class _Steps:
+    """Nodes that together do what one did, and their constants; every name begins with that node's."""
+
+    def __init__(self, model: ir.Model, name: str) -> None:
+        self.model, self.name = model, name
+        self.steps: list[ir.Node] = []
+
+    def add(self, suffix: str, op: str, *inputs: ir.Value, **attributes: int | float | list[int]) -> ir.Value:
+        self.steps.append(ir.node(op, inputs, attributes, name=self.name + suffix))
+        return self.steps[-1].outputs[0]
+
+    def stored(self, suffix: str, array: np.ndarray | float, dtype: type = np.float32) -> ir.Value:
+        return _initializer(self.model, self.name + suffix, np.asarray(array, dtype))
 
 
 def _initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:

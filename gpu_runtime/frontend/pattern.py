@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +23,16 @@ def inspect(path: str | os.PathLike) -> list[dict]:
     most 2 non-zeros; `lost_energy`: share of the squared weights that the nearest 2:4 pattern would set to zero; `energy`:
     the sum of the squared weights. The last four are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
     """
-    rows = []
-    for layer, op, name, w, axis, reason in stored_weights(path):
-        row = {"layer": layer, "op": op, "weight": name, "shape": None if w is None else list(w.shape)}
-        row |= {"zeros": None, "groups": None, "fit": None, "lost_energy": None, "energy": None, "verdict": reason}
+    rows: list[dict[str, Any]] = []
+    for weight in stored_weights(path):
+        w, node = weight.values, weight.node
+        row: dict[str, Any] = {"layer": node.name, "op": node.op_type, "weight": weight.name}
+        row |= {"shape": None if w is None else list(w.shape), "zeros": None, "groups": None, "fit": None}
+        row |= {"lost_energy": None, "energy": None, "verdict": weight.reason}
         if w is not None and w.size:
             row["zeros"] = float(np.mean(w == 0))
-        if not reason:
-            s = as_stored(w, axis)
+        if w is not None and not weight.reason:
+            s = as_stored(w, weight.axis)
             row |= {"groups": s.groups, "fit": s.share, "lost_energy": s.lost_energy, "energy": s.energy}
             row["verdict"] = "2:4" if s.fits else "sparse, not 2:4" if row["zeros"] >= SPARSE else "dense"
         rows.append(row)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto
 
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.check import FLOATS, check_graph, check_values, to_array
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
+
+COPIES = ("Identity", "Cast")  # what leaves the pattern as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +61,24 @@ def stored_by_layer(graph: onnx.GraphProto) -> dict[str, Stored]:
     """Node -> its weights, of every layer whose weights can have the pattern. Nodes have their names by now."""
     found: dict[tuple[str, int], Stored] = {}
     rows = {}
-    for node, name, t, axis, reason in weights(graph):
-        if not reason:
-            if (name, axis) not in found:
-                found[name, axis] = as_stored(_values(name, t), axis)
-            rows[node.name] = found[name, axis]
+    for w in weights(graph):
+        if not w.reason and (values := w.values) is not None:
+            if (w.name, w.axis) not in found:
+                found[w.name, w.axis] = as_stored(values, w.axis)
+            rows[w.node.name] = found[w.name, w.axis]
     return rows
 
 
-def _values(name: str, t: TensorProto) -> np.ndarray:
-    """As stored; bfloat16 as FP32, which holds it."""
-    values = to_array(name, t)
-    return values.astype(np.float32) if t.data_type == TensorProto.BFLOAT16 else values
-
-
-def stored_weights(path: str | os.PathLike) -> Iterator[tuple[str, str, str, np.ndarray | None, int, str]]:
-    """(layer, op type, weight, values, axis, reason) of each constant that a Conv, ConvTranspose, Gemm or MatMul reads.
-
-    `values` are as stored (bfloat16 as FP32), None where the graph computes them; `axis` is that of the input channels;
-    `reason` tells why 2:4 cannot apply, or is empty. Sizes of inputs and unsupported operators do not matter.
-    Raises ModelError.
-    """
+def stored_weights(path: str | os.PathLike) -> list[Weight]:
+    """Each constant that a Conv, ConvTranspose, Gemm or MatMul reads. Sizes of inputs and unsupported operators do not matter.
+    Raises ModelError."""
     path = Path(path)
     with named(path):
         proto = load_whole(path)
         check_graph(proto.graph)
         check_values(proto.graph)
         name_nodes(proto.graph.node)
-        rows = list(weights(proto.graph))
-    for node, name, t, axis, reason in rows:
-        yield node.name, node.op_type, name, None if t is None else _values(name, t), axis, reason
+        return weights(proto.graph)
 
 
 def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
@@ -97,24 +88,63 @@ def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tupl
     A shared weight is pruned once; one that has the pattern already is in neither list.
     """
     pruned, kept = {}, {}
-    for _, name, t, axis, reason in weights(graph):
-        if reason:
-            kept[name] = reason
-        elif not sparse24.fits(w := to_array(name, t), axis).all():
-            pruned[name] = as_stored(_values(name, t), axis)
-            for field in ("float_data", "int32_data", "double_data"):
-                t.ClearField(field)
-            t.raw_data = sparse24.prune(w, axis).tobytes()
+    for w in weights(graph):
+        if w.reason or w.tensor is None:
+            kept[w.name] = w.reason
+        elif not sparse24.fits(array := to_array(w.name, w.tensor), w.axis).all():
+            pruned[w.name] = as_stored(_values(w.name, w.tensor), w.axis)
+            for data in ("float_data", "int32_data", "double_data"):
+                w.tensor.ClearField(data)
+            w.tensor.raw_data = sparse24.prune(array, w.axis).tobytes()
     return pruned, tuple(kept.items())
 
 
-def weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorProto | None, int, str]]:
-    """(node, weight, tensor, axis of the input channels, reason against 2:4 or "") of every weight that a layer reads.
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A layer's weights: `axis` is that of the input channels, `reason` what stands against 2:4, or empty. The reason is the
+    weight's: the same in every layer that shares it. A weight that the graph computes has no tensor."""
 
-    The reason is the weight's: the same in every layer that shares it. A weight that the graph computes has no tensor.
-    """
+    node: onnx.NodeProto
+    name: str
+    tensor: TensorProto | None
+    axis: int
+    reason: str
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """As stored; bfloat16 as FP32, which holds it."""
+        return None if self.tensor is None else _values(self.name, self.tensor)
+
+
+def _values(name: str, t: TensorProto) -> np.ndarray:
+    values = to_array(name, t)
+    return values.astype(np.float32) if t.data_type == TensorProto.BFLOAT16 else values
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Who reads a constant: layers, as (node, axis of the input channels, reason against 2:4), and titles of other nodes."""
+
+    layers: list[tuple[onnx.NodeProto, int, str]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+def weights(graph: onnx.GraphProto) -> list[Weight]:
+    """Every weight that a layer reads, once for each layer."""
     tensors = dict(stored_tensors(graph))
     producer = {out: node for node in graph.node for out in node.output}
+    found = []
+    for name, uses in _uses_of_constants(graph, tensors, producer).items():
+        t = tensors.get(name)
+        if uses.layers:
+            reason = _against(t, uses) if t is not None else f"computed by {title(producer[name])}, not stored"
+            found += [Weight(node, name, t, uses.layers[0][1], reason) for node, *_ in uses.layers]
+    return found
+
+
+def _uses_of_constants(
+    graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], producer: Mapping[str, onnx.NodeProto]
+) -> dict[str, _Uses]:
     constant = set(tensors)
     for node in graph.node:
         if node.input and all(n in constant for n in node.input if n):
@@ -122,39 +152,37 @@ def weights(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, str, TensorPro
 
     def stored(name: str) -> str:
         """Back through copies and casts, which leave the pattern as it is."""
-        while name not in tensors and name in producer and producer[name].op_type in ("Identity", "Cast"):
+        while name not in tensors and name in producer and producer[name].op_type in COPIES:
             name = producer[name].input[0]
         return name
 
-    uses: dict[str, list[tuple[onnx.NodeProto, int, str]]] = {}  # weight -> (node, axis, reason against) of every use
-    others: dict[str, list[str]] = {}  # tensor -> nodes that read it as anything else
+    found: dict[str, _Uses] = {}
     for node in graph.node:
-        if node.op_type in ("Identity", "Cast"):
-            continue
-        for slot, name in enumerate(node.input):
-            name = stored(name)
+        for slot, name in enumerate(map(stored, node.input) if node.op_type not in COPIES else ()):
             if name in constant:
                 axis, reason = _channel_axis(node, slot, len(tensors[name].dims) if name in tensors else 2)
+                uses = found.setdefault(name, _Uses())
                 if axis is None:
-                    others.setdefault(name, []).append(title(node))
+                    uses.others.append(title(node))
                 else:
-                    uses.setdefault(name, []).append((node, axis, reason))
-    found = []
-    for name, ways in uses.items():
-        axis, t = ways[0][1], tensors.get(name)
-        reason = next((r for *_, r in ways if r), "")
-        if t is None:
-            reason = f"computed by {title(producer[name])}, not stored"
-        elif not reason and any(a != axis for _, a, _ in ways):
-            reason = "shared by layers that read it along different axes"
-        elif not reason and name in others:
-            reason = f"also read by {others[name][0]}"
-        elif not reason and t.data_type not in FLOATS:
-            reason = f"of type {type_name(t.data_type)}, not floating point"
-        elif not reason and (axis >= len(t.dims) or t.dims[axis] % 4):
-            reason = f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
-        found += [(node, name, t, axis, reason) for node, axis, _ in ways]
+                    uses.layers.append((node, axis, reason))
     return found
+
+
+def _against(t: TensorProto, uses: _Uses) -> str:
+    """Why 2:4 cannot apply to a stored weight, or an empty string."""
+    axis = uses.layers[0][1]
+    if reason := next((reason for *_, reason in uses.layers if reason), ""):
+        return reason
+    if any(other != axis for _, other, _ in uses.layers):
+        return "shared by layers that read it along different axes"
+    if uses.others:
+        return f"also read by {uses.others[0]}"
+    if t.data_type not in FLOATS:
+        return f"of type {type_name(t.data_type)}, not floating point"
+    if axis >= len(t.dims) or t.dims[axis] % 4:
+        return f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
+    return ""
 
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
@@ -175,7 +203,7 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((a.i for a in node.attribute if a.name == name), default)
 
 
-def name_nodes(nodes) -> None:
+def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
     """Unnamed nodes get Type_index; a name used twice gets an index too."""
     taken: set[str] = set()
     for i, node in enumerate(nodes):

@@ -7,6 +7,7 @@ FUNCTIONS, and OPERATIONS, which take an operand too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +59,7 @@ FUNCTIONS = {
 }
 
 # name -> meaning of v with its operand; rsub, rdiv and rpow have them the other way round. Order: pointwise.cu.
-OPERATIONS = {
+OPERATIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
     "rsub": lambda v, b: b - v,
