@@ -31,6 +31,7 @@ from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.measure.timing import Cache, driver_version, measured, quantiles
 from tactics.measure.worker import Bench, Clock
+from tactics.problems.convolution import Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
 
@@ -68,7 +69,8 @@ FIRST = ("14 3x3 256", "56 1x1 64>256", "28 3x3 128", "14 1x1 1024>256", "7 3x3 
 def problem(shape: str, batch: int) -> ConvProblem:
     _, c, size, k, r, stride = SHAPES[shape]
     return ConvProblem(
-        batch, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4, bias=True, act=Activation("relu"),
+        batch, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4,
+        epilogue=Epilogue(bias=True, act=Activation("relu")),
         sparse24=c % 4 == 0,
     )  # fmt: skip
 

@@ -20,10 +20,12 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import bind, random_data, scratch_for
+from tactics.measure.data import random_data
+from tactics.measure.worker import bind, scratch_for
+from tactics.problems.convolution import Epilogue
 from tactics.problems.problem import ConvProblem
 
-PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True)
+PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True))
 FLOP = 2 * 256 * 256 * 9 * 28 * 28
 LEAST = {False: 6.0, True: 3.0}
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning.tables import Table
-from tactics.measure.worker import reference
+from tactics.measure.data import reference
 from tactics.planner import plan
 
 FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of a usual tensor; networks of 100 layers make 17

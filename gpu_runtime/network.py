@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tactics.format import Format, representative
-from tactics.problems.problem import Problem
+from tactics.problems.protocol import Feature, Problem, Shape4
 
-Shape4 = tuple[int, int, int, int]
 FP32 = Format("fp32", "chw")
 
 
@@ -91,7 +90,7 @@ class Network:
     def formats_in(self, op: Op) -> tuple[tuple[Format, ...], ...]:
         """Those that each of the op's inputs, then its output, may have in this op."""
         reads = op.output in self.reads_wide
-        added = getattr(op.problem, "residual", False) and op.output in self.wide  # the sum is what is to be exact
+        added = Feature.RESIDUAL in op.problem.needs and op.output in self.wide  # the sum is what is to be exact
         must = [t in self.wide and (reads or (added and i == 1)) for i, t in enumerate(op.inputs)]
         must.append(op.output in self.wide)
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))

@@ -60,15 +60,8 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 def _unable(problem: Problem, family) -> str:
     """Why no kernel of the family runs this problem, or an empty string."""
-    if getattr(problem, "d2s", 1) > 1 and family not in table.DEPTH_TO_SPACE:
-        return "no depth-to-space in its stores"
-    if getattr(problem, "up", 1) > 1 and family not in table.UPSAMPLING:
-        return "no residual with fewer pixels"
-    if getattr(problem, "pre", False) and family not in table.SCALING:
-        return "no scale and shift of its input"
-    if getattr(problem, "pool", ()) and family not in table.POOLING:
-        return "no max pool in its stores"
-    return ""
+    missing = sorted(problem.needs - table.SUPPORTS[family])
+    return f"no {missing[0]}" if missing else ""
 
 
 @lru_cache(maxsize=4096)

@@ -61,9 +61,10 @@ def axis(size: int, starts: np.ndarray, taps: int, dilation: int) -> Axis:
 def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
     """Rows (i = 0) or columns (1) of a convolution, for these outputs only, or for those that its pool takes, or all."""
     size, out, taps = ((p.h, p.p, p.r), (p.w, p.q, p.s))[i]
-    if outputs is None and p.pool:
-        first = np.arange(p.pool[6 + i]) * p.pool[2 + i] - p.pool[4 + i]
-        outputs = np.unique(first[:, None] + np.arange(p.pool[i]))
+    if outputs is None and p.epilogue.pool:
+        pool = p.epilogue.pool
+        first = np.arange(pool[6 + i]) * pool[2 + i] - pool[4 + i]
+        outputs = np.unique(first[:, None] + np.arange(pool[i]))
         outputs = outputs[(outputs >= 0) & (outputs < out)]
     starts = (np.arange(out) if outputs is None else outputs) * p.stride[i] - p.pad[i]
     return axis(size, starts, taps, p.dilation[i])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from tactics.families import conv_fp32, conv_transpose
+from tactics.families import conv_transpose, table
 from tactics.format import HALF_FORMATS, Format, num_elements
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import (
@@ -44,7 +44,8 @@ def reason(problem: Problem) -> str:
         return "a tensor of 2**31 elements or more: kernels address with 32 bits"
     if kind is ConvTransposeProblem and (why := conv_transpose.reason(problem)):
         return why
-    return conv_fp32.reason(problem) if kind in (ConvProblem, ConvTransposeProblem) else ""
+    missing = sorted(problem.needs - table.SUPPORTS[table.OF_KERNEL[KERNELS[kind]]])
+    return f"no {missing[0]} in FP32" if missing else ""
 
 
 def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic | str, str]]:

@@ -132,12 +132,12 @@ def own_strides(problem, tactic) -> tuple[Strides, ...]:
 
 def act_code(problem) -> int:
     """The activation's number in include/activation.cuh."""
-    return list(ACTIVATIONS).index(problem.act.name)
+    return list(ACTIVATIONS).index(problem.epilogue.act.name)
 
 
 def residual_order(problem) -> int:
     """The kernels' RES: 0 no residual, 1 added before the activation, 2 after it."""
-    return (2 if getattr(problem, "act_first", False) else 1) if problem.residual else 0
+    return (2 if problem.epilogue.act_first else 1) if problem.epilogue.residual else 0
 
 
 def f32_values(x: Format, y: Format) -> dict[str, int]:
@@ -148,7 +148,7 @@ def f32_values(x: Format, y: Format) -> dict[str, int]:
 
 def alpha_beta(problem) -> tuple[Arg, Arg]:
     """The activation's parameters."""
-    a, b = (*problem.act.params, 0.0, 0.0)[:2]
+    a, b = (*problem.epilogue.act.params, 0.0, 0.0)[:2]
     return ("f32", a), ("f32", b)
 
 

@@ -17,13 +17,16 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
+from tactics.measure.data import random_data, reference
+from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
+from tactics.problems.convolution import Epilogue, Prologue
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problems.problem import (
     BackToBackProblem,
     ConcatProblem,
     ConvProblem,
+    ConvTransposeProblem,
     MatmulProblem,
     MoveProblem,
     PointwiseProblem,
@@ -40,36 +43,56 @@ PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5)}
 ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)
 RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"))
 
+
+
+def _grouped(fields: dict) -> dict:
+    """Keywords of a convolution problem, those of its prologue and epilogue put into these records."""
+    inside = {f: fields.pop(f) for f in Epilogue.__dataclass_fields__ if f in fields}
+    if "scaled" in fields:
+        fields["prologue"] = Prologue(fields.pop("scaled"))
+    return fields | {"epilogue": Epilogue(**inside)}
+
+
+def conv_case(*sizes, **fields) -> ConvProblem:
+    """A ConvProblem; fields of its prologue and epilogue are keywords like others."""
+    return ConvProblem(*sizes, **_grouped(fields))
+
+
+def transposed_case(*sizes, **fields) -> ConvTransposeProblem:
+    """A ConvTransposeProblem; fields of its epilogue are keywords like others."""
+    return ConvTransposeProblem(*sizes, **_grouped(fields))
+
+
 # All of their tactics are run: every tile x format pair, without and with a residual. Odd sizes: no tile fits.
 EVERY_TACTIC: dict[str, Problem] = {
-    "conv": ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
-    "conv_residual": ConvProblem(1, 24, 7, 10, 88, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
+    "conv": conv_case(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_residual": conv_case(1, 24, 7, 10, 88, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
 }
 
 CONVS: dict[str, Problem] = {
     "conv_1x1": ConvProblem(1, 64, 8, 8, 96, 1, 1, sparse24=True),
-    "conv_stem": ConvProblem(1, 3, 23, 21, 33, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
-    "conv_asymmetric": ConvProblem(
+    "conv_stem": conv_case(1, 3, 23, 21, 33, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
+    "conv_asymmetric": conv_case(
         2, 12, 11, 13, 20, 3, 2, stride=(2, 1), pad=(0, 2, 1, 0), dilation=(2, 3), bias=True, sparse24=True
     ),
-    "conv_one_output": ConvProblem(1, 16, 5, 5, 1, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
-    "conv_odd_channels": ConvProblem(3, 7, 6, 5, 13, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
+    "conv_one_output": conv_case(1, 16, 5, 5, 1, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
+    "conv_odd_channels": conv_case(3, 7, 6, 5, 13, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
     "conv_c20": ConvProblem(1, 20, 6, 6, 24, 3, 3, pad=(1, 1, 1, 1), sparse24=True),
-    "conv_gemm": ConvProblem(5, 200, 1, 1, 10, 1, 1, bias=True, sparse24=True),
-    "conv_deep": ConvProblem(1, 256, 4, 4, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
-    "conv_wide": ConvProblem(1, 32, 40, 41, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
-    "conv_grouped": ConvProblem(1, 128, 6, 5, 128, 3, 3, pad=(1, 1, 1, 1), groups=2, bias=True, act=RELU, sparse24=True),
-    "conv_grouped_small": ConvProblem(1, 48, 9, 9, 48, 3, 3, pad=(1, 1, 1, 1), groups=6, bias=True, residual=True),
-    "conv_many_outputs": ConvProblem(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
-    "conv_residual_none": ConvProblem(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
-    "conv_residual_prelu": ConvProblem(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),
-    "conv_residual_after": ConvProblem(
+    "conv_gemm": conv_case(5, 200, 1, 1, 10, 1, 1, bias=True, sparse24=True),
+    "conv_deep": conv_case(1, 256, 4, 4, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_wide": conv_case(1, 32, 40, 41, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "conv_grouped": conv_case(1, 128, 6, 5, 128, 3, 3, pad=(1, 1, 1, 1), groups=2, bias=True, act=RELU, sparse24=True),
+    "conv_grouped_small": conv_case(1, 48, 9, 9, 48, 3, 3, pad=(1, 1, 1, 1), groups=6, bias=True, residual=True),
+    "conv_many_outputs": conv_case(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
+    "conv_residual_none": conv_case(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
+    "conv_residual_prelu": conv_case(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),
+    "conv_residual_after": conv_case(
         1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, act_first=True, sparse24=True
     ),
-    "conv_residual_after_d2s": ConvProblem(
+    "conv_residual_after_d2s": conv_case(
         1, 16, 5, 6, 32, 3, 3, bias=True, residual=True, act=SIGMOID, act_first=True, d2s=2, sparse24=True
     ),
-    **{f"conv_{a.name}": ConvProblem(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
+    **{f"conv_{a.name}": conv_case(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
 }
 
 BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
@@ -182,7 +205,7 @@ OTHERS: dict[str, Problem] = {
 
 
 def depthwise(n, c, h, w, r, s, multiplier=1, **how) -> ConvProblem:
-    return ConvProblem(n, c, h, w, c * multiplier, r, s, groups=c, **how)
+    return conv_case(n, c, h, w, c * multiplier, r, s, groups=c, **how)
 
 
 SAME = {"pad": (1, 1, 1, 1), "bias": True}
@@ -198,16 +221,16 @@ DEPTHWISE: dict[str, Problem] = {
     **{f"depthwise_{a.name}": depthwise(1, 12, 9, 3, 3, 1, bias=True, residual=True, act=a) for a in ACTS},
 }
 
-_BETWEEN = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
-_HIDDEN = ConvProblem(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
+_BETWEEN = conv_case(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
+_HIDDEN = conv_case(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
 JOINED: dict[str, Problem] = {  # more than one layer per launch
-    "stem_pooled": ConvProblem(
+    "stem_pooled": conv_case(
         1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 10, 12),
     ),
-    "prologue": ConvProblem(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, pre=True),
-    "back_to_back": BackToBackProblem(_BETWEEN, ConvProblem(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
+    "prologue": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
+    "back_to_back": BackToBackProblem(_BETWEEN, conv_case(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
     "squeeze_excite": SqueezeExciteProblem(
-        PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, ConvProblem(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
+        PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
     ),
 }  # fmt: skip
 

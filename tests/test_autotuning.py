@@ -19,6 +19,7 @@ from tactics.format import Format
 from tactics.measure import timing
 from tactics.planner import plan
 from tests.conftest import DIGITS
+from tests.problems import conv_case
 
 DEVICE = named("h200")
 SHAPES = {"x": (64, 1, 8, 8)}
@@ -104,10 +105,9 @@ def split_network(tmp_path):
 
 def scratch_of(plan_record):
     from tactics.launches import launches
-    from tactics.problems.problem import ConvProblem
     from tactics.tactic import Tactic
 
-    p = ConvProblem(1, 512, 7, 7, 64, 3, 3, pad=(1, 1, 1, 1), bias=True)
+    p = conv_case(1, 512, 7, 7, 64, 3, 3, pad=(1, 1, 1, 1), bias=True)
     layer = next(x for x in plan_record["layers"] if x["type"] == "conv")
     return max(s.workspace for s in launches(p, Tactic.parse(layer["tactic"])))
 

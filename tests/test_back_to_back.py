@@ -15,13 +15,14 @@ from tactics.candidates import candidates, rejected
 from tactics.families.back_to_back import TILES
 from tactics.format import Format
 from tactics.launches import launches
-from tactics.measure.worker import random_data
+from tactics.measure.data import random_data
 from tactics.problems import codec
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.tactic import Tactic
 from tests.compiled import takes
-from tests.problems import assert_written_once, check
+from tests.problems import assert_written_once, check, conv_case
 from tests.reference_run import network
 
 DEVICE = named("h200")
@@ -30,15 +31,15 @@ RELU, PRELU, SIGMOID = Activation("relu"), Activation("prelu"), Activation("sigm
 
 
 def pair(first: ConvProblem, k: int, **more) -> BackToBackProblem:
-    return BackToBackProblem(first, ConvProblem(*first.out_shape, k, 1, 1, **more))
+    return BackToBackProblem(first, conv_case(*first.out_shape, k, 1, 1, **more))
 
 
 PAIRS = {
     "bottleneck": pair(
-        ConvProblem(2, 64, 9, 11, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU), 256, bias=True, residual=True, act=RELU,
+        conv_case(2, 64, 9, 11, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU), 256, bias=True, residual=True, act=RELU,
     ),
-    "narrow": pair(ConvProblem(1, 20, 13, 7, 36, 3, 2, (2, 1), (1, 0, 1, 1), bias=True, act=SIGMOID), 20, act=PRELU),
-    "wide": pair(ConvProblem(1, 40, 8, 8, 120, 1, 1, act=PRELU), 72, bias=True, residual=True, act_first=True, act=SIGMOID),
+    "narrow": pair(conv_case(1, 20, 13, 7, 36, 3, 2, (2, 1), (1, 0, 1, 1), bias=True, act=SIGMOID), 20, act=PRELU),
+    "wide": pair(conv_case(1, 40, 8, 8, 120, 1, 1, act=PRELU), 72, bias=True, residual=True, act_first=True, act=SIGMOID),
 }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_tiles_compile_without_spills(sm):
     device = replace(DEVICE, sm=sm, smem_per_block=SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))])
     wanted = {}
     for problem in (PAIRS["bottleneck"], PAIRS["wide"]):
-        full = replace(problem, first=replace(problem.first, act=PRELU), second=replace(problem.second, act=PRELU))
+        full = replace(problem, first=with_epilogue(problem.first, act=PRELU), second=with_epilogue(problem.second, act=PRELU))
         wanted |= {launches(full, t)[0].values: t for t in candidates(full, device) if t.out == HWC8}
     assert {t.tile for t in wanted.values()} == set(TILES)
     for values in wanted:

@@ -13,14 +13,14 @@ from cuda_kernels.device import named
 from tactics import codec as records
 from tactics.candidates import accepts, candidates
 from tactics.launches import pack_weights, section_bytes, tables
-from tactics.measure.worker import random_data
+from tactics.measure.data import random_data
 from tactics.problems import codec
-from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
-from tests.problems import PROBLEMS, pairs
+from tactics.problems.problem import MoveProblem, PoolProblem
+from tests.problems import PROBLEMS, conv_case, pairs
 from tests.test_transpose import GROUPED as TRANSPOSED
 
 DEVICE = named("h200")
-CONV = ConvProblem(1, 8, 9, 9, 16, 3, 3, pad=(1, 1, 1, 1), bias=True)
+CONV = conv_case(1, 8, 9, 9, 16, 3, 3, pad=(1, 1, 1, 1), bias=True)
 
 
 @pytest.mark.parametrize("problem", [*PROBLEMS.values(), *TRANSPOSED.values()], ids=str)
@@ -38,11 +38,12 @@ def test_infinity_comes_back():
     "change",
     [
         {"type": "Problem"}, {"type": 3}, {"k": 16.0}, {"k": "16"}, {"k": True}, {"k": 2**31}, {"k": 0}, {"k": None},
-        {"bias": 1},
+        {"bias": True}, {"epilogue": {"bias": 1}},
         {"stride": [1]}, {"stride": [1, 0]}, {"stride": 1}, {"groups": 0}, {"groups": -1}, {"groups": 3},
         {"dilation": [2**62, 1]},
-        {"pool": [3, 3]}, {"act": "relu"}, {"act": {"name": "rel"}}, {"act": {"name": "clip", "params": [0]}}, {"more": 1},
-        {"pad": [1, 1, 1, "inf"]}, {"d2s": 0}, {"h": -9},
+        {"epilogue": {"pool": [3, 3]}}, {"epilogue": {"act": "relu"}}, {"epilogue": {"act": {"name": "rel"}}},
+        {"epilogue": {"act": {"name": "clip", "params": [0]}}}, {"more": 1},
+        {"pad": [1, 1, 1, "inf"]}, {"epilogue": {"d2s": 0}}, {"h": -9},
     ],
     ids=str,
 )  # fmt: skip

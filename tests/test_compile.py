@@ -12,10 +12,10 @@ from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, out
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems.pointwise_ops import Activation
-from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tactic
 from tests import compiled as recorded
 from tests.compiled import RECORD, compiler, fits, record, takes
+from tests.problems import conv_case
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
 HWC8 = Format("fp16", "hwc8")
@@ -47,7 +47,7 @@ OTHERS = [
 
 def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
     """The launch of a problem in which nothing can be left out."""
-    problem = ConvProblem(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
+    problem = conv_case(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
                           sparse24=True)  # fmt: skip
     formats = (Format("fp16", x), Format("fp16", y))
     tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], Format(out, y))

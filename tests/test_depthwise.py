@@ -18,7 +18,7 @@ from tactics.families import conv_depthwise
 from tactics.families.conv_depthwise import LINEAR_PATCHES, VECTOR_PATCHES, halo, threads, weight_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.predict import predict, predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
@@ -37,7 +37,7 @@ LIMITS = {3: 1.15, 5: 1.20, 7: 1.25}
 
 def tactic(problem, patch, x="hwc16", y="hwc16"):
     x, y = Format("fp16", x), Format("fp16", y)
-    return Tactic("conv_depthwise", patch, (x, y) if problem.residual else (x,), y)
+    return Tactic("conv_depthwise", patch, (x, y) if problem.epilogue.residual else (x,), y)
 
 
 @lru_cache

@@ -12,13 +12,13 @@ from cuda_kernels.launch import Emulated
 from tactics import single
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.predict import predict, predict_us
-from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem
+from tactics.problems.problem import ConcatProblem, ConvProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes
-from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, execute
+from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, conv_case, execute, transposed_case
 
 DEVICE = named("h200")
 TYPES = ("fp16", "fp32")
@@ -56,8 +56,8 @@ def drawn_convolution(rng: random.Random) -> ConvProblem:
     pad = (pad[0] + (r - 1) * dilation[0] // 2, pad[1] + (s - 1) * dilation[1] // 2, pad[2] + r, pad[3] + s)
     residual = rng.random() < 0.5
     stride, bias, after = (rng.randint(1, 2), rng.randint(1, 3)), rng.random() < 0.7, residual and rng.random() < 0.5
-    return ConvProblem(rng.randint(1, 3), c, h, w, k, r, s, stride, pad, dilation, groups, bias, residual, rng.choice(ACTS[:4]),
-                       act_first=after)  # fmt: skip
+    return conv_case(rng.randint(1, 3), c, h, w, k, r, s, stride, pad, dilation, groups, bias=bias,
+                       residual=residual, act=rng.choice(ACTS[:4]), act_first=after)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.long) for i in range(12, 412))])
@@ -68,9 +68,9 @@ def test_drawn_convolution(seed):
     check(problem, rng.choice(tactics_of(problem, dtypes)), dtypes)
 
 
-@pytest.mark.parametrize("dtypes", types_of(ConvProblem(1, 1, 1, 1, 1, 1, 1, residual=True)), ids="-".join)
+@pytest.mark.parametrize("dtypes", types_of(conv_case(1, 1, 1, 1, 1, 1, 1, residual=True)), ids="-".join)
 def test_every_mix_of_types(dtypes):
-    problem = ConvProblem(2, 24, 7, 6, 20, 3, 3, pad=(1, 0, 2, 1), bias=True, residual=True, act=ACTS[1])
+    problem = conv_case(2, 24, 7, 6, 20, 3, 3, pad=(1, 0, 2, 1), bias=True, residual=True, act=ACTS[1])
     tactics = tactics_of(problem, dtypes)
     assert {linear(t.out) for t in tactics} == ({True} if dtypes[-1] == "fp32" else {True, False})
     tactic = max(tactics, key=lambda t: [not linear(f) for f in (*t.ins, t.out)])  # vectors wherever there may be
@@ -88,7 +88,7 @@ def test_every_byte_is_written_once(k, groups):
 
 
 def test_transposed_convolution():
-    problem = ConvTransposeProblem(2, 6, 5, 4, 10, 3, 4, (11, 8), (2, 2), (0, 1), groups=2, bias=True, act=ACTS[1])
+    problem = transposed_case(2, 6, 5, 4, 10, 3, 4, (11, 8), (2, 2), (0, 1), groups=2, bias=True, act=ACTS[1])
     for dtypes in types_of(problem):
         check(problem, tactics_of(problem, dtypes)[-1], dtypes, LARGE if dtypes[0] == "fp32" else 1)
 
@@ -149,7 +149,7 @@ def test_launches_tell_of_infinity(kernel):
 
 @pytest.mark.parametrize("mode", ["dcr", "crd"])
 def test_depth_to_space_in_the_stores(mode):
-    problem = ConvProblem(2, 5, 4, 5, 36, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=ACTS[1], d2s=3, d2s_mode=mode)
+    problem = conv_case(2, 5, 4, 5, 36, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=ACTS[1], d2s=3, d2s_mode=mode)
     check(problem, candidates(problem, DEVICE, ("fp32", "fp32", "fp32"))[0], ("fp32", "fp32", "fp32"))
     tactic = next(t for t in candidates(problem, DEVICE, ("fp32", "fp32", "fp16")) if t.out.layout == "hwc16")
     check(problem, tactic, ("fp32", "fp32", "fp16"))
@@ -163,7 +163,7 @@ def test_names_and_reasons():
     assert [str(t.out) for t in tactics] == ["fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32", "fp32:chw"]
     assert all(Tactic.parse(t.name) == t and not t.sparse and str(t.ins[0]) == "fp32:chw" for t in tactics)
     assert not any(t.kernel == "conv_fp32" for t in candidates(problem, DEVICE))
-    pooled = ConvProblem(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
+    pooled = conv_case(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
     assert not candidates(pooled, DEVICE, ("fp32", "fp16"))
     assert "no max pool in its stores in FP32" in dict(rejected(pooled, DEVICE, ("fp32", "fp16"))).values()
 
@@ -200,7 +200,7 @@ def test_predicted_times_follow_the_cuda_cores():
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("k,n", [(64, 64), (64, 1), (4, 64), (1, 64)])
 def test_compiles_without_spills(k, n, sm):
-    problem = ConvProblem(n, 8, 64, 64, k, 3, 3, residual=True, act=ACTS[3])
+    problem = conv_case(n, 8, 64, 64, k, 3, 3, residual=True, act=ACTS[3])
     tactic = candidates(problem, DEVICE, ("fp32", "fp32", "fp32"))[0]
     (launch,) = launches(problem, tactic)
     takes(launch.kernel, launch.values, sm)

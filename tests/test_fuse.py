@@ -5,6 +5,7 @@ import pytest
 
 from gpu_runtime.network import exists
 from tactics.problems.problem import ConvProblem
+from tactics.problems.protocol import Feature
 from tests.reference_run import check_against_ort, choices, feeds_for, given_model, model, network, node, ort_run, run
 
 rng = np.random.default_rng(3)
@@ -33,7 +34,7 @@ def test_residual_add_goes_into_either_producer():
     ]
     assert [op.layer for op in net.ops] == ["a", "b", "a", "b", ""]
     assert net.ops[0].weights["w"] is net.ops[2].weights["w"]
-    assert [op.problem.residual for op in net.ops if isinstance(op.problem, ConvProblem)] == [False, False, True, True]
+    assert [op.problem.epilogue.residual for op in net.ops if isinstance(op.problem, ConvProblem)] == [False, False, True, True]
     assert [op.name for op in net.ops if exists(op, {"s": "into b"})] == ["a", "b + s + y"]
 
 
@@ -50,8 +51,8 @@ def test_the_activation_may_come_before_the_add():
     assert net.groups == (("y", ("apart", "into a")),)
     assert [op.name for op in net.ops] == ["a + r", "a + r + y", "y"]
     alone, into = net.ops[0].problem, net.ops[1].problem
-    assert (alone.residual, alone.act_first) == (False, False) and (into.residual, into.act_first) == (True, True)
-    assert str(into.act) == "leaky_relu(0.2)"
+    assert not alone.needs and not alone.epilogue.act_first and into.needs == {Feature.RESIDUAL} and into.epilogue.act_first
+    assert str(into.epilogue.act) == "leaky_relu(0.2)"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_the_activation_may_come_before_the_add():
 )
 def test_no_alternative(name, tail, outputs):
     net = check_against_ort(model([conv("x", "w0", "a"), *tail], X, outputs, W), 1e-5)
-    assert net.groups == () and not any(getattr(op.problem, "residual", False) for op in net.ops), name
+    assert net.groups == () and not any(Feature.RESIDUAL in op.problem.needs for op in net.ops), name
 
 
 def test_chained_residuals_and_sum_of_three():
@@ -96,7 +97,7 @@ def test_constants_after_a_convolution_fold_into_it():
     nodes += [node("Sub", "h p", "q"), node("Div", "q c", "r"), node("Add", "c r", "s"), node("Relu", "s", "y")]
     net = check_against_ort(model(nodes, X, "y", w))
     (op,) = net.ops
-    assert op.name == "a + y" and op.nodes == ("a", "n", "p", "q", "r", "s", "y") and op.problem.bias
+    assert op.name == "a + y" and op.nodes == ("a", "n", "p", "q", "r", "s", "y") and op.problem.epilogue.bias
     scale = -w["g"] / np.sqrt(w["v"] + 1e-5)
     assert np.allclose(op.weights["w"], w["w0"] * scale[:, None, None, None], rtol=1e-3)
 
@@ -133,7 +134,7 @@ def test_gated_activations(alone, gate, meaning, order):
     nodes = [conv("x", "w0", "a"), node(gate, "a", "g", **attributes), node("Mul", order, "y")]
     net = check_against_ort(model([*nodes, node("Tanh", "a", "z")] if alone else nodes, X, "y z" if alone else "y", W), 1e-5)
     assert [op.name for op in net.ops] == (["a", "g + y", "z"] if alone else ["a + g + y"])
-    assert (str(net.ops[1].problem.stages[0]) if alone else str(net.ops[0].problem.act)) == meaning
+    assert (str(net.ops[1].problem.stages[0]) if alone else str(net.ops[0].problem.epilogue.act)) == meaning
 
 
 def test_gate_that_is_read_twice_stays_apart():
@@ -173,7 +174,7 @@ def test_the_pool_after_a_stem_is_an_alternative():
     net = check_against_ort(model([conv("x", "w", "a"), node("Relu", "a", "r"), pool], {"x": (2, 3, 9, 12)}, "y", w), 1e-5)
     assert net.groups == (("y", ("apart", "into a")),)
     assert [op.name for op in net.ops] == ["a + r", "y", "a + r + y"]
-    assert net.ops[2].problem.pool == (3, 3, 2, 2, 1, 1, 5, 6) and net.ops[2].layer == net.ops[0].layer == "a"
+    assert net.ops[2].problem.epilogue.pool == (3, 3, 2, 2, 1, 1, 5, 6) and net.ops[2].layer == net.ops[0].layer == "a"
     wide = {"w": rng.standard_normal((8, 8, 3, 3)).astype(np.float32)}
     assert not network(model([conv("x", "w", "r"), pool], {"x": (2, 8, 9, 12)}, "y", wide)).groups
     read_twice = [conv("x", "w", "r"), pool, node("Relu", "r", "z")]
@@ -187,7 +188,7 @@ def test_a_normalisation_and_relu_in_front_of_a_1x1_convolution_is_an_alternativ
     assert net.groups == (("r", ("apart", "into y")),)
     assert [op.name for op in net.ops] == ["n + r", "y", "n + r + y"] and [bool(op.layer) for op in net.ops] == [0, 1, 1]
     fused = net.ops[2]
-    assert fused.problem.pre and fused.inputs == ("x",) and fused.problem.in_shapes == ((2, 4, 6, 6),)
+    assert fused.problem.prologue.scaled and fused.inputs == ("x",) and fused.problem.in_shapes == ((2, 4, 6, 6),)
 
 
 def test_a_normalisation_that_must_stay_apart():
@@ -208,4 +209,5 @@ def test_a_residual_add_and_a_normalisation_are_chosen_apart_from_each_other():
     nodes = [bn("x", "n", 4, w), node("Relu", "n", "r"), node("Conv", "r w", "a"), node("Add", "a x", "y")]
     net = check_against_ort(model(nodes, X, "y", w), 2e-3)
     assert set(net.groups) == {("y", ("apart", "into a")), ("r", ("apart", "into a"))}
-    assert [op.problem.residual and op.problem.pre for op in net.ops if isinstance(op.problem, ConvProblem)].count(True) == 1
+    both = {Feature.RESIDUAL, Feature.SCALED_INPUT}
+    assert [op.problem.needs >= both for op in net.ops].count(True) == 1

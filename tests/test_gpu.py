@@ -20,19 +20,19 @@ from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
-from tactics.measure.worker import TOLERANCE, Bench, random_data, reference, reference_conv, relative_error
-from tactics.problems.problem import ConvProblem
-from tests.problems import CONVS, PROBLEMS, RELU, assert_right, execute, pairs, sanitize_cases
+from tactics.measure.data import random_data, reference
+from tactics.measure.worker import TOLERANCE, Bench, reference_conv, relative_error
+from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
 EMULATED_PER_CASE = 6
 LARGE = {
-    "stem": ConvProblem(8, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
-    "1x1": ConvProblem(32, 256, 56, 56, 64, 1, 1, bias=True, act=RELU, sparse24=True),
-    "3x3": ConvProblem(32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
-    "3x3 strided": ConvProblem(32, 128, 56, 56, 128, 3, 3, stride=(2, 2), pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
-    "expand, residual": ConvProblem(32, 512, 7, 7, 2048, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
+    "stem": conv_case(8, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
+    "1x1": conv_case(32, 256, 56, 56, 64, 1, 1, bias=True, act=RELU, sparse24=True),
+    "3x3": conv_case(32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "3x3 strided": conv_case(32, 128, 56, 56, 128, 3, 3, stride=(2, 2), pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
+    "expand, residual": conv_case(32, 512, 7, 7, 2048, 1, 1, bias=True, residual=True, act=RELU, sparse24=True),
 }
 
 

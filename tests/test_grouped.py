@@ -17,14 +17,14 @@ from tactics.families import conv_grouped
 from tactics.families.conv_gemm import merged, padded_k
 from tactics.format import Format
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes
-from tests.problems import assert_right, assert_written_once, execute
+from tests.problems import assert_right, assert_written_once, conv_case, execute
 
 pytestmark = pytest.mark.slow
 
@@ -35,21 +35,21 @@ ONE = (1, 1, 1, 1)
 # What each case is there for: units of one group and of several, shifted within their chunks, the last one partial; channels
 # that no vector of 8 divides; strides with columns nobody reads; tiles narrower than 8; one warp per unit and many.
 CASES = {
-    "g8": ConvProblem(1, 64, 13, 11, 64, 3, 3, pad=ONE, groups=8, bias=True, act=RELU, sparse24=True),
-    "pairs_of_4": ConvProblem(2, 32, 9, 10, 32, 3, 3, pad=ONE, groups=8, bias=True, residual=True, act=PRELU, sparse24=True),
-    "c6_k5_stride": ConvProblem(1, 24, 15, 14, 20, 3, 3, stride=(2, 2), pad=ONE, groups=4, bias=True, act=SIGMOID),
-    "c12_dilated": ConvProblem(1, 36, 7, 7, 36, 5, 3, pad=(2, 1, 2, 1), groups=3, dilation=(1, 2), residual=True),
-    "wider_1x1": ConvProblem(1, 128, 8, 8, 256, 1, 1, stride=(2, 2), groups=4, bias=True, sparse24=True),
-    "narrower": ConvProblem(1, 60, 6, 17, 15, 3, 3, pad=ONE, groups=5, bias=True, residual=True, sparse24=True),
-    "c16": ConvProblem(1, 64, 20, 9, 64, 3, 3, stride=(1, 2), pad=ONE, groups=4, bias=True, act=RELU, sparse24=True),
-    "c3_k1": ConvProblem(1, 33, 5, 3, 11, 3, 3, pad=ONE, groups=11, bias=True, residual=True, act=RELU),
-    "c8_after": ConvProblem(1, 32, 7, 9, 32, 3, 3, pad=ONE, groups=4, residual=True, act=SIGMOID, act_first=True),
-    "alone_3": ConvProblem(1, 16, 9, 13, 3, 3, 3, pad=ONE, bias=True, act=RELU),
-    "alone_5": ConvProblem(2, 20, 7, 6, 5, 3, 2, stride=(2, 1), pad=(0, 1, 1, 0), dilation=(1, 2), bias=True, residual=True),
-    "c64": ConvProblem(1, 128, 9, 8, 128, 3, 3, pad=ONE, groups=2, bias=True, residual=True, act=RELU, sparse24=True),
-    "c32_crd": ConvProblem(1, 64, 5, 6, 64, 3, 3, pad=ONE, groups=2, bias=True, act=RELU, sparse24=True, d2s=2, d2s_mode="crd"),
-    "c32_dcr": ConvProblem(2, 64, 5, 3, 32, 1, 1, groups=2, bias=True, residual=True, d2s=2),
-    "c40_k24": ConvProblem(1, 120, 6, 7, 72, 3, 3, pad=(0, 1, 2, 1), groups=3, bias=True, act=PRELU, sparse24=True),
+    "g8": conv_case(1, 64, 13, 11, 64, 3, 3, pad=ONE, groups=8, bias=True, act=RELU, sparse24=True),
+    "pairs_of_4": conv_case(2, 32, 9, 10, 32, 3, 3, pad=ONE, groups=8, bias=True, residual=True, act=PRELU, sparse24=True),
+    "c6_k5_stride": conv_case(1, 24, 15, 14, 20, 3, 3, stride=(2, 2), pad=ONE, groups=4, bias=True, act=SIGMOID),
+    "c12_dilated": conv_case(1, 36, 7, 7, 36, 5, 3, pad=(2, 1, 2, 1), groups=3, dilation=(1, 2), residual=True),
+    "wider_1x1": conv_case(1, 128, 8, 8, 256, 1, 1, stride=(2, 2), groups=4, bias=True, sparse24=True),
+    "narrower": conv_case(1, 60, 6, 17, 15, 3, 3, pad=ONE, groups=5, bias=True, residual=True, sparse24=True),
+    "c16": conv_case(1, 64, 20, 9, 64, 3, 3, stride=(1, 2), pad=ONE, groups=4, bias=True, act=RELU, sparse24=True),
+    "c3_k1": conv_case(1, 33, 5, 3, 11, 3, 3, pad=ONE, groups=11, bias=True, residual=True, act=RELU),
+    "c8_after": conv_case(1, 32, 7, 9, 32, 3, 3, pad=ONE, groups=4, residual=True, act=SIGMOID, act_first=True),
+    "alone_3": conv_case(1, 16, 9, 13, 3, 3, 3, pad=ONE, bias=True, act=RELU),
+    "alone_5": conv_case(2, 20, 7, 6, 5, 3, 2, stride=(2, 1), pad=(0, 1, 1, 0), dilation=(1, 2), bias=True, residual=True),
+    "c64": conv_case(1, 128, 9, 8, 128, 3, 3, pad=ONE, groups=2, bias=True, residual=True, act=RELU, sparse24=True),
+    "c32_crd": conv_case(1, 64, 5, 6, 64, 3, 3, pad=ONE, groups=2, bias=True, act=RELU, sparse24=True, d2s=2, d2s_mode="crd"),
+    "c32_dcr": conv_case(2, 64, 5, 3, 32, 1, 1, groups=2, bias=True, residual=True, d2s=2),
+    "c40_k24": conv_case(1, 120, 6, 7, 72, 3, 3, pad=(0, 1, 2, 1), groups=3, bias=True, act=PRELU, sparse24=True),
 }
 
 
@@ -89,7 +89,7 @@ def check(name, tactic, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_small_groups(name):
     problem = CASES[name]
-    assert bool(drawn(name, "conv_grouped")) == (problem.d2s == 1)
+    assert bool(drawn(name, "conv_grouped")) == (problem.epilogue.d2s == 1)
     for tactic in drawn(name, "conv_grouped"):
         _, stats = check(name, tactic)
         assert (stats.mma, stats.mma_sp) == (conv_grouped.mmas(problem, tactic), 0)
@@ -132,7 +132,7 @@ def test_each_output_byte_is_written_once(name):
 
 
 def square(groups: int, size: int = 56, **changes) -> ConvProblem:
-    return ConvProblem(1, 256, size, size, 256, 3, 3, pad=ONE, groups=groups, bias=True, **changes)
+    return conv_case(1, 256, size, size, 256, 3, 3, pad=ONE, groups=groups, bias=True, **changes)
 
 
 @lru_cache
@@ -219,7 +219,7 @@ def test_small_groups_compile_without_spills(sm):
     device = replace(DEVICE, sm=sm, smem_per_block=limit)
     wanted = {}
     for c, k, groups in ((64, 64, 8), (256, 256, 8), (128, 128, 2), (24, 20, 4)):
-        problem = ConvProblem(2, c, 17, 17, k, 3, 3, pad=ONE, groups=groups, bias=True, residual=True, act=PRELU)
+        problem = conv_case(2, c, 17, 17, k, 3, 3, pad=ONE, groups=groups, bias=True, residual=True, act=PRELU)
         for t in candidates(problem, device):
             layouts = t.ins[0].layout, t.out.layout
             sides = ("hwc8", "chw") if (c, sm) == (64, "sm_90a") else ("hwc8",)
@@ -235,7 +235,7 @@ def test_small_groups_compile_without_spills(sm):
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 def test_per_group_products_compile_without_spills(kernel, sm):
-    problem = ConvProblem(2, 512, 9, 9, 512, 3, 3, pad=ONE, groups=2, bias=True, residual=True, act=PRELU, sparse24=True)
+    problem = conv_case(2, 512, 9, 9, 512, 3, 3, pad=ONE, groups=2, bias=True, residual=True, act=PRELU, sparse24=True)
     device = replace(DEVICE, sm=sm, smem_per_block=SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))])
     hwc8 = Format("fp16", "hwc8")
     wanted = {

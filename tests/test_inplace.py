@@ -19,7 +19,8 @@ from tactics.families import table
 from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, part_key, strides, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure import timing
-from tactics.measure.worker import TOLERANCE, bind, random_data, reference, relative_error, scratch_for
+from tactics.measure.data import random_data, reference
+from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
 from tactics.planner import plan
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import Activation, Stage
@@ -35,6 +36,7 @@ from tactics.problems.rows import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
 from tests.conftest import model_path
 from tests.ort_budget import budgets
+from tests.problems import conv_case, transposed_case
 from tests.reference_run import model, node
 from tests.reference_run import network as lowered
 
@@ -352,15 +354,15 @@ LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
 AROUND = {
     "conv": (
-        ConvProblem(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True), "conv_dense", DENSE, (H8, H8),
+        conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True), "conv_dense", DENSE, (H8, H8),
         ((8, 56, H8), (16, 72, H8)),
     ),
     "conv_groups": (
-        ConvProblem(1, 32, 6, 5, 32, 3, 3, groups=2, bias=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8),
+        conv_case(1, 32, 6, 5, 32, 3, 3, groups=2, bias=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8),
         ((8, 56, H8), (16, 72, H8)),
     ),
     "conv_grouped": (
-        ConvProblem(2, 32, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), groups=4, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        conv_case(2, 32, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), groups=4, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
         (CHW32, H8), ((32, 96, CHW32), (8, 40, H8)),
     ),
     "conv_sparse": (
@@ -368,66 +370,66 @@ AROUND = {
         ((32, 96, CHW32), (24, 60, H8)),
     ),
     "conv_residual": (
-        ConvProblem(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
+        conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
     ),
     "conv_residual_inside": (
-        ConvProblem(2, 16, 6, 5, 40, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW32, CHW32),
+        conv_case(2, 16, 6, 5, 40, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW32, CHW32),
         (None, (32, 72, CHW32), None),
     ),
     "conv_residual_linear": (
-        ConvProblem(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW, CHW), (None, None, (3, 32, CHW)),
+        conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW, CHW), (None, None, (3, 32, CHW)),
     ),
     "transpose_residual": (
-        ConvTransposeProblem(2, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), residual=True), "transpose_dense", DENSE, (H8, H8, H8),
+        transposed_case(2, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), residual=True), "transpose_dense", DENSE, (H8, H8, H8),
         (None, (8, 32, H8), (16, 32, H8)),
     ),
     "conv_stem": (
-        ConvProblem(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_stem", None, (CHW, H8, H8),
+        conv_case(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_stem", None, (CHW, H8, H8),
         ((5, 9, CHW), (8, 40, H8), (16, 48, H8)),
     ),
     "conv_depthwise": (
-        ConvProblem(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
+        conv_case(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
         ((8, 56, H8), (32, 80, CHW32)),
     ),
     "conv_groups_residual": (
-        ConvProblem(2, 32, 6, 5, 32, 3, 3, groups=2, residual=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8, H8),
+        conv_case(2, 32, 6, 5, 32, 3, 3, groups=2, residual=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8, H8),
         (None, (8, 56, H8), (16, 72, H8)),
     ),
     "conv_grouped_residual": (
-        ConvProblem(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        conv_case(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
         (CHW32, H8, H8), (None, (16, 48, H8), (8, 40, H8)),
     ),
     "conv_grouped_residual_linear": (
-        ConvProblem(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        conv_case(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
         (H8, CHW, CHW), (None, (3, 32, CHW), None),
     ),
     "conv_depthwise_residual": (
-        ConvProblem(2, 24, 6, 5, 24, 3, 3, groups=24, pad=(1, 1, 1, 1), residual=True), "conv_depthwise", PATCH, (H8, H8, H8),
+        conv_case(2, 24, 6, 5, 24, 3, 3, groups=24, pad=(1, 1, 1, 1), residual=True), "conv_depthwise", PATCH, (H8, H8, H8),
         ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
     ),
     "transpose_grouped": (
-        ConvTransposeProblem(2, 32, 4, 5, 24, 3, 3, (9, 11), (2, 2), groups=4, residual=True), "transpose_grouped",
+        transposed_case(2, 32, 4, 5, 24, 3, 3, (9, 11), (2, 2), groups=4, residual=True), "transpose_grouped",
         Tile(64, 64, 64, 2, 2, 1), (CHW32, H8, H8), ((32, 96, CHW32), (8, 40, H8), (16, 56, H8)),
     ),
     "transpose_depthwise": (
-        ConvTransposeProblem(2, 24, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), groups=24, residual=True), "transpose_depthwise",
+        transposed_case(2, 24, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), groups=24, residual=True), "transpose_depthwise",
         PATCH, (H8, H8, H8), ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
     ),
     "conv_shuffled_residual": (
-        ConvProblem(2, 16, 4, 5, 32, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, H8, H8),
+        conv_case(2, 16, 4, 5, 32, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, H8, H8),
         (None, (8, 32, H8), (8, 24, H8)),
     ),
     "conv_shuffled_residual_linear": (
-        ConvProblem(2, 16, 4, 5, 12, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, CHW, CHW),
+        conv_case(2, 16, 4, 5, 12, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, CHW, CHW),
         (None, (3, 8, CHW), (1, 5, CHW)),
     ),
     "conv_upsampled_residual": (
-        ConvProblem(2, 16, 6, 9, 24, 1, 1, residual=True, up=3), "conv_dense", DENSE, (H8, H8, H8),
+        conv_case(2, 16, 6, 9, 24, 1, 1, residual=True, up=3), "conv_dense", DENSE, (H8, H8, H8),
         (None, (8, 48, H8), (16, 56, H8)),
     ),
-    "conv_shuffled": (ConvProblem(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
+    "conv_shuffled": (conv_case(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
     "transpose": (
-        ConvTransposeProblem(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_dense", DENSE, (H8, H8),
+        transposed_case(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_dense", DENSE, (H8, H8),
         ((8, 32, H8), (16, 32, H8)),
     ),
     "transpose_sparse": (
@@ -435,7 +437,7 @@ AROUND = {
         ((8, 48, H8), (16, 32, H8)),
     ),
     "conv_fp32": (
-        ConvProblem(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True), "conv_fp32", None, (H8, CHW32, H8),
+        conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True), "conv_fp32", None, (H8, CHW32, H8),
         ((8, 56, H8), (32, 80, CHW32), (16, 72, H8)),
     ),
     "conv_fp32_in": (
@@ -445,7 +447,7 @@ AROUND = {
         ConvProblem(1, 24, 6, 5, 13, 3, 3), "conv_fp32", None, (H8, Format("fp32", "chw")), ((8, 56, H8), None),
     ),
     "transpose_fp32": (
-        ConvTransposeProblem(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_fp32", None, (H8, H8),
+        transposed_case(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_fp32", None, (H8, H8),
         ((8, 32, H8), (16, 32, H8)),
     ),
     "conv_linear": (ConvProblem(2, 7, 6, 5, 13, 3, 3), "conv_dense", DENSE, (CHW, CHW), ((3, 11, CHW), (5, 20, CHW))),

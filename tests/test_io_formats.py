@@ -19,13 +19,13 @@ from gpu_runtime.network import TensorInfo
 from gpu_runtime.planning import io_formats
 from tactics.candidates import at_edges, candidates
 from tactics.format import LAYOUTS, Format
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation
-from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem, PoolProblem
+from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.rows import NormalizeProblem
 from tactics.step import linear
 from tests.conftest import DIGITS, model_path
-from tests.problems import CONVS, PROBLEMS, assert_right, execute
+from tests.problems import CONVS, PROBLEMS, assert_right, conv_case, execute, transposed_case
 
 pytestmark = pytest.mark.slow
 
@@ -135,10 +135,10 @@ def test_convolutions_take_and_give_every_format(folder, x, y):
 
 
 KINDS = {
-    "conv": ConvProblem(2, 37, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
-    "sparse": ConvProblem(1, 40, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
-    "stem": ConvProblem(1, 3, 9, 12, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
-    "transpose": ConvTransposeProblem(1, 37, 5, 6, 35, 3, 3, (9, 11), stride=(2, 2), pad=(1, 1), bias=True),
+    "conv": conv_case(2, 37, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
+    "sparse": conv_case(1, 40, 5, 6, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True),
+    "stem": conv_case(1, 3, 9, 12, 35, 3, 3, pad=(1, 1, 1, 1), bias=True, act=Activation("sigmoid")),
+    "transpose": transposed_case(1, 37, 5, 6, 35, 3, 3, (9, 11), stride=(2, 2), pad=(1, 1), bias=True),
     "pool": PoolProblem(1, 37, 9, 9, "max", 3, 3, (4, 4), stride=(2, 2)),
     "move": MoveProblem(1, 37, 6, 5, "window", (37, 5, 4), start=(0, 1, 1)),
     "rows": NormalizeProblem(2, 37, 5, 4, "softmax", "c"),
@@ -181,7 +181,7 @@ def test_convolutions_write_fp32(name):
     for kernel in sorted(kernels):
         for t in random.Random(name).sample([t for t in able if t.kernel == kernel], 2):
             got = execute(Emulated(device), problem, t, inputs, weights)
-            assert assert_right(problem, t, got, expected) < (2e-6 if problem.act.name in EXACT else 2e-5)
+            assert assert_right(problem, t, got, expected) < (2e-6 if problem.epilogue.act.name in EXACT else 2e-5)
 
 
 @pytest.mark.parametrize("x,y", [("chw2", "chw2"), ("hwc", "chw16"), ("chw16", "hwc"), ("chw", "chw2")])

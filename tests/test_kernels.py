@@ -18,7 +18,7 @@ from tactics.candidates import candidates
 from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
@@ -32,6 +32,7 @@ from tests.problems import (
     RELU,
     assert_right,
     assert_written_once,
+    conv_case,
     execute,
 )
 
@@ -65,7 +66,7 @@ def variants(problem):
     for t in random.Random(str(problem)).sample(tactics, len(tactics)):
         if t.tile in (None, TILE):
             found.setdefault((t.kernel, linear(t.ins[0]), linear(t.out)), t)
-    one_side = isinstance(problem, ConvProblem) and problem.act.name not in ("none", "relu")
+    one_side = isinstance(problem, ConvProblem) and problem.epilogue.act.name not in ("none", "relu")
     return [t for (_, x, y), t in sorted(found.items()) if not one_side or (x, y) == (False, False)]
 
 
@@ -170,7 +171,7 @@ def test_every_tile_on_every_problem(name):
         run(name, tactic)
 
 
-SPLIT_PROBLEM = ConvProblem(1, 144, 7, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
+SPLIT_PROBLEM = conv_case(1, 144, 7, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
 
 
 def same_bits(problem, tactics):
@@ -224,8 +225,8 @@ def test_stream_k_is_offered_where_the_last_round_leaves_the_gpu_idle():
 # ---- scale, shift and ReLU in front of a 1x1 convolution
 
 PRE = {
-    "plain": ConvProblem(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, pre=True),
-    "odd": ConvProblem(1, 44, 5, 5, 24, 1, 1, (2, 2), residual=True, sparse24=True, pre=True),
+    "plain": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
+    "odd": conv_case(1, 44, 5, 5, 24, 1, 1, (2, 2), residual=True, sparse24=True, scaled=True),
 }
 
 

@@ -75,7 +75,7 @@ def test_resnet20_shortcuts_are_one_window_each():
 def test_super_resolution_shuffles_pixels_in_its_last_convolution():
     net = network(given_model("super_resolution_10"), shapes={"input": (1, 1, 224, 224)})
     assert [type(op.problem) for op in net.ops] == [ConvProblem] * 4
-    assert net.ops[-1].problem.d2s_mode == "crd" and net.ops[-1].problem.out_shape == (1, 1, 672, 672)
+    assert net.ops[-1].problem.epilogue.d2s_mode == "crd" and net.ops[-1].problem.out_shape == (1, 1, 672, 672)
     assert net.ops[0].name == "Conv_0 + Relu_1"
 
 
@@ -209,7 +209,7 @@ def test_activations(op, opset, inputs, attributes, meaning, alone):
     net = check_against_ort(model(nodes, {"x": (2, 4, 3, 5)}, "y", w, opset), 1e-5)
     (only,) = net.ops
     assert isinstance(only.problem, PointwiseProblem) is alone
-    assert (str(only.problem.stages[0]).replace("(c0)", "") if alone else str(only.problem.act)) == meaning
+    assert (str(only.problem.stages[0]).replace("(c0)", "") if alone else str(only.problem.epilogue.act)) == meaning
 
 
 def test_batch_normalization_without_a_convolution_is_one_chain():

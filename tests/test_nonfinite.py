@@ -8,10 +8,9 @@ import pytest
 
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
-from tactics.measure.worker import random_data
-from tactics.problems.problem import ConvProblem
+from tactics.measure.data import random_data
 from tactics.step import linear
-from tests.problems import execute, pairs
+from tests.problems import conv_case, execute, pairs
 
 DEVICE = named("a100")
 
@@ -42,7 +41,7 @@ def test_infinite_inputs_are_told(case):
 @pytest.mark.parametrize("pixel", (0, 13, 62))
 def test_what_rounds_to_infinity_in_one_place_is_told(pixel):
     """65,519 is stored as 65,504 and 65,520 as infinity: one channel of one pixel."""
-    problem = ConvProblem(1, 16, 9, 7, 40, 1, 1, bias=True, sparse24=True)
+    problem = conv_case(1, 16, 9, 7, 40, 1, 1, bias=True, sparse24=True)
     (x,), weights = random_data(problem)
     for channel in (0, 21, 39):
         x[:], weights["w"][:] = 0, 0

@@ -11,7 +11,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
@@ -217,7 +217,7 @@ def test_epilogues_take_what_is_spelled_and_they_know():
     w = SCALARS | {"w": rng.standard_normal((6, 6, 1, 1)).astype(np.float32)}
     for meaning, lines in (("hard_swish", SPELLINGS["hard_swish"][1]), ("silu", SPELLINGS["silu"][0])):
         net = check_against_ort(model([node("Conv", "z w", "x"), *spelled(lines)], {"z": SHAPE}, "y", w, 17), 1e-3)
-        assert [str(op.problem.act) for op in net.ops] == [meaning]
+        assert [str(op.problem.epilogue.act) for op in net.ops] == [meaning]
     net = check_against_ort(model([node("Conv", "z w", "x"), *spelled(SPELLINGS["gelu"][0])], {"z": SHAPE}, "y", w, 17), 1e-3)
     assert [type(op.problem) for op in net.ops] == [ConvProblem, PointwiseProblem]
 

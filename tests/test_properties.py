@@ -13,13 +13,13 @@ import pytest
 
 from cuda_kernels.launch import Emulated
 from tactics import single
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tests.problems import assert_right, execute
+from tests.problems import assert_right, conv_case, execute
 from tests.test_kernels import DEVICE, by_tile, variants
 
 ACTIVATIONS = (Activation(), Activation("relu"), Activation("relu"), Activation("clip", (-0.5, 1.0)), Activation("prelu"))
@@ -43,11 +43,11 @@ def conv(seed: int) -> ConvProblem:
     pads = (rows[3], columns[3], rows[4], columns[4])
     pre = (rows[0], columns[0], groups) == (1, 1, 1) and not any(pads) and d2s == 1 and pick.random() < 0.3
     residual = not pre and pick.random() < 0.4
-    return ConvProblem(
+    return conv_case(
         pick.choice((1, 1, 2, 3)), c * groups, rows[5], columns[5], k * groups, rows[0], columns[0],
         (rows[1], columns[1]), pads, (rows[2], columns[2]), groups, bias=pick.random() < 0.7, residual=residual,
         act=pick.choice(ACTIVATIONS), sparse24=c % 4 == 0 and pick.random() < 0.7, d2s=d2s,
-        d2s_mode=pick.choice(("dcr", "crd")), act_first=residual and pick.random() < 0.3, pre=pre,
+        d2s_mode=pick.choice(("dcr", "crd")), act_first=residual and pick.random() < 0.3, scaled=pre,
     )  # fmt: skip
 
 
@@ -156,8 +156,10 @@ def test_wrong_tactics_are_named(monkeypatch):
 
 def test_draws_reach_every_parameter():
     convs = [conv(seed) for seed in range(1000, 1567)]
-    for name in ("stride", "dilation", "pad", "groups", "bias", "residual", "act", "sparse24", "d2s", "act_first", "pre"):
+    for name in ("stride", "dilation", "pad", "groups", "sparse24", "prologue"):
         assert len({getattr(p, name) for p in convs}) > 1, name
+    for name in ("bias", "residual", "act", "d2s", "act_first"):
+        assert len({getattr(p.epilogue, name) for p in convs}) > 1, name
     pools, resizes = [pool(seed) for seed in range(1000, 1567)], [resize(seed) for seed in range(1000, 1567)]
     assert {(p.kind, p.count_pad, p.is_global) for p in pools} >= {(k, c, False) for k in ("max", "avg") for c in (True, False)}
     linear = [p for p in resizes if isinstance(p, ResizeProblem)]

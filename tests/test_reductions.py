@@ -10,7 +10,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
 from tactics.candidates import candidates
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import PointwiseProblem, PoolProblem

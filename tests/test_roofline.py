@@ -11,6 +11,7 @@ from tactics.candidates import candidates
 from tactics.predict import predict_us
 from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem
 from tactics.roofline import _needs, floors
+from tests.problems import conv_case
 
 H200 = named("h200")
 
@@ -27,9 +28,9 @@ H200 = named("h200")
     # dilation 12 on 9 x 9: likewise
     (ConvProblem(1, 16, 9, 9, 16, 3, 3, pad=(12, 12, 12, 12), dilation=(12, 12)), 16 * 81, 16 * 16 * 81, 16 * 16),
     # a residual is read whole; two groups have half the products
-    (ConvProblem(1, 8, 4, 4, 8, 1, 1, stride=(2, 1), groups=2, residual=True), 8 * 2 * 4, 8 * 4 * 2 * 4, 8 * 4),
+    (conv_case(1, 8, 4, 4, 8, 1, 1, stride=(2, 1), groups=2, residual=True), 8 * 2 * 4, 8 * 4 * 2 * 4, 8 * 4),
     # a pool of 1 x 1, stride 2, takes rows and columns 0, 2 of a 3x3 convolution without padding on 5: rows 0 to 4
-    (ConvProblem(1, 3, 5, 5, 8, 3, 3, pool=(1, 1, 2, 2, 0, 0, 2, 2)), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
+    (conv_case(1, 3, 5, 5, 8, 3, 3, pool=(1, 1, 2, 2, 0, 0, 2, 2)), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
     # kernel 2, stride 2, its first row and column cut: 1 + 2 * 3 pairs of input row and tap remain
     (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (7, 7), (2, 2), (1, 1)), 4 * 16, 4 * 4 * 7 * 7, 4 * 4 * 4),
     # two rows of output need the first input row only
@@ -101,7 +102,7 @@ def test_no_prediction_is_below_the_floor(device):
     d, rng = named(device), random.Random(device)
     for _ in range(6):
         r = rng.choice((1, 1, 2, 3))
-        p = ConvProblem(
+        p = conv_case(
             rng.choice((1, 8, 64)), rng.choice((16, 64, 256)), *[rng.choice((7, 14, 56))] * 2, rng.choice((8, 64, 256)), r, r,
             stride=(rng.choice((1, 2, 3)),) * 2, pad=(r // 2,) * 4, sparse24=True, residual=rng.random() < 0.3,
         )  # fmt: skip

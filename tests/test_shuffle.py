@@ -16,15 +16,15 @@ from tactics.candidates import candidates
 from tactics.families.conv_gemm import padded_k, row_order
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.pointwise_ops import Activation
-from tactics.problems.problem import ConvProblem, MoveProblem
+from tactics.problems.problem import MoveProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
 from tests.conftest import model_path
-from tests.problems import assert_right, execute
+from tests.problems import assert_right, conv_case, execute
 from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def weights(*shape):
 
 
 def problem(b, mode, k, **more):
-    return ConvProblem(2, 16, 5, 7, k, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True, d2s=b, d2s_mode=mode, **more)
+    return conv_case(2, 16, 5, 7, k, 3, 3, pad=(1, 1, 1, 1), bias=True, sparse24=True, d2s=b, d2s_mode=mode, **more)
 
 
 # A residual lies in the shuffled layout; sigmoid(0) is not 0, so padded channels must be masked; 3 channels per corner need it.
@@ -57,13 +57,13 @@ CASES = {
     # A residual with fewer pixels: one for each block, or one for 3 x 3 pixels of a convolution that shuffles nothing.
     "upsampled": problem(2, "dcr", 12, residual=True, act=PRELU, up=2),
     "upsampled_four": problem(4, "crd", 48, residual=True, act=SIGMOID, act_first=True, up=4),
-    "upsampled_plain": ConvProblem(2, 16, 9, 6, 20, 3, 3, pad=(1, 1, 1, 1), residual=True, act=SIGMOID, sparse24=True, up=3),
+    "upsampled_plain": conv_case(2, 16, 9, 6, 20, 3, 3, pad=(1, 1, 1, 1), residual=True, act=SIGMOID, sparse24=True, up=3),
 }
 
 
 def tactic(kernel, p, x, y):
     formats = [Format("fp16", layout) for layout in (x, y)]
-    return Tactic(kernel, TILE, tuple(formats) if p.residual else tuple(formats[:1]), formats[1])
+    return Tactic(kernel, TILE, tuple(formats) if p.epilogue.residual else tuple(formats[:1]), formats[1])
 
 
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
@@ -82,7 +82,7 @@ def test_stores(name, kernel):
             outputs.append(execute(gpu, p, t, inputs, w))
             assert_right(p, t, outputs[-1], expected)
             (stats,) = gpu.stats
-            rows = p.d2s**2 * padded_channels(y, p.out_shape[1])
+            rows = p.epilogue.d2s**2 * padded_channels(y, p.out_shape[1])
             blocks = -(-rows // TILE.m) * -(-p.n * p.p * p.q // TILE.n)
             mmas = blocks * padded_k(p) * TILE.m * TILE.n // (16 * 8 * (32 if t.sparse else 16))
             assert stats.mma + stats.mma_sp == mmas
@@ -103,7 +103,7 @@ def test_unpadded_linear_rows_are_fewer_mmas_and_a_candidate():
 @pytest.mark.parametrize("up", [1, 2])
 def test_split_k_and_depth_to_space(up):
     """Parameters of both stand in one struct."""
-    p = ConvProblem(1, 64, 5, 7, 12, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=PRELU, sparse24=True, d2s=2, up=up)
+    p = conv_case(1, 64, 5, 7, 12, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=PRELU, sparse24=True, d2s=2, up=up)
     inputs, w = random_data(p)
     for kernel in ("conv_dense", "conv_sparse24"):
         t = tactic(kernel, p, "hwc8", "hwc8")
@@ -113,7 +113,7 @@ def test_split_k_and_depth_to_space(up):
 
 
 @pytest.mark.parametrize("p", [
-    ConvProblem(1, 16, 8, 8, 128, 1, 1, d2s=2), ConvProblem(1, 16, 8, 8, 48, 1, 1, d2s=4, d2s_mode="crd"),
+    conv_case(1, 16, 8, 8, 128, 1, 1, d2s=2), conv_case(1, 16, 8, 8, 48, 1, 1, d2s=4, d2s_mode="crd"),
 ], ids=str)  # fmt: skip
 def test_the_shuffled_tensor_is_stored_once_in_whole_sectors(p):
     """Launch-unique bytes are the output's with its padding, and nothing else; for vectors no sector is stored twice."""
@@ -185,8 +185,9 @@ def test_depth_to_space_joins_the_convolution(mode, act, spelling):
     nodes.append(node("PRelu", "d s", "y") if act == "after" else node("Identity", "d", "y"))
     net = check_against_ort(model(nodes, X, "y", w), 1e-5)
     (op,) = net.ops
-    assert (op.problem.d2s, op.problem.d2s_mode) == (2, mode.lower()) and op.problem.out_shape == (2, 3, 12, 8)
-    assert op.problem.act.name == ("prelu" if act else "none")
+    end = op.problem.epilogue
+    assert (end.d2s, end.d2s_mode) == (2, mode.lower()) and op.problem.out_shape == (2, 3, 12, 8)
+    assert end.act.name == ("prelu" if act else "none")
 
 
 def test_residual_after_depth_to_space_is_still_an_alternative():
@@ -196,7 +197,7 @@ def test_residual_after_depth_to_space_is_still_an_alternative():
     net = check_against_ort(model(nodes, X | {"z": (2, 3, 12, 8)}, "y", w), 1e-5)
     assert net.groups == (("s", ("apart", "into a", "into c")),)
     assert not any(isinstance(op.problem, MoveProblem) for op in net.ops)
-    assert {op.problem.d2s for op in net.ops if op.layer == "a"} == {2}
+    assert {op.problem.epilogue.d2s for op in net.ops if op.layer == "a"} == {2}
 
 
 @pytest.mark.parametrize("act", ["", "Relu"])
@@ -218,7 +219,7 @@ def test_an_enlarged_residual_is_read_where_it_is_small(b, act):
         assert relative_error(got, ort_run(proto, feeds)["y"]) < 1e-5
     choice = {group[0]: "into a, upsampled"}
     (op,) = (op for op in net.ops if exists(op, choice))
-    assert op.problem.up == 2 and op.inputs == ("x", "z")
+    assert op.problem.epilogue.up == 2 and op.inputs == ("x", "z")
 
 
 def test_an_enlarged_tensor_with_other_readers_stays():

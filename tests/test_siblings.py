@@ -15,6 +15,7 @@ from gpu_runtime.rewrites import siblings
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
+from tactics.problems.protocol import Feature
 from tests.reference_run import network as lowered
 from tests.reference_run import ort_run, relative_error
 from tests.reference_run import run as reference
@@ -91,7 +92,7 @@ def pretend(merged_us: float, into_proj_us: float):
     def time(problem, tactics):
         tactics = list(tactics)
         us = 10.0
-        if getattr(problem, "residual", False) and problem.r == 1 and problem.c == 32:
+        if Feature.RESIDUAL in problem.needs and problem.r == 1 and problem.c == 32:
             us = into_proj_us
         elif getattr(problem, "k", 0) == 80:
             us = merged_us

@@ -12,12 +12,12 @@ from cuda_kernels.launch import Emulated
 from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Activation
-from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
+from tactics.problems.problem import PoolProblem, SqueezeExciteProblem
 from tests.compiled import takes
-from tests.problems import assert_right, assert_written_once, execute
+from tests.problems import assert_right, assert_written_once, conv_case, execute
 from tests.reference_run import network
 
 DEVICE = named("h200")
@@ -26,8 +26,8 @@ RELU, GATE = Activation("relu"), Activation("hard_sigmoid", (0.2, 0.5))
 
 def problem(n, c, h, w, mid, k=None, bias=True) -> SqueezeExciteProblem:
     pool = PoolProblem(n, c, h, w, "avg", h, w, (1, 1))
-    first = ConvProblem(n, c, 1, 1, mid, 1, 1, bias=bias, act=RELU)
-    return SqueezeExciteProblem(pool, first, ConvProblem(n, mid, 1, 1, k or c, 1, 1, bias=bias, act=GATE))
+    first = conv_case(n, c, 1, 1, mid, 1, 1, bias=bias, act=RELU)
+    return SqueezeExciteProblem(pool, first, conv_case(n, mid, 1, 1, k or c, 1, 1, bias=bias, act=GATE))
 
 
 CASES = {

@@ -13,14 +13,15 @@ from tactics.candidates import candidates, rejected
 from tactics.families.conv_stem import INPUTS, TILES, family_reason, geometry, interleaved, shared_bytes
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
-from tactics.measure.worker import random_data
+from tactics.measure.data import random_data
 from tactics.predict import predict_us
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 from tests.compiled import takes
-from tests.problems import check, execute
+from tests.problems import check, conv_case, execute
 from tests.reference_run import model, node
 
 pytestmark = pytest.mark.slow
@@ -31,25 +32,25 @@ SMALL = next(t for t in TILES if (t.m, t.n) == (16, 64))
 HWC8 = Format("fp16", "hwc8")
 
 PROBLEMS = {
-    "7x7_s2_c3": ConvProblem(1, 3, 37, 45, 33, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
-    "3x3_s2_c3": ConvProblem(2, 3, 20, 31, 64, 3, 3, (2, 2), bias=True),
-    "3x3_s1_c1": ConvProblem(3, 1, 8, 8, 20, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
-    "11x11_s4_c3": ConvProblem(1, 3, 40, 47, 10, 11, 11, (4, 4), (2, 2, 2, 2), residual=True, act=PRELU),
-    "9x9_s1_c1": ConvProblem(1, 1, 19, 22, 16, 9, 9, pad=(4, 4, 4, 4), bias=True),
+    "7x7_s2_c3": conv_case(1, 3, 37, 45, 33, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
+    "3x3_s2_c3": conv_case(2, 3, 20, 31, 64, 3, 3, (2, 2), bias=True),
+    "3x3_s1_c1": conv_case(3, 1, 8, 8, 20, 3, 3, pad=(1, 1, 1, 1), bias=True, act=SIGMOID),
+    "11x11_s4_c3": conv_case(1, 3, 40, 47, 10, 11, 11, (4, 4), (2, 2, 2, 2), residual=True, act=PRELU),
+    "9x9_s1_c1": conv_case(1, 1, 19, 22, 16, 9, 9, pad=(4, 4, 4, 4), bias=True),
     "4x4_s4_c4": ConvProblem(1, 4, 33, 40, 20, 4, 4, (4, 4)),
-    "3x3_s1_c4": ConvProblem(1, 4, 12, 9, 130, 3, 3, pad=(1, 1, 1, 1), bias=True),
-    "5x3_dilated_c2": ConvProblem(1, 2, 17, 19, 16, 5, 3, (1, 2), (2, 1, 2, 1), (2, 1), bias=True, residual=True, act=RELU),
+    "3x3_s1_c4": conv_case(1, 4, 12, 9, 130, 3, 3, pad=(1, 1, 1, 1), bias=True),
+    "5x3_dilated_c2": conv_case(1, 2, 17, 19, 16, 5, 3, (1, 2), (2, 1, 2, 1), (2, 1), bias=True, residual=True, act=RELU),
     "1x1_s1_c3": ConvProblem(2, 3, 7, 5, 16, 1, 1),
 }
 SOME = [("fp32:chw", "hwc8"), ("uint8:hwc", "hwc8"), ("fp16:chw", "chw")]
 IMAGENET = {
-    "resnet50": ConvProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
-    "squeezenet": ConvProblem(1, 3, 224, 224, 64, 3, 3, (2, 2), bias=True, act=RELU),
+    "resnet50": conv_case(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
+    "squeezenet": conv_case(1, 3, 224, 224, 64, 3, 3, (2, 2), bias=True, act=RELU),
 }  # fmt: skip
 
 
 def stem(problem, x, y=HWC8, tile=SMALL):
-    return Tactic("conv_stem", tile, (x, y) if problem.residual else (x,), y)
+    return Tactic("conv_stem", tile, (x, y) if problem.epilogue.residual else (x,), y)
 
 
 def run(problem, tactic, **options):
@@ -85,7 +86,7 @@ def test_every_input_and_side(name):
         check_counters(problem, tactic, stats)
         outputs.setdefault(tactic.out, []).append(got)
     for same in outputs.values():  # whole numbers: what the input is stored as makes no difference
-        assert all(np.array_equal(same[0], other, equal_nan=True) for other in same[1:]) or problem.residual
+        assert all(np.array_equal(same[0], other, equal_nan=True) for other in same[1:]) or problem.epilogue.residual
 
 
 @pytest.mark.slow
@@ -111,7 +112,7 @@ def test_what_is_not_finite_stays_in_its_windows():
     (x,), weights = random_data(problem)
     x[0, 0, 4, 4] = np.inf
     got = execute(Emulated(DEVICE), problem, stem(problem, Format("fp32", "chw")), [x], weights)[:, : problem.k]
-    y = replace(problem, act=Activation()).reference(x, weights["w"], weights["b"])
+    y = with_epilogue(problem, act=Activation()).reference(x, weights["w"], weights["b"])
     seen = ~np.isfinite(y)
     assert np.isfinite(got[~seen]).all() and seen.sum() == 9 * problem.k
 
@@ -159,7 +160,7 @@ def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_compiles_without_spills(tile, sm):
-    problem = replace(PROBLEMS["5x3_dilated_c2"], k=130, act=PRELU)
+    problem = replace(with_epilogue(PROBLEMS["5x3_dilated_c2"], act=PRELU), k=130)
     for x, y in (("fp32:chw", "hwc8"), ("uint8:hwc", "chw")):
         (launch,) = launches(problem, stem(problem, Format.parse(x), Format("fp16", y), tile))
         taken = takes(launch.kernel, launch.values, sm)
@@ -172,11 +173,11 @@ def test_compiles_without_spills(tile, sm):
 # ---- a max pool in the epilogue
 
 POOLED = {
-    "resnet50": ConvProblem(1, 3, 45, 61, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 12, 16)),
-    "squeezenet": ConvProblem(2, 3, 37, 50, 64, 3, 3, (2, 2), bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 8, 11)),
-    "ceil": ConvProblem(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 9, 9)),
-    "apart": ConvProblem(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
-    "negative": ConvProblem(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
+    "resnet50": conv_case(1, 3, 45, 61, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 12, 16)),
+    "squeezenet": conv_case(2, 3, 37, 50, 64, 3, 3, (2, 2), bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 8, 11)),
+    "ceil": conv_case(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 9, 9)),
+    "apart": conv_case(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
+    "negative": conv_case(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
 }  # fmt: skip
 
 
@@ -195,8 +196,8 @@ def test_maxima_are_stored_and_the_convolution_is_not(name):
 
 def test_pooling_in_the_epilogue_saves_the_convolutions_bytes():
     """ResNet-50's stem: what is moved is image and maxima; apart, the convolution's result goes out and comes back."""
-    whole = ConvProblem(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU)
-    pooled = replace(whole, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+    whole = conv_case(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU)
+    pooled = with_epilogue(whole, pool=(3, 3, 2, 2, 1, 1, 56, 56))
     tactic = min((t for t in candidates(pooled, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8),
                  key=lambda t: predict_us(pooled, t, DEVICE))  # fmt: skip
     _, stats = run(pooled, tactic)

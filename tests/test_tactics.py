@@ -18,9 +18,10 @@ from tactics.problems.problem import (
     ResizeProblem,
 )
 from tactics.tactic import Tactic
+from tests.problems import conv_case
 
 RELU = Activation("relu")
-CONV = ConvProblem(1, 64, 14, 14, 96, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
+CONV = conv_case(1, 64, 14, 14, 96, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True, act=RELU, sparse24=True)
 PROBLEMS = [
     CONV,
     ConvProblem(2, 3, 9, 7, 10, 1, 1),
@@ -63,13 +64,13 @@ def test_what_is_launchable_fits_and_the_rest_has_reasons(device):
 
 @pytest.mark.parametrize("change,word", [({"sparse24": False}, "pattern_violation"), ({"c": 66}, "channels_not")])
 def test_sparse_is_rejected_with_its_reason(change, word):
-    problem = ConvProblem(**({f: getattr(CONV, f) for f in CONV.__dataclass_fields__} | change))
+    problem = conv_case(**({f: getattr(CONV, f) for f in CONV.__dataclass_fields__} | change))
     assert not any(t.sparse for t in candidates(problem, named("a100")))
     assert any(word in reason for name, reason in rejected(problem, named("a100")) if "sparse" in name)
 
 
 def test_packed_weights_are_padded_with_zeros_and_rows_of_sixteen():
-    problem = ConvProblem(1, 12, 5, 5, 20, 3, 3, bias=True, sparse24=True)
+    problem = conv_case(1, 12, 5, 5, 20, 3, 3, bias=True, sparse24=True)
     w = np.random.default_rng(0).standard_normal((20, 12, 3, 3)).astype(np.float32)
     w[:, 2::4] = 0
     w[:, 3::4] = 0
@@ -85,7 +86,7 @@ def test_packed_weights_are_padded_with_zeros_and_rows_of_sixteen():
 def test_predictions_grow_with_the_work_and_say_what_bounds_them():
     d = named("h200")
     tactic = next(t for t in candidates(CONV, d) if not t.sparse)
-    small, large = (ConvProblem(n, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1), residual=True) for n in (1, 64))
+    small, large = (conv_case(n, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1), residual=True) for n in (1, 64))
     assert predict_us(small, tactic, d) < predict_us(large, tactic, d)
     assert predict(large, tactic, d)["bound"] in ("mma", "smem", "l2", "dram", "issue", "latency", "launch")
 

@@ -25,12 +25,12 @@ from tactics.format import Format, num_bytes, to_memory
 from tactics.measure import timing, worker
 from tactics.measure.timing import ROUNDS, Cache, Key, Time
 from tactics.problems import codec
-from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
+from tactics.problems.problem import LibraryProblem, PoolProblem
 from tactics.tactic import Tactic, Tile
-from tests.problems import CONVS, PROBLEMS, RELU
+from tests.problems import CONVS, PROBLEMS, RELU, conv_case
 
 H200 = devices.named("h200")
-PROBLEM = ConvProblem(1, 64, 8, 8, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True)
+PROBLEM = conv_case(1, 64, 8, 8, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True)
 HWC8, CHW = Format("fp16", "hwc8"), Format("fp16", "chw")
 ROOT = Path(__file__).resolve().parents[1]
 KEY = Key("gpu|driver", "source", "conv ...", "tactic")
@@ -612,7 +612,7 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     gpu = launch.Emulated(H200)
     arrays = {
         "x": inputs[0], "w": weights["w"].astype(np.float16), "b": weights.get("b"), "slope": weights.get("slope"),
-        "residual": inputs[1] if problem.residual else None,
+        "residual": inputs[1] if problem.epilogue.residual else None,
     }  # fmt: skip
     at = {}
     for key, array in arrays.items():
@@ -621,7 +621,7 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
             gpu.write(at[key], array)
     y = gpu.allocate(expected.nbytes)
     params = worker.reference_params(problem, at["x"], at["w"], at["b"], at["slope"], at["residual"], y)
-    act = list(worker.ACTIVATIONS).index(problem.act.name)
+    act = list(worker.ACTIVATIONS).index(problem.epilogue.act.name)
     kernel = gpu.load(compiling.compile_kernel("reference_conv", {"ACT": act}, "sm_90a"))
     gpu.launch(kernel, (-(-expected.size // 256), 1, 1), (256, 1, 1), 0, params)
     got = gpu.read(y, expected.nbytes).view(np.float32).reshape(expected.shape)

@@ -17,7 +17,7 @@ from tactics.families.conv_gemm import padded_k
 from tactics.families.conv_transpose import phases
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import random_data, reference
+from tactics.measure.data import random_data, reference
 from tactics.predict import predict
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
@@ -25,14 +25,14 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
 from tests.ort_budget import budgets
-from tests.problems import assert_right, execute
+from tests.problems import assert_right, execute, transposed_case
 from tests.reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run
 
 pytestmark = pytest.mark.slow
 
 DEVICE = named("h200")
 TILE, SIGMOID = Tile(64, 64, 64, 2, 2, 4), Activation("sigmoid")
-PROBLEM = ConvTransposeProblem(
+PROBLEM = transposed_case(
     2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True
 )
 
@@ -82,7 +82,7 @@ def test_against_onnxruntime(seed):
     (op,) = net.ops
     feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds_for(net, seed=seed).items()}
     expected = ort_run(proto, feeds)["y"]
-    assert op.problem.out_shape == expected.shape and op.problem.act.name == "relu" and op.problem.bias
+    assert op.problem.out_shape == expected.shape and op.problem.epilogue.act.name == "relu" and op.problem.epilogue.bias
     kernels = (
         ["conv_dense", "conv_sparse24"] if isinstance(op.problem, ConvProblem) else ["transpose_dense", "transpose_sparse24"]
     )
@@ -123,10 +123,10 @@ def test_groups_against_onnxruntime(seed):
 
 
 GROUPED = {
-    "depthwise": ConvTransposeProblem(2, 32, 9, 11, 32, 4, 4, (18, 22), (2, 2), (1, 1), groups=32, bias=True, residual=True),
-    "depthwise_dilated": ConvTransposeProblem(1, 32, 9, 8, 64, 3, 3, (22, 20), (2, 2), (0, 0), (2, 2), groups=32, bias=True),
-    "grouped": ConvTransposeProblem(1, 64, 8, 8, 64, 3, 3, (17, 17), (2, 2), groups=8, act=SIGMOID, sparse24=True),
-    "halves": ConvTransposeProblem(1, 64, 8, 8, 64, 4, 4, (16, 16), (2, 2), (1, 1), groups=2, bias=True, sparse24=True),
+    "depthwise": transposed_case(2, 32, 9, 11, 32, 4, 4, (18, 22), (2, 2), (1, 1), groups=32, bias=True, residual=True),
+    "depthwise_dilated": transposed_case(1, 32, 9, 8, 64, 3, 3, (22, 20), (2, 2), (0, 0), (2, 2), groups=32, bias=True),
+    "grouped": transposed_case(1, 64, 8, 8, 64, 3, 3, (17, 17), (2, 2), groups=8, act=SIGMOID, sparse24=True),
+    "halves": transposed_case(1, 64, 8, 8, 64, 4, 4, (16, 16), (2, 2), (1, 1), groups=2, bias=True, sparse24=True),
 }
 
 
@@ -149,7 +149,7 @@ def test_bytes_of_groups(name):
         assert sum(s.launch_unique_store_bytes for s in stats) == y
         phase = y // len(stats)
         for s in stats:
-            assert s.launch_unique_bytes <= x + phase * (2 if p.residual else 1) + constants + 2048
+            assert s.launch_unique_bytes <= x + phase * (2 if p.epilogue.residual else 1) + constants + 2048
             assert s.sectors == s.ideal_sectors and s.excess_wavefronts == 0
         if name.startswith("depthwise"):
             assert sum(s.mma + s.mma_sp for s in stats) == 0
@@ -205,7 +205,7 @@ def test_kernel_equal_to_stride_is_one_convolution_with_depth_to_space():
     nodes = [node("ConvTranspose", "x w b", "a", strides=(2, 2)), node("PRelu", "a s", "y")]
     net = check_against_ort(model(nodes, {"x": (2, 8, 3, 4)}, "y", w), 1e-5)
     (op,) = net.ops
-    assert isinstance(op.problem, ConvProblem) and (op.problem.k, op.problem.r, op.problem.d2s) == (20, 1, 2)
+    assert isinstance(op.problem, ConvProblem) and (op.problem.k, op.problem.r, op.problem.epilogue.d2s) == (20, 1, 2)
 
 
 def test_residual_and_scale():

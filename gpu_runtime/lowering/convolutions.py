@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.frontend.fuse import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from gpu_runtime.lowering.moves import Refused
+from tactics.problems.convolution import Epilogue, Prologue
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
 
@@ -31,8 +34,8 @@ def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
         weights[name] = weights[name].astype(np.float16).astype(np.float32)
     return ConvProblem(
         n, c, h, w, kernel.shape[0], *kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad), dilation,
-        groups, **_about(layer, weights, c // groups), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first,
-        pre=layer.pre,
+        groups, _fits(weights, c // groups), Prologue(layer.pre),
+        replace(_epilogue(layer, weights), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first),
     )  # fmt: skip
 
 
@@ -59,7 +62,7 @@ def _volume(layer: Layer, weights) -> tuple[Problem, ...]:
     spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
     product = ConvProblem(
         n * depth, size[0] * c, *image[1:], k, *size[1:], stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
-        **_about(layer, weights, size[0] * c),
+        sparse24=_fits(weights, size[0] * c), epilogue=_epilogue(layer, weights),
     )  # fmt: skip
     back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
     return spread, product, back
@@ -84,21 +87,22 @@ def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
             max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
         ]
         pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
-    about = _about(layer, weights, c // groups) | {"groups": groups}
-    b = size[0]
+    b, end, fits = size[0], _epilogue(layer, weights), _fits(weights, c // groups)
     whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b)
     if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
         weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
         weights.update({name: np.repeat(weights[name], b * b) for name in ("b", "slope") if name in weights})
-        return ConvProblem(n, c, h, w, b * b * k, 1, 1, **about, d2s=b, d2s_mode="crd")
+        end = replace(end, d2s=b, d2s_mode="crd")
+        return ConvProblem(n, c, h, w, b * b * k, 1, 1, groups=groups, sparse24=fits, epilogue=end)
     before = [d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True)]
     after = [o - i + p for o, i, p in zip(out[2:], (h, w), pad, strict=True)]
     if stride == (1, 1) and min(before + after) >= 0:  # a convolution leaves out no input
         weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
-        return ConvProblem(n, c, h, w, k, *size, pad=(*before, *after), dilation=dilation, **about)
+        pad = (*before, *after)
+        return ConvProblem(n, c, h, w, k, *size, pad=pad, dilation=dilation, groups=groups, sparse24=fits, epilogue=end)
     if math.prod(stride) > MOST_PHASES:
         raise Refused(f"strides {list(stride)}; expected a product of {MOST_PHASES} at most, since each phase is a launch")
-    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, **about)
+    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, groups, fits, end)
 
 
 def matmul(layer: Layer, shapes, out, weights) -> Problem:
@@ -112,7 +116,7 @@ def matmul(layer: Layer, shapes, out, weights) -> Problem:
     elif len(shape) != 2:
         n, c, h, w, r, s = math.prod(shape[:-1]), shape[-1], 1, 1, 1, 1
     kernel = weights["w"] = _rounded(layer.weights["w"].reshape(-1, c, r, s))
-    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, **_about(layer, weights, c))
+    return ConvProblem(n, c, h, w, kernel.shape[0], r, s, sparse24=_fits(weights, c), epilogue=_epilogue(layer, weights))
 
 
 def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
@@ -137,7 +141,10 @@ def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
         raise Refused(f"expected constants whose batches are the last ones of {list(shape)}, got {list(matrices.shape)}")
     w = matrices if first else matrices.swapaxes(-1, -2)
     weights["w"] = _rounded(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
-    product = ConvProblem(outer, channels, 1, pixels, groups * m, 1, 1, groups=share, **_about(layer, weights, k))
+    product = ConvProblem(
+        outer, channels, 1, pixels, groups * m, 1, 1,
+        groups=share, sparse24=_fits(weights, k), epilogue=_epilogue(layer, weights),
+    )  # fmt: skip
     if first:
         return (product,)
     before = GatherProblem((1, outer * share, pixels, k), (0, 1, 3, 2))
@@ -186,9 +193,13 @@ def _rounded(kernel: np.ndarray) -> np.ndarray:
     return half if np.isfinite(half).all() else kernel.astype(np.float32)
 
 
-def _about(layer: Layer, weights, group_channels: int) -> dict:
-    fits = group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
-    return {"bias": "b" in weights, "residual": layer.residual, "act": layer.act, "sparse24": fits}
+def _epilogue(layer: Layer, weights: Mapping[str, np.ndarray]) -> Epilogue:
+    return Epilogue("b" in weights, layer.residual, layer.act)
+
+
+def _fits(weights: Mapping[str, np.ndarray], group_channels: int) -> bool:
+    """Whether the weights have the 2:4 pattern."""
+    return group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
 
 
 def last(values: tuple[int, ...] | None, default: int, count: int = 2) -> tuple[int, ...]:

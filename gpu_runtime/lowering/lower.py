@@ -21,6 +21,7 @@ from gpu_runtime.lowering.convolutions import conv, conv_transpose, last, matmul
 from gpu_runtime.lowering.moves import Refused, compose, nchw
 from gpu_runtime.network import Network, Op, Shape4, TensorInfo
 from tactics.format import Format
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library import EXACT, FLOAT, LibraryProblem
 from tactics.problems.problem import (
@@ -238,7 +239,7 @@ def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
     if layer.pool is None:
         return problem
     q = _pool(replace(layer, op="MaxPool", node=layer.pool), [problem.out_shape], out, {})
-    return replace(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
+    return with_epilogue(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
 
 
 def _pool(layer: Layer, shapes, out, weights) -> PoolProblem | tuple[PoolProblem, PoolProblem]:

@@ -21,6 +21,7 @@ from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice
 from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
+from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic
 
 Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
@@ -360,7 +361,7 @@ def _entries(
         if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
         free = tactic.kernel in STRIDED_RESIDUAL
-        if getattr(problem, "residual", False) and not free:  # it is read with the output's strides
+        if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
             yield plan.Entry(tactic.name, tuple(ins), out, ps, tactic.sparse)

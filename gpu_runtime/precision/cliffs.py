@@ -18,6 +18,7 @@ from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library import LibraryProblem
 from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, ROW_CLIFFS, Cliff, Interval, stage_base, stage_cliff
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, MoveProblem, PointwiseProblem
+from tactics.problems.protocol import Feature
 from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 FP16_MAX = 65504.0
@@ -122,7 +123,7 @@ def widen(
         for op in makers.get(t, ()):
             if through or not (isinstance(op.problem, SOURCES) or _norm_of_source(op, makers)):
                 read(op)
-            elif getattr(op.problem, "residual", False):
+            elif Feature.RESIDUAL in op.problem.needs:
                 todo.append(op.inputs[1])
     new = {t: f"{t!r}: {why}" for t in wide if t not in before}
     return replace(network, wide=frozenset(wide), reads_wide=frozenset(reads)), new

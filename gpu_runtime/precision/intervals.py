@@ -85,9 +85,9 @@ def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
 def _convolution(op: Op, found: Known) -> Interval:
     p, v, slopes = op.problem, ANY, op.weights.get("slope")
     operand = None if slopes is None else Interval(float(np.min(slopes)), float(np.max(slopes)))
-    for stage in stage_of(p.act, "slope"):
+    for stage in stage_of(p.epilogue.act, "slope"):
         v = stage_interval(stage, v, operand)
-    return stage_interval(Stage("add", "t1"), v, found[op.inputs[1]]) if getattr(p, "act_first", False) else v
+    return stage_interval(Stage("add", "t1"), v, found[op.inputs[1]]) if p.epilogue.act_first else v
 
 
 def _moved(op: Op, found: Known) -> Interval:

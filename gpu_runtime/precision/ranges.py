@@ -20,7 +20,8 @@ import numpy as np
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op, exists
 from tactics import single
-from tactics.measure.worker import reference
+from tactics.measure.data import reference
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library import LibraryProblem
 from tactics.problems.pointwise_ops import MAX_STAGES, Stage
@@ -33,6 +34,7 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
 )
+from tactics.problems.protocol import Feature
 from tactics.problems.rows import ReduceProblem
 
 FP16_MAX = 65504.0
@@ -142,7 +144,7 @@ def _macs(problem: Problem) -> int:
         attributes = dict(problem.attributes)
         window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
         return 4 * window * math.prod(problem.in_shapes[0])
-    return getattr(problem, "macs", 0)
+    return problem.macs
 
 
 def _padding(problem: Problem) -> int:
@@ -213,8 +215,8 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
     for op in network.ops:
         p, tensors = op.problem, (*op.inputs, op.output)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)):
-            if p.act.name not in HOMOGENEOUS:
-                fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {p.act.name}") | fixed
+            if p.epilogue.act.name not in HOMOGENEOUS:
+                fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {p.epilogue.act.name}") | fixed
             same = tensors[1:]
         elif isinstance(p, PointwiseProblem):
             same = ()
@@ -256,7 +258,7 @@ def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
 
 def _conv(op: Op, x: int, y: int) -> Op:
     p, weights = op.problem, dict(op.weights)
-    if getattr(p, "pre", False):  # what its first step scales by takes the input back to its value
+    if Feature.SCALED_INPUT in p.needs:  # what its first step scales by takes the input back to its value
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
             raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
@@ -268,8 +270,10 @@ def _conv(op: Op, x: int, y: int) -> Op:
     weights["w"] = w
     if "b" in weights:
         weights["b"] = weights["b"] * np.float32(2.0**y)
-    act = replace(p.act, params=tuple(v * 2.0**y for v in p.act.params)) if p.act.name == "clip" else p.act
-    return replace(op, problem=replace(p, act=act), weights=weights)
+    act = p.epilogue.act
+    if act.name == "clip":
+        act = replace(act, params=tuple(v * 2.0**y for v in act.params))
+    return replace(op, problem=with_epilogue(p, act=act), weights=weights)
 
 
 def _chain(op: Op, ins: list[int], out: int) -> Op:

@@ -15,6 +15,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from gpu_runtime.network import Network, Op, readers_of
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
+from tactics.problems.protocol import Feature
 
 APART, IN_WEIGHTS = "apart", "in weights"
 
@@ -82,7 +83,8 @@ def _blocks(network: Network, readers: Mapping[str, list[Op]]) -> Iterator[Block
 
 def _takes(op: Op, tensor: str) -> bool:
     p = op.problem
-    plain = isinstance(p, ConvProblem) and p.groups == 1 and p.dilation == (1, 1) and not p.pool and not p.pre
+    plain = isinstance(p, ConvProblem) and p.groups == 1 and p.dilation == (1, 1)
+    plain = plain and not p.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}
     return plain and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
 
 

@@ -22,6 +22,7 @@ from cuda_kernels import sparse24
 from gpu_runtime.network import Network, Op
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem, Problem
+from tactics.problems.protocol import Feature
 
 MOVES = (ViewProblem, GatherProblem, MoveProblem)
 APART, IN_WEIGHTS, DEPTHWISE_TOO = "apart", "in weights", "in weights, depthwise too"
@@ -262,9 +263,9 @@ class _Weights:
             return False
         if isinstance(p, ConvProblem):
             once = op.inputs.count(tensor) == 1 and op.inputs[0] == tensor and len(set(index)) == len(index)
-            if not once or not op.layer or p.pool or p.pre:
+            if not once or not op.layer or p.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}:
                 return False
-            return not 1 < p.groups == p.c or (self._all_or_more(op) and not p.residual)
+            return not 1 < p.groups == p.c or (self._all_or_more(op) and not p.epilogue.residual)
         if _of_channels(p, 1):
             return self._all_or_more(op)
         return not op.when and (op.output in self.orders or (isinstance(p, ConcatProblem) and p.axis == 1))

@@ -20,8 +20,10 @@ import numpy as np
 
 from gpu_runtime.network import Network, Op, readers_of
 from tactics.format import Format
+from tactics.problems.convolution import Epilogue, with_epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
+from tactics.problems.protocol import Feature
 
 PRELU = Activation("prelu")
 SLOPES = {"none": lambda: 1.0, "relu": lambda: 0.0, "leaky_relu": lambda alpha: alpha, "prelu": None}
@@ -102,11 +104,11 @@ def _siblings(network: Network) -> Iterator[list[Op]]:
         reads.setdefault(op.layer, set()).add(next(iter(op.inputs), ""))
     for op in network.ops:
         p = op.problem
-        plain = isinstance(p, ConvProblem) and op.layer and not p.residual and not p.pool and p.groups == p.d2s == 1
+        plain = isinstance(p, ConvProblem) and op.layer and not p.needs - {Feature.SCALED_INPUT} and p.groups == 1
         plain = plain and not network.is_single(op.output)  # what is merged is one tensor, of one type
         if plain and len(reads[op.layer]) == 1:  # one whose alternatives read different tensors has choices enough
-            act = PRELU if p.act.name in SLOPES else p.act
-            alike = replace(p, k=1, bias=False, sparse24=False, act_first=False, act=act)
+            end = Epilogue(act=PRELU if p.epilogue.act.name in SLOPES else p.epilogue.act)
+            alike = replace(p, k=1, sparse24=False, epilogue=end)
             found.setdefault((op.inputs[0], alike), {}).setdefault(op.layer, []).append(op)
     for layers in found.values():
         alone = [alternatives[0] for alternatives in layers.values() if len(alternatives) == 1]
@@ -117,7 +119,7 @@ def _siblings(network: Network) -> Iterator[list[Op]]:
 
 def _slope(op: Op) -> np.ndarray:
     """The activation as PRelu's slope per channel."""
-    act = op.problem.act
+    act = op.problem.epilogue.act
     slope = op.weights["slope"] if act == PRELU else SLOPES[act.name](*act.params)
     return np.broadcast_to(np.asarray(slope, np.float32), op.problem.k)
 
@@ -127,12 +129,13 @@ def _merged(ops: list[Op], order: list[Op], literals: tuple[tuple[str, str], ...
     layers, ops = tuple(op.layer for op in ops), order
     problems = [op.problem for op in ops]
     total = sum(p.k for p in problems)
-    whole = replace(problems[0], k=total, bias=any(p.bias for p in problems), sparse24=all(p.sparse24 for p in problems))
+    bias = any(p.epilogue.bias for p in problems)
+    whole = replace(with_epilogue(problems[0], bias=bias), k=total, sparse24=all(p.sparse24 for p in problems))
     weights = {"w": np.concatenate([op.weights["w"] for op in ops])}
-    if len({p.act for p in problems}) > 1 or whole.act == PRELU:
-        whole = replace(whole, act=PRELU)
+    if len({p.epilogue.act for p in problems}) > 1 or whole.epilogue.act == PRELU:
+        whole = with_epilogue(whole, act=PRELU)
         weights["slope"] = np.concatenate([_slope(op) for op in ops])
-    if whole.bias:
+    if bias:
         weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
     name, y = " || ".join(op.name for op in ops), " || ".join(op.output for op in ops)
     nodes = tuple(n for op in ops for n in op.nodes)

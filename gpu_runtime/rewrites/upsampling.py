@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_runtime.network import Network, Op, readers_of
+from tactics.problems.convolution import with_epilogue
 from tactics.problems.problem import ConvProblem, MoveProblem
+from tactics.problems.protocol import Feature
 
 
 def offer(network: Network) -> Network:
@@ -18,10 +20,12 @@ def offer(network: Network) -> Network:
     made = {op.output: op for op in network.ops if _repeats(op)}
     groups, more = {group: options for group, options in network.groups}, {}
     for op in network.ops:
-        source = made.get(op.inputs[1]) if isinstance(op.problem, ConvProblem) and op.problem.residual else None
-        if source is not None and len(op.when) == 1 and op.problem.d2s in (1, source.problem.step[1]):
+        source = made.get(op.inputs[1]) if Feature.RESIDUAL in op.problem.needs else None
+        if not isinstance(op.problem, ConvProblem):
+            continue
+        if source is not None and len(op.when) == 1 and op.problem.epilogue.d2s in (1, source.problem.step[1]):
             ((group, option),) = op.when
-            problem = replace(op.problem, up=source.problem.step[1])
+            problem = with_epilogue(op.problem, up=source.problem.step[1])
             groups[group] = (*groups[group], f"{option}, upsampled")
             more[op.name] = replace(
                 op, name=f"{source.name} + {op.name}", problem=problem, inputs=(op.inputs[0], source.inputs[0]),

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tactics.format import DTYPES, Format, Strides, num_bytes, strides
 from tactics.launches import launches
 from tactics.problems import codec
+from tactics.problems.convolution import Epilogue
 from tactics.problems.library import LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
@@ -48,7 +49,7 @@ def description(problem: Problem | None, tactic: Tactic | None) -> dict:
         "tactic": tactic.name if tactic else "",
         "sparse": bool(tactic and tactic.sparse),
         "has_sparse_weights": bool(conv and problem.sparse24),
-        "bias_count": problem.k if conv and problem.bias else 0,
+        "bias_count": problem.k if conv and problem.epilogue.bias else 0,
     }
 
 
@@ -57,14 +58,13 @@ def params(problem: Problem | None) -> dict:
     if isinstance(problem, SqueezeExciteProblem):
         return {"pool": params(problem.average), "first": params(problem.first), "then": params(problem.second)}
     if isinstance(problem, BackToBackProblem):  # as the first reads, and its second writes
-        return params(problem.first) | {"k": problem.k, "bias": problem.bias, "residual": problem.residual,
-                                        "act": str(problem.act), "then": params(problem.second)}  # fmt: skip
+        return params(problem.first) | {"k": problem.k, **_ends(problem.epilogue), "then": params(problem.second)}
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
-        shuffle = {"d2s": problem.d2s, "d2s_mode": problem.d2s_mode} if getattr(problem, "d2s", 1) > 1 else {}
+        end = problem.epilogue
         return {
             "kernel": [problem.r, problem.s], "stride": list(problem.stride), "pad": list(_pad(problem)),
-            "dilation": list(problem.dilation), "k": problem.k, "groups": problem.groups, "act": str(problem.act),
-            "bias": problem.bias, "residual": problem.residual, **shuffle,
+            "dilation": list(problem.dilation), "k": problem.k, "groups": problem.groups, **_ends(end),
+            **({"d2s": end.d2s, "d2s_mode": end.d2s_mode} if end.d2s > 1 else {}),
         }  # fmt: skip
     if isinstance(problem, PoolProblem):
         return {
@@ -78,6 +78,10 @@ def params(problem: Problem | None) -> dict:
     if isinstance(problem, LibraryProblem):
         return {"function": problem.function, "attributes": {name: codec.plain(value) for name, value in problem.attributes}}
     return {"kind": problem.kind} if isinstance(problem, MoveProblem) else {}
+
+
+def _ends(end: Epilogue) -> dict:
+    return {"act": str(end.act), "bias": end.bias, "residual": end.residual}
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:

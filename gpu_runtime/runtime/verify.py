@@ -25,6 +25,7 @@ from tactics.problems import codec
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library import LibraryProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, MoveProblem, Problem
+from tactics.problems.protocol import Feature
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
@@ -194,7 +195,7 @@ def _check_lying(layer: Mapping, problem: Problem, tactic: Tactic) -> None:
     inside = [derive.is_placed(t) for t in (*layer["inputs"], *layer["outputs"])]
     if any(inside) and tactic.kernel not in STRIDED:
         raise _Fault(f"{tactic.kernel} reads and writes whole tensors")
-    if getattr(problem, "residual", False) and inside[-2] != inside[-1] and tactic.kernel not in STRIDED_RESIDUAL:
+    if Feature.RESIDUAL in problem.needs and inside[-2] != inside[-1] and tactic.kernel not in STRIDED_RESIDUAL:
         raise _Fault(f"{tactic.kernel} reads a residual as it writes its output")
 
 

@@ -17,6 +17,7 @@ from cuda_kernels.device import Device
 from tactics.families import conv_gemm
 from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
 from tactics.problems.problem import BackToBackProblem, ConvProblem
+from tactics.problems.protocol import Feature
 from tactics.roofline import moved_us, result
 from tactics.step import NULL, Launch, act_code, ints, linear
 from tactics.tactic import Tactic, Tile, these
@@ -28,17 +29,18 @@ TILES = tuple(
     )
 )  # fmt: skip
 M16_ARG = 19  # where conv.cuh's parameters have the 16-row tiles of packed weights
+ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 
 
 def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     """Why the two cannot be one launch, or an empty string."""
     for p, which in ((first, "first"), (second, "second")):
-        if p.groups > 1 or p.d2s > 1 or p.pool or p.pre:
+        if p.groups > 1 or p.needs - ADDED:
             return f"the {which} has groups, a depth-to-space, a pool or a prologue"
-    if second.up > 1:
+    if Feature.UPSAMPLED_RESIDUAL in second.needs:
         return "the second adds a residual with fewer pixels"
-    if first.residual or max(first.r, first.s) > conv_gemm.MAX_TAPS:
+    if Feature.RESIDUAL in first.needs or max(first.r, first.s) > conv_gemm.MAX_TAPS:
         return f"the first has a residual, or more than {conv_gemm.MAX_TAPS} taps along an axis"
     if second.in_shapes[0] != first.out_shape or (second.r, second.s) != (1, 1) or any(second.pad) or second.stride != (1, 1):
         return "the second is no 1x1 convolution of the first's output with stride 1"
@@ -53,7 +55,7 @@ def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -
         yield "conv_back_to_back", why
         return
     for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
-        tactic = Tactic("conv_back_to_back", tile, (x, y) if p.residual else (x,), y)
+        tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
         smem = shared_bytes(tactic)
         if linear(x) or linear(y):
             yield tactic, "only whole vectors of 8 channels are loaded and stored"
@@ -74,13 +76,13 @@ def shared_bytes(tactic: Tactic) -> int:
 def launches(p: BackToBackProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     one, two, t = p.first, p.second, tactic.tile
     # The struct of a single convolution from x to y that loads like the first and stores like the second.
-    whole = replace(one, k=two.k, act=two.act, residual=two.residual, act_first=two.act_first, bias=True)
+    whole = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True))
     (launch,) = conv_gemm.launches(whole, replace(tactic, kernel="conv_dense"), lie=lie)
     args = [("weights", a[1] + "2") if a[0] == "weights" and a[1] in ("b", "slope") else a for a in launch.args]
     args[M16_ARG] = ints(-(-one.k // 16))[0]
-    alpha, beta = (*one.act.params, 0.0, 0.0)[:2]
+    alpha, beta = (*one.epilogue.act.params, 0.0, 0.0)[:2]
     more = (
-        ("weights", "w2"), ("weights", "b"), ("weights", "slope") if one.act.name == "prelu" else NULL,
+        ("weights", "w2"), ("weights", "b"), ("weights", "slope") if one.epilogue.act.name == "prelu" else NULL,
         *ints(one.k, conv_gemm.padded_k(two) // 16, -(-two.k // 16)), ("f32", alpha), ("f32", beta),
     )  # fmt: skip
     given = ("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES", "ACT", "RES")
@@ -119,9 +121,9 @@ def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, f
         t.m * 32 * t.warps_n / conv_gemm.SM_L2_BYTES_PER_CLK,  # each column of warps loads the rows of its own
         t.n * 32 * t.warps_m / conv_gemm.SMEM_BYTES_PER_CLK,
     )
-    store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) / 64
+    store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
     again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * clk_us
     y = num_bytes(tactic.out, p.out_shape)
     weights = sum(conv_gemm.weight_bytes(q, replace(tactic, kernel="conv_dense")) for q in (p.first, p.second))
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
     return result(device, {"mma": alone["total_us"] - alone["launch_us"] + again, **moved})

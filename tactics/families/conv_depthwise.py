@@ -62,7 +62,7 @@ def candidates(
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in these(LINEAR_PATCHES if linear(x) else VECTOR_PATCHES, only):
-            tactic = Tactic("conv_depthwise", patch, (x, y) if p.residual else (x,), y)
+            tactic = Tactic("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
             mixed = linear(x) != linear(y)
             yield tactic, "depthwise reads and writes vectors of one width" if mixed else reason(p, tactic, device, limit)
 
@@ -162,8 +162,8 @@ def launches(
     }  # fmt: skip
     args = (
         NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
-        ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
+        ("weights", "slope" + store.name) if p.epilogue.act.name == "prelu" else NULL,
+        ("in", 1) if p.epilogue.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
         *view_args(added[0] if added else y), *ints(*store.pixels),
         *ints(p.h, p.w, p.k, p.p, p.q, y_c, _pitch(p), multiplier, *p.stride, p.pad[0], p.pad[1], *p.dilation, *steps),
         *ints(*counts, *phases), *alpha_beta(p),
@@ -182,7 +182,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
     w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
     sections = {"w": w.reshape(-1)}
-    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
         if used:
             sections[name] = np.zeros(_pitch(p), np.float32)
             if weights.get(name) is not None:
@@ -193,7 +193,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     row = 4 * _pitch(p)
-    return {"w": p.r * p.s * _pitch(p) * 2, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+    return {"w": p.r * p.s * _pitch(p) * 2, "b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -204,14 +204,14 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     weight_loads = t.th * taps * (2 if vec == 8 else 1)
     extra = 15 if p.k > p.c and vec == 8 else 0
     columns_cost = rows * columns * (vec + 2 + extra)
-    instructions = outputs * (vec * (taps + 4) + (4 if p.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
+    instructions = outputs * (vec * (taps + 4) + (4 if p.epilogue.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
     halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
     patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
     active = min(device.num_sms, blocks)
     clk = {
         "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
-        "l2": (halo_bytes + patch_bytes * (2 if p.residual else 1))
+        "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1))
         / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active),
     }
     resident = max(1, min(
@@ -223,7 +223,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     # One block's own instructions do not overlap with its latency; those of the others do.
     sm = per_sm * max(clk.values()) + math.ceil(per_sm / resident) * alone
     y = num_bytes(tactic.out, p.out_shape)
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weight_bytes(p))
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weight_bytes(p))
     worst = max(clk, key=clk.get)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
 

@@ -24,16 +24,6 @@ ENOUGH = 256 * THREADS * PIXELS  # sums of tiles of channels: two blocks for eac
 ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
 
 
-def reason(p: ConvProblem) -> str:
-    """Why the kernel cannot run this, or an empty string."""
-    if getattr(p, "up", 1) > 1:
-        return "no residual with fewer pixels in FP32"
-    for name, what in (("pre", "scale and shift of its input"), ("pool", "max pool in its stores")):
-        if getattr(p, name, False):
-            return f"no {what} in FP32"
-    return ""
-
-
 def _channels(p: ConvProblem) -> int:
     """Output channels of a thread, all of one group."""
     mine = p.k // p.groups
@@ -53,22 +43,23 @@ def _pixels(p: ConvProblem) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    store = store or Store(p.out_shape, step=(p.d2s, p.d2s))
+    end = p.epilogue
+    store = store or Store(p.out_shape, step=(end.d2s, end.d2s))
     x_fmt, y_fmt = tactic.ins[0], tactic.out
-    added_fmt = tactic.ins[1] if p.residual else y_fmt
-    own = strides(x_fmt, p.in_shapes[0]), *((strides(added_fmt, store.out),) if p.residual else ()), strides(y_fmt, store.out)
+    added_fmt = tactic.ins[1] if end.residual else y_fmt
+    own = strides(x_fmt, p.in_shapes[0]), *(strides(added_fmt, store.out) for _ in p.in_shapes[1:]), strides(y_fmt, store.out)
     x, *added, y = lie or own
     values = {
         "K_THREAD": _channels(p), "P_THREAD": _pixels(p), "X_F32": int(x_fmt.dtype == "fp32"),
-        "ADDED_F32": int(p.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),
+        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),
         "RES": residual_order(p),
     }  # fmt: skip
     args = (
         NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
-        ("in", 1) if p.residual else NULL, ("out", 0), *view_args(x), *view_args(y), *view_args(added[0] if added else y),
+        ("weights", "slope" + store.name) if end.act.name == "prelu" else NULL,
+        ("in", 1) if end.residual else NULL, ("out", 0), *view_args(x), *view_args(y), *view_args(added[0] if added else y),
         *ints(*store.pixels, p.n * p.p * p.q, p.p, p.q, p.h, p.w, p.k, padded_channels(y_fmt.layout, store.out[1])),
-        *ints(p.c // p.groups, p.k // p.groups, _tiles(p), p.d2s, p.d2s == 1 or p.d2s_mode == "crd", store.out[3]),
+        *ints(p.c // p.groups, p.k // p.groups, _tiles(p), end.d2s, end.d2s == 1 or end.d2s_mode == "crd", store.out[3]),
         *ints(p.r, p.s, *p.stride, p.pad[0], p.pad[1], *p.dilation),
         *alpha_beta(p),
     )  # fmt: skip
@@ -85,7 +76,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     sections = {"w": np.ascontiguousarray(w).reshape(-1), "b": np.zeros(p.k, np.float32)}
     if weights.get("b") is not None:
         sections["b"][:] = weights["b"]
-    if p.act.name == "prelu":
+    if p.epilogue.act.name == "prelu":
         sections["slope"] = np.asarray(weights["slope"], np.float32).reshape(p.k)
     return sections
 
@@ -93,7 +84,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
-    return {"w": w, "b": 4 * p.k} | ({"slope": 4 * p.k} if p.act.name == "prelu" else {})
+    return {"w": w, "b": 4 * p.k} | ({"slope": 4 * p.k} if p.epilogue.act.name == "prelu" else {})
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -105,7 +96,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep + 30 * wide * deep
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
-    added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.residual else 0
+    added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
     parts = moved_us(device, x + added, y, 4 * wide * tiles * steps)
     parts["l2"] += x * (tiles / p.groups - 1) / device.l2_bytes_per_clk * clk_us
     parts |= {

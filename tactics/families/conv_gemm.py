@@ -84,8 +84,8 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         yield "conv_sparse24", sparse_reason
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
         for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
-            tactic = Tactic(kernel, tile, (x, y) if p.residual else (x,), y)
-            reason = tile_reason(tactic, device, p.pre) or problem_reason(p, tactic)
+            tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
+            reason = tile_reason(tactic, device, p.prologue.scaled) or problem_reason(p, tactic)
             yield tactic, reason
             for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
                 yield replace(tactic, tile=shared), ""
@@ -123,11 +123,11 @@ class Merged:
 @lru_cache(maxsize=4096)
 def merged(p: ConvProblem) -> Merged:
     """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
-    found = []
+    found, b = [], p.epilogue.d2s
     for groups in _divisors(p.groups):
         c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
         # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
-        stored = k // p.d2s**2 if k % p.d2s**2 == 0 and (p.d2s == 1 or p.d2s_mode == "crd") else 1
+        stored = k // b**2 if k % b**2 == 0 and (b == 1 or p.epilogue.d2s_mode == "crd") else 1
         if count == 1 or c % 8 == stored % 8 == 0:
             one = replace(p, c=c, k=k, groups=1)
             found.append((count * -(-k // 16) * padded_k(one), groups, Merged(one, count, groups)))
@@ -147,7 +147,7 @@ def out_of_registers(tactic: Tactic) -> bool:
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
-    if p.pre and linear(tactic.ins[0]):
+    if p.prologue.scaled and linear(tactic.ins[0]):
         return "the input's scale and shift are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
@@ -159,7 +159,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
         return f"a group of {m.one.k} output channels fills half of the tile or less"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
         layout = LAYOUTS[fmt.layout]
-        if (layout.blocked or p.d2s > 1) and c % layout.vector:
+        if (layout.blocked or p.epilogue.d2s > 1) and c % layout.vector:
             return f"{side}: a group of {c} channels does not start a plane of {fmt}"
     if padded_channels(tactic.out.layout, p.out_shape[1]) != p.out_shape[1]:
         return f"output: the padded channels of {tactic.out} belong to no group"
@@ -202,10 +202,12 @@ def launches(
 ) -> tuple[Launch, ...]:
     t, x_fmt, y_fmt, m = tactic.tile, tactic.ins[0], tactic.out, merged(p)
     one = m.one
-    store = store or (Store(p.out_shape, step=(p.d2s, p.d2s)) if p.d2s > 1 or p.up > 1 else None)
+    end = p.epilogue
+    store = store or (Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None)
     out, name = (store.out, store.name) if store else (p.out_shape, "")
     x, *added, y = lie or (
-        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if p.up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out)
+        strides(x_fmt, p.in_shapes[0]),
+        *(strides(y_fmt, out if end.up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out),
     )  # fmt: skip
     y_c = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1]
     first, row, column = store.pixels if store else (0, 0, 0)
@@ -214,14 +216,14 @@ def launches(
     values = {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
-        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.d2s} if store else {}),
-        **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.pre else {}),
+        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": end.d2s} if store else {}),
+        **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.prologue.scaled else {}),
         **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     args = (
         NONFINITE, ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
-        ("weights", "b" + name), ("weights", "slope" + name) if p.act.name == "prelu" else NULL,
-        ("in", 1) if p.residual else NULL, ("out", 0),
+        ("weights", "b" + name), ("weights", "slope" + name) if end.act.name == "prelu" else NULL,
+        ("in", 1) if end.residual else NULL, ("out", 0),
         *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
         *ints(-(-one.c // 8), padded_k(one) // t.k, -(-num_rows(one, y_fmt.layout) // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
@@ -230,10 +232,11 @@ def launches(
         *(_residual_pixels(p, store, added[0].pixel) if store and added else ()),
         *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
         *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
-        *([("weights", "affine")] if p.pre else ()),
+        *([("weights", "affine")] if p.prologue.scaled else ()),
     )  # fmt: skip
     return (Launch(
-        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1), conv_smem(tactic, p.pre), args,
+        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1),
+        conv_smem(tactic, p.prologue.scaled), args,
         **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
     ),)  # fmt: skip
 
@@ -241,8 +244,9 @@ def launches(
 def _residual_pixels(p: ConvProblem, store: Store, step: int) -> tuple[Arg, ...]:
     """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
     first, row, column = store.pixels
-    if p.up > 1:  # one pixel of it for p.up x p.up of y: those of one GEMM pixel, or of as many GEMM pixels
-        return ints(0, p.out_shape[3] // p.up * step, step, p.up // p.d2s, 0, 0)
+    up = p.epilogue.up
+    if up > 1:  # one pixel of it for up x up of y: those of one GEMM pixel, or of as many GEMM pixels
+        return ints(0, p.out_shape[3] // up * step, step, up // p.epilogue.d2s, 0, 0)
     return ints(first * step, row * step, column * step, 1, store.out[3] * step, step)
 
 
@@ -250,17 +254,18 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     """Output tiles of a tactic, of all groups: blocks, before K is split."""
     m = merged(p)
     channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
-    return m.count * -(-p.d2s**2 * channels // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+    return m.count * -(-p.epilogue.d2s**2 * channels // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
 
 
 @lru_cache(maxsize=1024)
 def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
     """Which output channel each row of the GEMM is, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
-    if p.d2s == 1:
+    b, dcr = p.epilogue.d2s, p.epilogue.d2s_mode == "dcr"
+    if b == 1:
         return tuple(range(p.k))
-    b, c = p.d2s, p.k // p.d2s**2
-    channel = np.arange(p.k).reshape((b, b, c) if p.d2s_mode == "dcr" else (c, b, b))
-    channel = channel if p.d2s_mode == "dcr" else channel.transpose(1, 2, 0)  # [i, j, channel of y]
+    c = p.k // b**2
+    channel = np.arange(p.k).reshape((b, b, c) if dcr else (c, b, b))
+    channel = channel if dcr else channel.transpose(1, 2, 0)  # [i, j, channel of y]
     if LAYOUTS[layout].vector < 8:
         return tuple(channel.transpose(2, 0, 1).reshape(-1).tolist())
     padding = ((0, 0), (0, 0), (0, padded_channels(layout, c) - c))
@@ -269,8 +274,8 @@ def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
 
 def num_rows(p: ConvProblem, layout: str) -> int:
     """Rows of the GEMM, len(row_order())."""
-    vectors = p.d2s > 1 and LAYOUTS[layout].vector >= 8
-    return p.d2s**2 * padded_channels(layout, p.k // p.d2s**2) if vectors else p.k
+    b = p.epilogue.d2s
+    return b**2 * padded_channels(layout, p.k // b**2) if b > 1 and LAYOUTS[layout].vector >= 8 else p.k
 
 
 def _first_channel(s: Strides, c: int) -> int:
@@ -299,11 +304,11 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
     else:
         sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
-    if p.pre:
+    if p.prologue.scaled:
         affine = np.zeros((2, padded_k(p)), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
-    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
         if used:
             row = np.zeros((m.count, rows16), np.float32)
             if weights.get(name) is not None:
@@ -318,9 +323,9 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
     w, row = m.count * rows16 * padded_k(m.one) * 2, m.count * rows16 * 4
     sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
-    if p.pre:
+    if p.prologue.scaled:
         sections["affine"] = 4 * padded_k(p)
-    return sections | {"b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+    return sections | {"b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -338,7 +343,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
     # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
     issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
-    if p.pre:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
+    if p.prologue.scaled:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
         mma += t.warps_m * t.n * t.k / 64 / 4 * 2
     # Idle SMs leave their share of L2 to the others, up to what one SM can take.
     active = min(device.num_sms, blocks)
@@ -348,7 +353,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
     loop = tiles * k_stages / blocks * max(clk.values())  # of a block
-    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
     if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
         epilogue += min(t.m, p.k) * t.n * min(16, p.k) / 32
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
@@ -362,7 +367,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) - early + (hidden - 1) * epilogue / 2
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
     worst = max(clk, key=clk.get)
     parts = result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
     return parts

@@ -147,7 +147,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         yield "conv_grouped", f"stride {p.stride}: a patch has at most 31 phases"
         return
     for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
-        tactic = Tactic("conv_grouped", tile, (x, y) if p.residual else (x,), y)
+        tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         cut = geometry(p, tactic)
         if isinstance(cut, str):
             yield tactic, cut
@@ -178,8 +178,8 @@ def launches(
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = (
         NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if p.act.name == "prelu" else NULL,
-        ("in", 1) if p.residual else NULL, ("out", 0),
+        ("weights", "slope" + store.name) if p.epilogue.act.name == "prelu" else NULL,
+        ("in", 1) if p.epilogue.residual else NULL, ("out", 0),
         *ints(p.c, p.h, p.w, p.k, p.p, p.q, p.s),
         *ints(u.c, u.k, u.count, g.per_block, g.blocks),
         *ints(u.chunks, g.span, p.r * p.s * u.chunks, u.steps),
@@ -207,7 +207,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat[..., : p.r * p.s * u.chunks * 8] = taps.reshape(u.count, u.n8 * 8, -1)
     tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # unit, n8 tile, g, step, K half, t, pair
     sections = {"w": np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 5, 4, 6)).reshape(-1)}
-    for name, needed in (("b", True), ("slope", p.act.name == "prelu")):
+    for name, needed in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
         if needed:
             given = weights.get(name)
             sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
@@ -217,7 +217,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     u, row = unit(p), 4 * p.k
-    return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.act.name == "prelu" else {})
+    return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
@@ -247,7 +247,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     clk = {
         "mma": a_tiles * u.n8 * 16 * 8 * 16 / (device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
-        "l2": (patch + weights + staging * (2 if p.residual else 1))
+        "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1))
         / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / min(device.num_sms, blocks)),
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + (patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])) / 16) / min(4, warps),
@@ -255,6 +255,6 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     sm = per_sm * max(clk.values()) + rounds * ROUND_CLK
     y = num_bytes(tactic.out, p.out_shape)
     x = num_bytes(tactic.ins[0], p.in_shapes[0])
-    moved = moved_us(device, x + (y if p.residual else 0), y, u.count * u.steps * u.n8 * 256)
+    moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, u.count * u.steps * u.n8 * 256)
     worst = max(clk, key=clk.get)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})

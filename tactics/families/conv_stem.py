@@ -72,7 +72,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         yield "conv_stem", reason
         return
     for tile, x, y in product(these(TILES, only), INPUTS, HALF_FORMATS):
-        tactic = Tactic("conv_stem", tile, (x, y) if p.residual else (x,), y)
+        tactic = Tactic("conv_stem", tile, (x, y) if p.epilogue.residual else (x,), y)
         if tile.m >= 2 * padded_channels("hwc16", p.k):
             yield tactic, f"a tile of {tile.m} channels for {p.k}"
             continue
@@ -81,10 +81,11 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run there, or an empty string."""
-    if p.pool and (tactic.tile.m % 64 or linear(tactic.out)):
+    if p.epilogue.pool and (tactic.tile.m % 64 or linear(tactic.out)):
         return "max pool: whole vectors of 64 channels and more are compared"
-    if p.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.tile.n, False)):
-        return f"max pool: a window of {p.pool[0]} x {p.pool[1]} does not fit a tile of {tactic.tile.n} pixels"
+    if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.tile.n, False)):
+        r, s = p.epilogue.pool[:2]
+        return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.tile.n} pixels"
     smem, elements = shared_bytes(p, tactic), p.c * _geometry(p, tactic).plane
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
@@ -134,9 +135,9 @@ def _shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
 
 def _outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
     """Rows and columns of the output that a tile of th x tw results gives: those, or the pool's windows inside."""
-    if not p.pool:
+    if not p.epilogue.pool:
         return th, tw
-    r, s, stride_h, stride_w = p.pool[:4]
+    r, s, stride_h, stride_w = p.epilogue.pool[:4]
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 
@@ -210,18 +211,20 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
         "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
-        "POOL": int(bool(p.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
+        "POOL": int(bool(p.epilogue.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
     args = (
         NONFINITE, ("in", 0), ("weights", "w"), NULL, ("weights", "b"),
-        ("weights", "slope") if p.act.name == "prelu" else NULL, ("in", 1) if p.residual else NULL, ("out", 0),
+        ("weights", "slope") if p.epilogue.act.name == "prelu" else NULL,
+        ("in", 1) if p.epilogue.residual else NULL, ("out", 0),
         *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s), *ints(1, g.steps, -(-p.k // 16)),
         *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
         *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
         ("weights", "taps"), *ints(g.log2_tw, tiles_h, tiles_w, g.rows, g.cols, g.pitch, g.plane),
-        *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)), *(ints(*p.pool, *tile) if p.pool else ()),
+        *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)),
+        *(ints(*p.epilogue.pool, *tile) if p.epilogue.pool else ()),
     )  # fmt: skip
     blocks = -(-y_c // t.m) * p.n * tiles_h * tiles_w
     smem = shared_bytes(p, tactic)
@@ -242,7 +245,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat = np.zeros((m16 * 16, g.steps * 16), np.float16)
     flat[: p.k, column[g.real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.order[g.real]]
     sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
-    for name, used in (("b", True), ("slope", p.act.name == "prelu")):
+    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
         if used:
             row = np.zeros(m16 * 16, np.float32)
             if weights.get(name) is not None:
@@ -255,7 +258,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     g, rows16 = _geometry(p, tactic), -(-p.k // 16) * 16
     return {"w": rows16 * g.steps * 32, "taps": g.steps * 64, "b": 4 * rows16} | (
-        {"slope": 4 * rows16} if p.act.name == "prelu" else {})  # fmt: skip
+        {"slope": 4 * rows16} if p.epilogue.act.name == "prelu" else {})  # fmt: skip
 
 
 def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
@@ -285,11 +288,11 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     patch = p.c * g.plane
     fill = FILL_CLK + math.ceil(patch / (t.threads * 8)) * LATENCY_CLK / 2
     convert = patch * 22 / 128  # about 22 instructions per element
-    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.residual else 1) * (4 if linear(tactic.out) else 1) / 64
+    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
     sm = per_sm * (loop + convert) + math.ceil(per_sm / resident) * (fill + epilogue) + (at_work - 1) * epilogue / 2
     y = num_bytes(tactic.out, p.out_shape)
     weights = -(-p.k // 16) * g.steps * 512 + g.steps * 64
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.residual else 0), y, weights)
+    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
     # Patches overlap: their halos come from L2 again.
     moved["l2"] *= 1 + blocks * patch * num_bytes(tactic.ins[0], (1, 1, 1, 1)) / (num_bytes(tactic.ins[0], p.in_shapes[0]) + y)
     worst = max(clk, key=clk.get)

@@ -52,7 +52,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
             (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
             conv = ConvProblem(
                 p.n, p.c, p.h, p.w, p.k, len(r), len(s), pad=(top, left, bottom, right), dilation=(dil_r, dil_s),
-                groups=p.groups, bias=p.bias, residual=p.residual, act=p.act, sparse24=p.sparse24,
+                groups=p.groups, sparse24=p.sparse24, epilogue=p.epilogue,
             )  # fmt: skip
             result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
     return tuple(result)

@@ -29,10 +29,10 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
     if not pool.is_global or pool.kind != "avg":
         return "no global average"
     for p, before in ((first, pool), (second, first)):
-        if p.in_shapes[0] != before.out_shape or (p.h, p.w, p.r, p.s) != (1, 1, 1, 1) or any(p.pad) or p.residual:
+        if p.in_shapes[0] != before.out_shape or (p.h, p.w, p.r, p.s) != (1, 1, 1, 1) or any(p.pad):
             return "no two fully connected layers behind the average"
-        if p.groups > 1 or p.d2s > 1 or p.pool or p.pre or p.act.name == "prelu":
-            return "groups, a depth-to-space, a pool, a prologue or PRelu"
+        if p.groups > 1 or p.needs or p.epilogue.act.name == "prelu":
+            return "groups, a residual, a depth-to-space, a pool, a prologue or PRelu"
     if max(first.c, second.k) > MAX_CHANNELS or first.k > MAX_HIDDEN:
         return f"more than {MAX_CHANNELS} channels or {MAX_HIDDEN} hidden values"
     return ""
@@ -57,7 +57,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
         NONFINITE, ("in", 0), ("weights", "w"), ("weights", "w2"), ("weights", "b"), ("weights", "b2"), ("out", 0),
         *view_args(x), *view_args(y), *ints(c8, p.average.h * p.average.w, one.k, two.k, k8),
         ("f32", 1 / (p.average.h * p.average.w)),
-        *(("f32", v) for q in (one, two) for v in (*q.act.params, 0.0, 0.0)[:2]),
+        *(("f32", v) for q in (one, two) for v in (*q.epilogue.act.params, 0.0, 0.0)[:2]),
     )  # fmt: skip
     values = (("ACT1", act_code(one)), ("ACT2", act_code(two)))
     return (Launch("squeeze_excite", values, (p.average.n, 1, 1), (THREADS, 1, 1), smem, args),)

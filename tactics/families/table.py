@@ -5,6 +5,8 @@ tactic), the sizes of what pack makes, and predict(problem, tactic, device). The
 strides of inputs and output as `lie`, so that their tensors may lie inside others.
 """
 
+from types import ModuleType
+
 from tactics.families import (
     back_to_back,
     conv_depthwise,
@@ -35,6 +37,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
+from tactics.problems.protocol import Feature
 from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 OF_KERNEL = {
@@ -54,11 +57,17 @@ OF_PROBLEM = {
     ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,), LibraryProblem: (library,),
 }  # fmt: skip
-DEPTH_TO_SPACE = (conv_gemm,)  # what can store a ConvProblem with d2s > 1
-UPSAMPLING = (conv_gemm,)  # what can add a residual with fewer pixels
-SCALING = (conv_gemm,)  # what can scale and shift a ConvProblem's input first
+# What the kernels of a family can do beside its computation: where a problem needs more, the difference is the logged reason.
+SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
+    conv_gemm: frozenset(Feature) - {Feature.MAX_POOL},
+    conv_stem: frozenset({Feature.RESIDUAL, Feature.MAX_POOL}),
+    conv_fp32: frozenset({Feature.RESIDUAL, Feature.DEPTH_TO_SPACE}),
+    **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), frozenset({Feature.RESIDUAL})),
+    **dict.fromkeys(
+        (back_to_back, squeeze_excite, gather, library, matmul, movement, pointwise, rows), frozenset()
+    ),
+}
 TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
-POOLING = (conv_stem,)  # what can store the maxima of a ConvProblem with a pool
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
     "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",

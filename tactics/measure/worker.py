@@ -8,7 +8,7 @@ One JSON object per line on standard input, one answer each on standard output, 
     {"op": "time", "tactic": name, "samples": n}       {"us": [n times], "clock_mhz": x, "rel_error": x} or {"error": text}
 
 Beside an error, `fatal` means that the CUDA context is lost, `passing` that the tactic is not to blame. The pieces below
-(random data, Stopwatch, Bench) are also what tests and benchmarks are made of.
+(Stopwatch, Bench) are also what tests and benchmarks are made of.
 """
 
 from __future__ import annotations
@@ -21,31 +21,26 @@ import signal
 import statistics
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from cuda_kernels import sparse24
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Array, Cuda, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
+from tactics.measure.data import images, random_data, reference
 from tactics.problems import codec
 from tactics.problems.convolution import depth_to_space, space_to_depth
-from tactics.problems.library import FLOAT, LibraryProblem
 from tactics.problems.library_functions import bound
 from tactics.problems.pointwise_ops import ACTIVATIONS
 from tactics.problems.problem import (
-    BackToBackProblem,
     ConvProblem,
-    ConvTransposeProblem,
     Problem,
-    SqueezeExciteProblem,
 )
-from tactics.problems.rows import ReduceProblem
+from tactics.problems.protocol import Feature
 from tactics.step import Arg, Call
 from tactics.tactic import Tactic
 
@@ -61,68 +56,6 @@ SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as f
 def device_key(device: Device) -> str:
     """What a GPU is known by in the timing cache, but for its driver."""
     return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}"
-
-
-
-
-def random_data(problem: Problem, seed: int | None = None) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """(inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the problem is).
-
-    Outputs come out near unit variance. The seed defaults to one drawn from the problem.
-    """
-    rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
-    inputs = [_normal(rng, shape) for shape in problem.in_shapes]
-    if isinstance(problem, LibraryProblem):
-        inputs = [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d])
-                  for x, d in zip(inputs, problem.dtypes, strict=True)]  # fmt: skip
-        weights = {f"c{i}": rng.integers(0, 2, shape).astype(DTYPES[d]) for i, (shape, d) in enumerate(problem.constants)}
-        return inputs, weights
-    image = isinstance(problem, ConvProblem) and problem.c <= 4
-    if image or getattr(problem, "src", "").startswith("uint8"):  # whole numbers that uint8 holds too
-        inputs[0] = np.round(4 * np.abs(inputs[0]))
-    if isinstance(problem, ReduceProblem):  # rows of different sizes: their statistics differ by more than rounding
-        inputs = [(x * rng.uniform(0.2, 2, problem.out_shape)).astype(np.float16) for x in inputs]
-    ops = {getattr(problem, "kind", ""), *(s.op for s in getattr(problem, "stages", ()))}
-    if ops & {"log", "sqrt", "pow", "rpow", "log_sum"}:
-        inputs = [np.abs(x) + np.float16(0.5) for x in inputs]
-    elif ops & {"div", "rdiv"}:  # no division by nearly zero
-        inputs = [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
-    weights = {}
-    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
-        shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
-        w = (rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
-        weights["w"] = (sparse24.prune(w) if problem.sparse24 else w).astype(np.float32)
-        if problem.bias:
-            weights["b"] = 0.5 * rng.standard_normal(problem.k, np.float32)
-    if getattr(problem, "pre", False):
-        weights["scale"] = rng.uniform(0.5, 2, problem.c).astype(np.float16).astype(np.float32)
-        weights["shift"] = rng.standard_normal(problem.c).astype(np.float16).astype(np.float32)
-    if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)):
-        weights = random_data(problem.first, seed)[1]
-        weights |= {name + "2": array for name, array in random_data(problem.second, seed)[1].items()}
-        return inputs, weights
-    for i, axes in enumerate(getattr(problem, "constants", ())):
-        weights[f"c{i}"] = rng.uniform(0.5, 2, problem.span(axes)).astype(np.float32)
-    if getattr(problem, "affine", ""):
-        weights = {name: rng.uniform(-2, 2, problem.span(problem.affine)).astype(np.float32) for name in ("scale", "bias")}
-    if getattr(getattr(problem, "act", None), "name", "") == "prelu":
-        weights["slope"] = rng.uniform(0.05, 0.5, getattr(problem, "k", problem.out_shape[1])).astype(np.float32)
-    return inputs, weights
-
-
-def _normal(rng, shape) -> np.ndarray:
-    """FP16 normal values; large arrays repeat a million of them (an odd number, so images differ)."""
-    size = int(np.prod(shape))
-    return np.resize(rng.standard_normal(min(size, 1_000_003), np.float32).astype(np.float16), size).reshape(shape)
-
-
-def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The problem's meaning over random_data's arrays: FP32 NCHW."""
-    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
-        residual = inputs[1] if problem.residual else None
-        more = {name: weights[name] for name in ("scale", "shift") if name in weights}
-        return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
-    return problem.reference(*inputs, **weights)
 
 
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
@@ -347,7 +280,7 @@ class Bench:
     def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
         """Section name -> address, for each copy of the packed weights; tactics of one kernel share them (with
         depth-to-space, those of one output format: it decides the order of rows)."""
-        key = tactic.kernel, tactic.out if getattr(self.problem, "d2s", 1) > 1 else None
+        key = tactic.kernel, tactic.out if Feature.DEPTH_TO_SPACE in self.problem.needs else None
         if key not in self._packed_weights:
             sections = pack_weights(self.problem, tactic, self.weights)
             places, end = {}, 0
@@ -372,16 +305,15 @@ class Bench:
             if p.macs > SMALL_MACS:
                 return reference_conv(self.gpu, p, self._nchw, self.weights), every
             return cupy.asarray(reference(p, self.inputs, self.weights)), every
-        if not hasattr(p, "n"):  # it may mix images
+        total = images(p)
+        if not total:
             return cupy.asarray(np.float32(reference(p, self.inputs, self.weights))), every
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
-        count = int(np.clip(SMALL_ELEMENTS // per_image, 1, p.n))
-        if any("n" in axes for axes in (getattr(p, "axes", ""), *getattr(p, "constants", ()))):  # images are not independent
-            count = p.n
-        images = np.unique(np.linspace(0, p.n - 1, count).astype(int)) if count > 1 else every[-1:]
-        part = replace(p, n=len(images))
-        inputs = [x[images] if len(x) == p.n else x for x in self.inputs]
-        return cupy.asarray(reference(part, inputs, self.weights)), images
+        count = int(np.clip(SMALL_ELEMENTS // per_image, 1, total))
+        some = np.unique(np.linspace(0, total - 1, count).astype(int)) if count > 1 else every[-1:]
+        part = replace(p, n=len(some))
+        inputs = [x[some] if len(x) == total else x for x in self.inputs]
+        return cupy.asarray(reference(part, inputs, self.weights)), some
 
     def _check(self, tactic: Tactic) -> float:
         """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""
@@ -410,21 +342,23 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.n
         rows = {name: cupy.asarray(weights[name]) for name in ("b", "slope") if name in weights}
         y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
         x = inputs[0]
-        if p.pre:
+        if p.prologue.scaled:
             scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
             x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
-        residual = inputs[1].repeat(p.up, axis=2).repeat(p.up, axis=3) if p.residual else None
-        residual = cupy.ascontiguousarray(space_to_depth(residual, p.d2s, p.d2s_mode)) if p.residual else None
+        end, residual = p.epilogue, None
+        if end.residual:
+            residual = inputs[1].repeat(end.up, axis=2).repeat(end.up, axis=3)
+            residual = cupy.ascontiguousarray(space_to_depth(residual, end.d2s, end.d2s_mode))
         params = reference_params(
             p, x.data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
-            rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if p.residual else 0, y.data.ptr,
+            rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if end.residual else 0, y.data.ptr,
         )  # fmt: skip
-        kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(p.act.name)}, gpu.device.sm))
+        kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(end.act.name)}, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
         gpu.synchronize()
-        if p.pool:
+        if end.pool:
             return cupy.asarray(p.maxima(y.get()))
-        return cupy.ascontiguousarray(depth_to_space(y, p.d2s, p.d2s_mode))
+        return cupy.ascontiguousarray(depth_to_space(y, end.d2s, end.d2s_mode))
 
 
 def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, residual: int, y: int) -> bytes:
@@ -432,7 +366,7 @@ def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, resi
     pointers = [("ptr", a) for a in (x, w, bias, slope, residual, y)]
     ints = [p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s, p.groups, *p.stride, p.pad[0], p.pad[1], *p.dilation]
     total = p.n * p.k * p.p * p.q
-    alpha_beta = [("f32", v) for v in (*p.act.params, 0.0, 0.0)[:2]]
+    alpha_beta = [("f32", v) for v in (*p.epilogue.act.params, 0.0, 0.0)[:2]]
     return pack_params([*pointers, ("i64", total), *(("i32", v) for v in ints), *alpha_beta])
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from tactics import codec
-from tactics.problems.problem import Problem
+from tactics.problems.problem import AnyProblem
+from tactics.problems.protocol import Problem
 
 plain = codec.plain
 
 
 def to_json(problem: Problem) -> dict[str, Any]:
     """A problem as plain data."""
-    data: dict[str, Any] = codec.to_json(Problem, problem)
+    data: dict[str, Any] = codec.to_json(AnyProblem, problem)
     return data
 
 
 def from_json(data: object) -> Problem:
     """The inverse of to_json. Raises ValueError with a sentence for what no problem is."""
-    problem: Problem = codec.from_json(Problem, data)  # type: ignore[arg-type]
+    problem: Problem = codec.from_json(AnyProblem, data)  # type: ignore[arg-type]
     return problem

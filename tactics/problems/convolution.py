@@ -3,47 +3,97 @@ as problems (problem.py says what those are)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.protocol import Feature, Problem, Shape4
 
 
-def key(problem, kind: str) -> str:
+def key(problem: Problem, kind: str) -> str:
     """A problem on one line: its kind, and every field that is not what it mostly is."""
-    parts = []
-    for f in fields(problem):
-        v = getattr(problem, f.name)
-        if isinstance(v, bool):
+    return " ".join((kind, *_parts(problem)))
+
+
+def _parts(record: Problem | Prologue | Epilogue) -> Iterator[str]:
+    for f in fields(record):
+        v = getattr(record, f.name)
+        if isinstance(v, (Prologue, Epilogue)):
+            yield from _parts(v)
+        elif isinstance(record, Epilogue) and v == f.default:
+            continue
+        elif isinstance(v, bool):
             if v:
-                parts.append(f.name)
+                yield f.name
         elif isinstance(v, tuple):
-            if not v:
-                continue
-            parts.append(f.name + ",".join(str(i) for i in v))
+            if v:
+                yield f.name + ",".join(str(i) for i in v)
         elif isinstance(v, Activation):
             if v != NONE:
-                parts.append(str(v))
-        elif isinstance(v, str):
-            parts.append(v)
+                yield str(v)
         else:
-            parts.append(f"{f.name}{v}")
-    return " ".join([kind, *parts])
+            yield v if isinstance(v, str) else f"{f.name}{v}"
 
 
 @dataclass(frozen=True, slots=True)
-class ConvProblem:
-    """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
+class Prologue:
+    """What a convolution does to its input first. `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16
+    values; of 1 x 1 kernels without padding only."""
 
-    `pad` = top, left, bottom, right; `residual`: a tensor of the output's shape is added before the activation,
-    or, with `act_first`, after it. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them. With
-    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or
-    crd); a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
-    `pre`: x is max(x * scale + shift, 0) first, with scale and shift [c] FP16 values; of 1 x 1 kernels without padding only.
+    scaled: bool = False
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        return frozenset({Feature.SCALED_INPUT} if self.scaled else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a convolution does to its sums before it stores them: + bias, + residual, activation, then a pool or a reordering.
+
+    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. With
+    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd);
+    a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
     `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
     output's (u = d2s, or any u without depth-to-space).
+    """
+
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    act_first: bool = False
+    d2s: int = 1
+    d2s_mode: str = "dcr"
+    pool: tuple[int, ...] = ()
+    up: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
+        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
+            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
+        if self.d2s < 1 or self.d2s_mode not in ("dcr", "crd"):
+            raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        found = {
+            Feature.RESIDUAL: self.residual, Feature.DEPTH_TO_SPACE: self.d2s > 1, Feature.UPSAMPLED_RESIDUAL: self.up > 1,
+            Feature.MAX_POOL: bool(self.pool),
+        }  # fmt: skip
+        return frozenset(feature for feature, needed in found.items() if needed)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem(Problem):
+    """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
+
+    `pad` = top, left, bottom, right. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
+    `prologue`, `epilogue`: what the same kernel does before and after.
     """
 
     n: int
@@ -57,34 +107,30 @@ class ConvProblem:
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    bias: bool = False
-    residual: bool = False
-    act: Activation = NONE
     sparse24: bool = False
-    d2s: int = 1
-    d2s_mode: str = "dcr"
-    act_first: bool = False
-    pool: tuple[int, ...] = ()
-    pre: bool = False
-    up: int = 1
+    prologue: Prologue = Prologue()
+    epilogue: Epilogue = Epilogue()
 
-    def __post_init__(self):
-        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up) or any(d % self.up for d in self.out_shape[2:])):
+    def __post_init__(self) -> None:
+        end = self.epilogue
+        if any(d % end.up for d in self.out_shape[2:]):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
-        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
-            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
-        if self.pre and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
+        if self.prologue.scaled and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
             raise ValueError(f"conv: only a 1 x 1 kernel without padding or groups scales its input first, got {self}")
-        if self.d2s < 1 or self.k % self.d2s**2 or self.d2s_mode not in ("dcr", "crd"):
+        if self.k % end.d2s**2:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, self.p, self.q
-        if min(*sizes, *self.pool[:4], *self.pool[6:], *self.stride, *self.dilation) < 1:
+        if min(*sizes, *end.pool[:4], *end.pool[6:], *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: every size must be positive, got {self}")
 
     def __str__(self) -> str:
-        return key(self, "conv").replace(" d2s1 dcr", "").replace(" d2s1 crd", "").replace(" up1", "")
+        return key(self, "conv")
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        return self.prologue.needs | self.epilogue.needs
 
     @property
     def p(self) -> int:
@@ -97,15 +143,18 @@ class ConvProblem:
         return (self.w + self.pad[1] + self.pad[3] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
 
     @property
-    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+    def in_shapes(self) -> tuple[Shape4, ...]:
         x, (n, k, high, wide) = (self.n, self.c, self.h, self.w), self.out_shape
-        return (x, (n, k, high // self.up, wide // self.up)) if self.residual else (x,)
+        u = self.epilogue.up
+        return (x, (n, k, high // u, wide // u)) if self.epilogue.residual else (x,)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        if self.pool:
-            return (self.n, self.k, *self.pool[6:])
-        return (self.n, self.k // self.d2s**2, self.p * self.d2s, self.q * self.d2s)
+    def out_shape(self) -> Shape4:
+        if self.epilogue.pool:
+            high, wide = self.epilogue.pool[6:]
+            return (self.n, self.k, high, wide)
+        b = self.epilogue.d2s
+        return (self.n, self.k // b**2, self.p * b, self.q * b)
 
     @property
     def macs(self) -> int:
@@ -115,7 +164,7 @@ class ConvProblem:
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c]),
         FP32 out. Bias and slope belong to the k channels before depth-to-space.
         """
-        if self.pre:
+        if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
             x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
@@ -131,19 +180,25 @@ class ConvProblem:
                     ys += (ws[:, :, i, j] @ flat).reshape(kg, self.n, self.p, self.q).transpose(1, 0, 2, 3)
         if bias is not None:
             y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
+        end = self.epilogue
         if residual is not None:
-            residual = np.asarray(residual, np.float32).repeat(self.up, axis=2).repeat(self.up, axis=3)
-            residual = space_to_depth(residual, self.d2s, self.d2s_mode)
-            y = self.act.apply(y, slope) + residual if self.act_first else self.act.apply(y + residual, slope)
+            residual = np.asarray(residual, np.float32).repeat(end.up, axis=2).repeat(end.up, axis=3)
+            residual = space_to_depth(residual, end.d2s, end.d2s_mode)
+            y = end.act.apply(y, slope) + residual if end.act_first else end.act.apply(y + residual, slope)
         else:
-            y = self.act.apply(y, slope)
-        return self.maxima(y) if self.pool else depth_to_space(y, self.d2s, self.d2s_mode)
+            y = end.act.apply(y, slope)
+        return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
-        """`pool` over the convolution's result."""
-        r, s, stride_h, stride_w, top, left, *out = self.pool
+        """The epilogue's pool over the convolution's result."""
+        r, s, stride_h, stride_w, top, left, *out = self.epilogue.pool
         window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
         return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
+
+
+def with_epilogue(problem: ConvProblem, **changes: Any) -> ConvProblem:
+    """The problem with other values of its epilogue's fields."""
+    return replace(problem, epilogue=replace(problem.epilogue, **changes))
 
 
 def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:
@@ -164,11 +219,12 @@ def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvTransposeProblem:
+class ConvTransposeProblem(Problem):
     """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], outputs first.
 
     Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top,
-    left (whatever lies outside `out` is cut). `residual`, `sparse24` as in ConvProblem.
+    left (whatever lies outside `out` is cut). `sparse24`, `epilogue` as in ConvProblem, the latter with no more than bias,
+    residual and activation.
     """
 
     n: int
@@ -183,12 +239,12 @@ class ConvTransposeProblem:
     pad: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    bias: bool = False
-    residual: bool = False
-    act: Activation = NONE
     sparse24: bool = False
+    epilogue: Epilogue = Epilogue()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        if self.epilogue.act_first or self.needs - {Feature.RESIDUAL}:
+            raise ValueError(f"conv_transpose: expected no epilogue but bias, residual and activation, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
@@ -199,12 +255,16 @@ class ConvTransposeProblem:
         return key(self, "conv_transpose")
 
     @property
-    def in_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        x = (self.n, self.c, self.h, self.w)
-        return (x, self.out_shape) if self.residual else (x,)
+    def needs(self) -> frozenset[Feature]:
+        return self.epilogue.needs
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        x = (self.n, self.c, self.h, self.w)
+        return (x, self.out_shape) if self.epilogue.residual else (x,)
+
+    @property
+    def out_shape(self) -> Shape4:
         return (self.n, self.k, *self.out)
 
     @property
@@ -229,11 +289,11 @@ class ConvTransposeProblem:
             y = y + np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         if residual is not None:
             y = y + np.asarray(residual, np.float32)
-        return self.act.apply(y, slope)
+        return self.epilogue.act.apply(y, slope)
 
 
 @dataclass(frozen=True, slots=True)
-class PoolProblem:
+class PoolProblem(Problem):
     """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
 
     An average divides by the window's size with `count_pad` (clipped to the padded image), else by its valid pixels.
@@ -262,11 +322,11 @@ class PoolProblem:
         return key(self, "pool")
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return ((self.n, self.c, self.h, self.w),)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return (self.n, self.c, *self.out)
 
     @property
@@ -299,13 +359,22 @@ class PoolProblem:
         return total, count
 
 
-class _Pair:
+class _Pair(Problem):
     """What launches of two convolutions, `first` and `second`, say of themselves: read as the first, written as the second."""
 
     __slots__ = ()
+    first: ConvProblem
+    second: ConvProblem
     c, r, s, groups = (property(attrgetter(f"first.{name}")) for name in ("c", "r", "s", "groups"))
-    k, out_shape, bias, act = (property(attrgetter(f"second.{name}")) for name in ("k", "out_shape", "bias", "act"))
-    residual = property(attrgetter("second.residual"))
+    k = property(attrgetter("second.k"))
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.second.out_shape
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.second.epilogue
 
     @property
     def sparse24(self) -> bool:
@@ -325,14 +394,14 @@ class BackToBackProblem(_Pair):
     second: ConvProblem
 
     def __post_init__(self):
-        if self.second.in_shapes[0] != self.first.out_shape or self.first.residual:
+        if self.second.in_shapes[0] != self.first.out_shape or self.first.epilogue.residual:
             raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
 
     def __str__(self) -> str:
         return f"back_to_back {self.first} -> {self.second}"
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
     def reference(self, x, residual=None, **weights) -> np.ndarray:
@@ -361,7 +430,7 @@ class SqueezeExciteProblem(_Pair):
         return f"squeeze_excite {self.average} -> {self.first} -> {self.second}"
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return self.average.in_shapes
 
     def reference(self, x, **weights) -> np.ndarray:

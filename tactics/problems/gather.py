@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Shape4 = tuple[int, int, int, int]
+from tactics.problems.protocol import Problem, Shape4
+
 LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
 
 
@@ -26,7 +27,7 @@ def _dims(shape: tuple[int, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewProblem:
+class ViewProblem(Problem):
     """The same elements, row-major, under another shape: `shape` -> `out`. Never a kernel: linear memory stays as it is."""
 
     shape: Shape4
@@ -52,7 +53,7 @@ class ViewProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class GatherProblem:
+class GatherProblem(Problem):
     """Output axis a walks input axis perm[a], at index[a][i] for its i-th element; () is every index in order.
 
     Index -1 gives `fill`. So this is Transpose, Slice with any steps, Pad in every mode, Gather along an axis by constants,
@@ -101,7 +102,7 @@ class GatherProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeProblem:
+class ResizeProblem(Problem):
     """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
 
     `turn`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start and end of

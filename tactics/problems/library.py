@@ -9,8 +9,8 @@ import numpy as np
 
 from tactics.format import DTYPES
 from tactics.problems.library_functions import FUNCTIONS, bound
+from tactics.problems.protocol import Problem, Shape4
 
-Shape4 = tuple[int, int, int, int]
 FLOAT = "fp16"  # what floating-point tensors are in memory
 MOST_TAPS = 1 << 16  # elements of a window along an axis: one pass over the output for each
 LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
@@ -18,7 +18,7 @@ EXACT = ("int32", "int64", "bool")  # what others may be: as they are
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryProblem:
+class LibraryProblem(Problem):
     """Output `part` of a function in FUNCTIONS over whole tensors, each in its ONNX shape.
 
     `arguments`: in the function's order, "t<i>" for input i, "c<i>" for weight c<i>, "" for an absent one. `shapes`, `dtypes`:

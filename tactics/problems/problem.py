@@ -21,11 +21,12 @@ from tactics.problems.convolution import (
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library import LibraryProblem
 from tactics.problems.pointwise_ops import Stage
+from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 
 @dataclass(frozen=True, slots=True)
-class PointwiseProblem:
+class PointwiseProblem(Problem):
     """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
 
     `tensors` and `constants`: along which axes each one spans the output; along the others it has size 1 and is repeated
@@ -51,16 +52,16 @@ class PointwiseProblem:
     def __str__(self) -> str:
         return key(self, "pointwise")
 
-    def span(self, axes: str) -> tuple[int, int, int, int]:
+    def span(self, axes: str) -> Shape4:
         """The shape of a tensor or constant that spans `axes`."""
         return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return tuple(self.span(axes) for axes in self.tensors)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return (self.n, self.c, self.h, self.w)
 
     def reference(self, *tensors, **constants) -> np.ndarray:
@@ -76,7 +77,7 @@ class PointwiseProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveProblem:
+class MoveProblem(Problem):
     """Output elements copied from other places of the input; what lies outside the input is `fill`.
 
     kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
@@ -112,11 +113,11 @@ class MoveProblem:
         return key(self, "move")
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return ((self.n, self.c, self.h, self.w),)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return (self.n, *self.out)
 
     @property
@@ -151,7 +152,7 @@ class MoveProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatProblem:
+class ConcatProblem(Problem):
     """Inputs one after the other along `axis`: of `sizes` there, of the shape `rest` along the other three axes."""
 
     sizes: tuple[int, ...]
@@ -165,15 +166,15 @@ class ConcatProblem:
     def __str__(self) -> str:
         return key(self, "concat")
 
-    def _shape(self, size: int) -> tuple[int, int, int, int]:
+    def _shape(self, size: int) -> Shape4:
         return (*self.rest[: self.axis], size, *self.rest[self.axis :])
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return tuple(self._shape(size) for size in self.sizes)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return self._shape(sum(self.sizes))
 
     def reference(self, *xs) -> np.ndarray:
@@ -181,7 +182,7 @@ class ConcatProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class ReformatProblem:
+class ReformatProblem(Problem):
     """The same values in another format; `src` and `dst` as printed by Format."""
 
     n: int
@@ -195,11 +196,11 @@ class ReformatProblem:
         return key(self, "reformat")
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         return ((self.n, self.c, self.h, self.w),)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return (self.n, self.c, self.h, self.w)
 
     def reference(self, x) -> np.ndarray:
@@ -207,7 +208,7 @@ class ReformatProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulProblem:
+class MatmulProblem(Problem):
     """a @ b of two computed tensors, [*batch, m, k] and [*batch, k, n] -> [*batch, m, n], two batch dimensions.
 
     `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
@@ -233,13 +234,13 @@ class MatmulProblem:
         return tuple(max(a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True))
 
     @property
-    def in_shapes(self):
+    def in_shapes(self) -> tuple[Shape4, ...]:
         a = (self.k, self.m) if self.trans_a else (self.m, self.k)
         b = (self.n, self.k) if self.trans_b else (self.k, self.n)
         return (*self.a_batch, *a), (*self.b_batch, *b)
 
     @property
-    def out_shape(self) -> tuple[int, int, int, int]:
+    def out_shape(self) -> Shape4:
         return (*self.batch, self.m, self.n)
 
     def reference(self, a, b) -> np.ndarray:
@@ -247,7 +248,8 @@ class MatmulProblem:
         return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
 
 
-Problem = (
+# Every kind: what a file may name.
+AnyProblem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
     | MoveProblem | ConcatProblem | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
     | ReduceProblem | NormalizeProblem | LibraryProblem

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Shape4 = tuple[int, int, int, int]
+from tactics.problems.protocol import Problem, Shape4
+
 # name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of rows.cu.
 REDUCTIONS = {
     "sum": lambda x, a: x.sum(a, keepdims=True),
@@ -40,7 +41,7 @@ def _check(kind: str, known, axes: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceProblem:
+class ReduceProblem(Problem):
     """One statistic of every row, of size 1 along `axes`; `kind` in REDUCTIONS; `epsilon` is inv_std's."""
 
     n: int
@@ -74,7 +75,7 @@ class ReduceProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class NormalizeProblem:
+class NormalizeProblem(Problem):
     """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
     With `groups` > 1 (and c in `axes`) the channels of a row are those of one group. `affine`: the axes that scale and bias

@@ -1,0 +1,148 @@
+"""Random inputs and weights for a problem, and what it makes of them: what tactics are verified and timed with.
+
+Each kind of problem names what its values must keep away from (`INPUTS`) and which weights it has (`WEIGHTS`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from tactics.format import DTYPES
+from tactics.problems.library import FLOAT, LibraryProblem
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+    ReformatProblem,
+    SqueezeExciteProblem,
+)
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+
+POSITIVE = frozenset(("log", "sqrt", "pow", "rpow", "log_sum"))  # of these, and of divisors, the domain is kept away from 0
+DIVISORS = frozenset(("div", "rdiv"))
+Arrays = list[np.ndarray]
+Weights = dict[str, np.ndarray]
+Rng = np.random.Generator
+
+
+def random_data(problem: Problem, seed: int | None = None) -> tuple[Arrays, Weights]:
+    """(inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the problem is).
+
+    Outputs come out near unit variance. The seed defaults to one drawn from the problem.
+    """
+    rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
+    inputs = [_normal(rng, shape) for shape in problem.in_shapes]
+    if type(problem) in INPUTS:
+        inputs = INPUTS[type(problem)](problem, rng, inputs)
+    return inputs, WEIGHTS[type(problem)](problem, rng, seed) if type(problem) in WEIGHTS else {}
+
+
+def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The problem's meaning over random_data's arrays: FP32 NCHW."""
+    if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
+        residual = inputs[1] if problem.epilogue.residual else None
+        more = {name: weights[name] for name in ("scale", "shift") if name in weights}
+        return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
+    return problem.reference(*inputs, **weights)
+
+
+def images(problem: Problem) -> int:
+    """How many images a problem has of which each is computed by itself, `n` of them; 0 where one may depend on others."""
+    if isinstance(problem, (ReduceProblem, NormalizeProblem)):
+        return 0 if "n" in problem.axes else problem.n
+    if isinstance(problem, PointwiseProblem):
+        return 0 if any("n" in axes for axes in problem.constants) else problem.n
+    return problem.n if isinstance(problem, (ConvTransposeProblem, PoolProblem, MoveProblem, ReformatProblem)) else 0
+
+
+def _normal(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:
+    """FP16 normal values; large arrays repeat a million of them (an odd number, so images differ)."""
+    size = int(np.prod(shape))
+    return np.resize(rng.standard_normal(min(size, 1_000_003), np.float32).astype(np.float16), size).reshape(shape)
+
+
+def _whole(x: np.ndarray) -> np.ndarray:
+    """Whole numbers that uint8 holds too."""
+    return np.round(4 * np.abs(x))
+
+
+def _convolution_inputs(p: ConvProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    return [_whole(inputs[0]), *inputs[1:]] if p.c <= 4 else inputs  # it may be an image
+
+
+def _reformat_inputs(p: ReformatProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    return [_whole(x) for x in inputs] if p.src.startswith("uint8") else inputs
+
+
+def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    zipped = zip(inputs, p.dtypes, strict=True)
+    return [x if d == FLOAT else rng.integers(0, 2, x.shape).astype(DTYPES[d]) for x, d in zipped]
+
+
+def _within(operations: set[str], inputs: Arrays) -> Arrays:
+    """The inputs, moved into the domain of all operations."""
+    if operations & POSITIVE:
+        return [np.abs(x) + np.float16(0.5) for x in inputs]
+    if operations & DIVISORS:
+        return [np.where(x < 0, x - np.float16(0.5), x + np.float16(0.5)) for x in inputs]
+    return inputs
+
+
+def _reduce_inputs(p: ReduceProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    """Rows of different sizes: their statistics differ by more than rounding."""
+    return _within({p.kind}, [(x * rng.uniform(0.2, 2, p.out_shape)).astype(np.float16) for x in inputs])
+
+
+def _pointwise_inputs(p: PointwiseProblem, rng: Rng, inputs: Arrays) -> Arrays:
+    return _within({s.op for s in p.stages}, inputs)
+
+
+def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: int | None) -> Weights:
+    shape = (p.k, p.c // p.groups, p.r, p.s)
+    w = (rng.standard_normal(shape, np.float32) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
+    weights = {"w": (sparse24.prune(w) if p.sparse24 else w).astype(np.float32)}
+    if p.epilogue.bias:
+        weights["b"] = 0.5 * rng.standard_normal(p.k, np.float32)
+    if isinstance(p, ConvProblem) and p.prologue.scaled:
+        weights["scale"] = rng.uniform(0.5, 2, p.c).astype(np.float16).astype(np.float32)
+        weights["shift"] = rng.standard_normal(p.c).astype(np.float16).astype(np.float32)
+    if p.epilogue.act.name == "prelu":
+        weights["slope"] = rng.uniform(0.05, 0.5, p.k).astype(np.float32)
+    return weights
+
+
+def _pair_weights(p: BackToBackProblem | SqueezeExciteProblem, rng: Rng, seed: int | None) -> Weights:
+    weights = random_data(p.first, seed)[1]
+    return weights | {name + "2": array for name, array in random_data(p.second, seed)[1].items()}
+
+
+def _pointwise_weights(p: PointwiseProblem, rng: Rng, seed: int | None) -> Weights:
+    return {f"c{i}": rng.uniform(0.5, 2, p.span(axes)).astype(np.float32) for i, axes in enumerate(p.constants)}
+
+
+def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weights:
+    names = ("scale", "bias") if p.affine else ()
+    return {name: rng.uniform(-2, 2, p.span(p.affine)).astype(np.float32) for name in names}
+
+
+def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
+    return {f"c{i}": rng.integers(0, 2, shape).astype(DTYPES[d]) for i, (shape, d) in enumerate(p.constants)}
+
+
+INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
+    ConvProblem: _convolution_inputs, ReformatProblem: _reformat_inputs, ReduceProblem: _reduce_inputs,
+    PointwiseProblem: _pointwise_inputs, LibraryProblem: _library_inputs,
+}  # fmt: skip
+WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
+    ConvProblem: _convolution_weights, ConvTransposeProblem: _convolution_weights, BackToBackProblem: _pair_weights,
+    SqueezeExciteProblem: _pair_weights, PointwiseProblem: _pointwise_weights, NormalizeProblem: _normalize_weights,
+    LibraryProblem: _library_weights,
+}  # fmt: skip

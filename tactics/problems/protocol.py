@@ -1,0 +1,46 @@
+"""What every problem says of itself (`Problem`), and what one may need that not every kernel has (`Feature`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+Shape4 = tuple[int, int, int, int]
+
+
+class Feature(StrEnum):
+    """A step that a kernel has only if its family says so (tactics.families.table.SUPPORTS); its value is what a log says of
+    a family without it, behind "no"."""
+
+    RESIDUAL = "residual"
+    UPSAMPLED_RESIDUAL = "residual with fewer pixels"
+    SCALED_INPUT = "scale and shift of its input"
+    DEPTH_TO_SPACE = "depth-to-space in its stores"
+    MAX_POOL = "max pool in its stores"
+
+
+class Problem(Protocol):
+    """A frozen, hashable record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
+
+    __slots__ = ()
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]: ...
+
+    @property
+    def out_shape(self) -> Shape4: ...
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a kernel must have beside the computation that the problem's class names."""
+        return frozenset()
+
+    @property
+    def macs(self) -> int:
+        return 0
+
+    def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """The meaning: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
+        ...
