@@ -4,7 +4,7 @@
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-long  the exhaustive runs as well
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
-# make lint       ruff
+# make lint       ruff and mypy
 # make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
 # make bench      CPU-side benchmarks: emulator speed, planner against its rivals
 # make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
@@ -34,6 +34,7 @@ test-compiled: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) --durations=30

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from cuda_kernels.files import cache_dir, keep, open_regular
 
@@ -24,6 +25,9 @@ INCLUDE = ROOT / "include"
 OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "-lineinfo", "--ptxas-options=-v")
 NAMED = "/cuda_kernels"  # where NVRTC is told that the sources lie: binaries must not depend on where they do
 INCLUDED = re.compile(r'^(\s*#\s*include\s+")([^"]+)"', re.MULTILINE)
+
+
+Values = tuple[tuple[str, int | str], ...]  # compile-time values by name, sorted
 
 
 class CompileError(Exception):
@@ -36,7 +40,7 @@ class Compiled:
     a virtual architecture there is no machine code: these are 0 and `cubin` is empty."""
 
     kernel: str
-    values: tuple[tuple[str, int], ...]
+    values: Values
     sm: str
     ptx: str
     cubin: bytes
@@ -95,9 +99,9 @@ def cuda_include() -> Path:
         for base in (spec.submodule_search_locations or []) if spec else []:
             if (Path(base, *parts) / "cuda_fp16.h").exists():
                 return Path(base, *parts)
-    for base in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if base and (Path(base) / "include" / "cuda_fp16.h").exists():
-            return Path(base) / "include"
+    for root in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if root and (Path(root) / "include" / "cuda_fp16.h").exists():
+            return Path(root) / "include"
     raise CompileError("cuda_fp16.h not found: install the wheel nvidia-cuda-runtime==13.0.* or set CUDA_PATH")
 
 
@@ -108,18 +112,18 @@ def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Com
     Raises CompileError with NVRTC's log. The result comes from the cache when nothing that decides it has changed; where the
     cache cannot be written, from this process's memory.
     """
-    values = tuple(sorted(dict(values).items()))
+    fixed: Values = tuple(sorted(dict(values).items()))
     if not source_path(kernel).exists():
         raise CompileError(f"kernel {kernel}: no source {source_path(kernel).name}")
-    path = _cache_path(kernel, values, sm)
+    path = _cache_path(kernel, fixed, sm)
     found = _UNKEPT.get(path) or _entry(path)
     if found is None:
-        found = ptx, cubin, log = _nvrtc(kernel, values, sm)
+        found = ptx, cubin, log = _nvrtc(kernel, fixed, sm)
         meta = {"key": path.stem, "ptx": ptx, "log": log, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
         entry = json.dumps(meta | {"sha256": _entry_hash(meta)}).encode()
         if not (keep(path.with_suffix(".cubin"), cubin) and keep(path, entry)):
             _UNKEPT[path] = found
-    return _compiled(kernel, values, sm, *found)
+    return _compiled(kernel, fixed, sm, *found)
 
 
 _UNKEPT: dict[Path, tuple[str, bytes, str]] = {}  # what the cache could not take
@@ -173,13 +177,13 @@ def _own_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="gpu_runtime-")
 
 
-def _cache_path(kernel: str, values, sm: str) -> Path:
+def _cache_path(kernel: str, values: Values, sm: str) -> Path:
     parts = [source_path(kernel).name, values, sm, OPTIONS, nvrtc_version(), source_hash(kernel)]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache_dir() / "kernels" / key[:2] / f"{key}.json"
 
 
-def _compiled(kernel, values, sm, ptx, cubin, log) -> Compiled:
+def _compiled(kernel: str, values: Values, sm: str, ptx: str, cubin: bytes, log: str) -> Compiled:
     def number(pattern: str) -> int:
         return sum(int(m) for m in re.findall(pattern, log))
 
@@ -193,7 +197,8 @@ def _compiled(kernel, values, sm, ptx, cubin, log) -> Compiled:
     )  # fmt: skip
 
 
-def _call(function, *args):
+def _call(function: Callable, *args: object) -> Any:
+    """Call a function of NVRTC -> what it returns beside its status. Raises CompileError where that is none of success."""
     from cuda.bindings import nvrtc
 
     status, *rest = function(*args)
@@ -202,7 +207,7 @@ def _call(function, *args):
     return rest[0] if len(rest) == 1 else tuple(rest)
 
 
-def _nvrtc(kernel: str, values: tuple[tuple[str, int | str], ...], sm: str) -> tuple[str, bytes, str]:
+def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
     from cuda.bindings import nvrtc
 
     path = source_path(kernel)
@@ -240,7 +245,7 @@ def _nvrtc(kernel: str, values: tuple[tuple[str, int | str], ...], sm: str) -> t
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def compile_many(requests, workers: int | None = None) -> list[Compiled]:
+def compile_many(requests: Iterable[tuple[str, Mapping[str, int | str], str]], workers: int | None = None) -> list[Compiled]:
     """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles)."""
     from concurrent.futures import ThreadPoolExecutor
 

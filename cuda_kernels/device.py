@@ -37,7 +37,7 @@ class Device:
     measured: bool = False
     assumed: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in ("num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "mma_fma_per_clk"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"device {self.name}: {field} must be positive, got {getattr(self, field)}")

@@ -14,12 +14,18 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
+
+if TYPE_CHECKING:
+    from cupy import RawKernel
+
+    from cuda_kernels.emulator import Program, Stats
 
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
@@ -33,12 +39,15 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
 
 
+Triple = tuple[int, int, int]
+
+
 class Kernel(NamedTuple):
-    """A kernel on the GPU: CuPy's RawKernel, and the bytes of parameters that its machine code takes."""
+    """A loaded kernel: the bytes of parameters that its code takes, and what starts it (grid, block, smem, params)."""
 
     name: str
-    function: object
     param_bytes: int
+    start: Callable[[Triple, Triple, int, bytes], None]
 
 
 def pack_params(args: Iterable[tuple[str, int | float]]) -> bytes:
@@ -70,15 +79,21 @@ class Emulated:
 
     name = "emulator"
 
-    def __init__(self, device: Device, **options):
+    def __init__(
+        self, device: Device, checks: bool = True, async_mode: str = "eager", seed: int = 0, threads: int = 0,
+        resident_blocks: int = 0,
+    ) -> None:  # fmt: skip
         from cuda_kernels import emulator
 
         self.device = device
         self.arch = virtual(device.sm)
         self._emulator = emulator
-        self._options = emulator.Options(smem_limit=device.smem_per_block, **options)
+        self._options = emulator.Options(
+            checks=checks, async_mode=async_mode, seed=seed, threads=threads, resident_blocks=resident_blocks,
+            smem_limit=device.smem_per_block,
+        )  # fmt: skip
         self._memory = emulator.Memory()
-        self.stats = []  # one record per launch, in order; cleared by whoever reads them
+        self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         return self._memory.alloc(max(nbytes, 16), constant=constant)
@@ -92,13 +107,16 @@ class Emulated:
     def read(self, address: int, nbytes: int) -> np.ndarray:
         return self._memory.read(address, nbytes)
 
-    def load(self, compiled: Compiled):
-        return self._emulator.load(compiled.ptx)
+    def load(self, compiled: Compiled) -> Kernel:
+        program = self._emulator.load(compiled.ptx)
+        return Kernel(program.name, program.decoded.param_bytes, partial(self._start, program))
 
-    def launch(self, kernel, grid, block, smem: int, params: bytes) -> None:
-        check_launch(kernel.name, grid, block, params, kernel.decoded.param_bytes)
-        stats = self._emulator.launch(kernel, grid, block, smem, params, self._memory, options=self._options)
-        self.stats.append(stats)
+    def launch(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
+        check_launch(kernel.name, grid, block, params, kernel.param_bytes)
+        kernel.start(grid, block, smem, params)
+
+    def _start(self, program: Program, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
+        self.stats.append(self._emulator.launch(program, grid, block, smem, params, self._memory, options=self._options))
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         def array(a: Array) -> np.ndarray:
@@ -124,14 +142,14 @@ class Cuda:
 
     name = "cuda"
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device) -> None:
         import cupy
 
         self.device = device
         self.arch = device.sm
         self.cupy = cupy
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self._held = {}
+        self._held: dict[int, object] = {}
         self._kernels: dict[str, Kernel] = {}
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
@@ -157,28 +175,31 @@ class Cuda:
         """Device to device, on the stream."""
         self.cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 3, self.stream.ptr)  # cudaMemcpyDeviceToDevice
 
-    def load(self, compiled: Compiled):
+    def load(self, compiled: Compiled) -> Kernel:
         path = str(cubin_path(compiled))
         if path not in self._kernels:
             name = compiled.kernel.rpartition("/")[2].removesuffix(".cu")
             function = self.cupy.RawModule(path=path).get_function(name)
-            self._kernels[path] = Kernel(name, function, param_bytes(function.kernel.ptr))
+            self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, function))
         return self._kernels[path]
 
-    def launch(self, kernel: Kernel, grid, block, smem: int, params: bytes) -> None:
+    def launch(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
         check_launch(kernel.name, grid, block, params, kernel.param_bytes)
+        kernel.start(grid, block, smem, params)
+
+    def _start(self, function: RawKernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
         if smem > 48 * 1024:
-            kernel.function.max_dynamic_shared_size_bytes = smem
+            function.max_dynamic_shared_size_bytes = smem
         if self.device.dependent_launch:
-            return launch_dependent(kernel.function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
+            return launch_dependent(function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
         blob = np.frombuffer(params, np.dtype(f"V{len(params)}"))
-        kernel.function(grid, block, (blob,), shared_mem=smem, stream=self.stream)
+        return function(grid, block, (blob,), shared_mem=smem, stream=self.stream)
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
         cupy = self.cupy
 
-        def array(a: Array):
+        def array(a: Array) -> Any:
             memory = cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self)
             return cupy.ndarray(a.shape, a.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
@@ -214,7 +235,7 @@ def param_bytes(function: int) -> int:
     return offset + size
 
 
-def launch_dependent(function: int, grid, block, smem: int, params: bytes, stream: int) -> None:
+def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, params: bytes, stream: int) -> None:
     """Launch so that the kernel may begin before the one ahead of it in the stream has ended, sm_90 and newer.
 
     Only for kernels that execute griddepcontrol.wait before they touch what another launch writes or reads; all of ours do.
@@ -239,6 +260,6 @@ def launch_dependent(function: int, grid, block, smem: int, params: bytes, strea
         raise RuntimeError(f"cuLaunchKernelEx: {status.name} for grid {grid}, block {block}, {smem} bytes of shared memory")
 
 
-def open_gpu(device: Device, **options) -> Cuda | Emulated:
-    """The GPU where `device` is one at hand (device.measured), else the emulator."""
+def open_gpu(device: Device, **options: Any) -> Cuda | Emulated:
+    """The GPU where `device` is one at hand (device.measured), else the emulator with these options of it."""
     return Cuda(device) if device.measured else Emulated(device, **options)

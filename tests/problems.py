@@ -295,8 +295,8 @@ class _Tracked(Emulated):
         return self.newest
 
     def launch(self, *args) -> None:
-        options = replace(self._options, track_writes=(self.newest,))
-        self.stats.append(self._emulator.launch(*args, self._memory, options=options))
+        self._options = replace(self._options, track_writes=(self.newest,))
+        super().launch(*args)
 
 
 def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs, weights) -> None:

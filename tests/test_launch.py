@@ -2,7 +2,6 @@
 
 import ctypes
 import struct
-from types import SimpleNamespace
 
 import pytest
 
@@ -74,10 +73,9 @@ def test_both_machines_check_before_they_launch(monkeypatch):
     gpu = Cuda.__new__(Cuda)
     gpu.device = NAMED["a100"]
     with pytest.raises(ValueError, match="8 bytes of parameters, the kernel takes 16"):
-        gpu.launch(Kernel("k", None, 16), (1, 1, 1), (32, 1, 1), 0, bytes(8))
-    program = SimpleNamespace(name="k", decoded=SimpleNamespace(param_bytes=16))
+        gpu.launch(Kernel("k", 16, pytest.fail), (1, 1, 1), (32, 1, 1), 0, bytes(8))
     with pytest.raises(ValueError, match="grid"):
-        Emulated(NAMED["a100"]).launch(program, (1, 65536, 1), (32, 1, 1), 0, bytes(16))
+        Emulated(NAMED["a100"]).launch(Kernel("k", 16, pytest.fail), (1, 65536, 1), (32, 1, 1), 0, bytes(16))
 
 
 def test_what_a_kernel_takes_is_asked_of_the_driver(monkeypatch):

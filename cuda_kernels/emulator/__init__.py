@@ -8,12 +8,16 @@
 The names below are imported on first use: importing this package costs nothing.
 """
 
-_NAMES = ("EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load")
-__all__ = list(_NAMES)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cuda_kernels.emulator.run import EmulatorError, LineStats, Memory, Options, Program, Stats, launch, load
+
+__all__ = ["EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load"]
 
 
-def __getattr__(name: str):
-    if name in _NAMES:
+def __getattr__(name: str) -> object:
+    if name in __all__:
         from cuda_kernels.emulator import run
 
         return getattr(run, name)

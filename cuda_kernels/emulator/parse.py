@@ -8,6 +8,7 @@ and a few other directives end with the line, everything else with a semicolon.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -20,16 +21,23 @@ class Scope:
 
     __slots__ = ("parent", "regs", "banks", "labels", "vars")
 
-    def __init__(self, parent: Scope | None):
+    def __init__(self, parent: Scope | None) -> None:
         self.parent = parent
         self.regs: dict[str, str] = {}
         self.banks: list[tuple[str, int, str]] = []  # %r<619> declares a bank: (prefix, count, type)
-        self.labels: dict[str, object] = {}
+        self.labels: dict[str, Label] = {}
         self.vars: dict[str, Var] = {}
 
-    def find_reg(self, name: str):
+    def outwards(self) -> Iterator[Scope]:
+        """This scope, then each that encloses it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+    def find_reg(self, name: str) -> tuple[Scope, str] | None:
         """(scope, type) of the innermost register of this name, or None."""
-        scope = self
+        scope: Scope | None = self
         while scope is not None:
             kind = scope.regs.get(name)
             if kind is None:
@@ -43,14 +51,11 @@ class Scope:
             scope = scope.parent
         return None
 
-    def find(self, table: str, name: str):
-        scope = self
-        while scope is not None:
-            found = getattr(scope, table).get(name)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
+    def find_var(self, name: str) -> Var | None:
+        return next((s.vars[name] for s in self.outwards() if name in s.vars), None)
+
+    def find_label(self, name: str) -> Label | None:
+        return next((s.labels[name] for s in self.outwards() if name in s.labels), None)
 
 
 @dataclass
@@ -88,8 +93,8 @@ class Function:
     params: list[Var]
     returns: list[Var]
     line: int
-    body: list = field(default_factory=list)  # Instr and Label, in order
-    scope: Scope | None = None
+    scope: Scope
+    body: list[Instr | Label] = field(default_factory=list)  # in order
     maxntid: tuple[int, ...] | None = None
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets lists
 
@@ -106,6 +111,8 @@ SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 LINE_DIRECTIVES = (".loc ", ".loc\t", ".file", ".version", ".target", ".address_size")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)")
+_GUARD = re.compile(r"@\s*(!?)\s*([\w$%]+)\s*")
+_FUNCTION = re.compile(r"(\.\w+\s+)*\.(entry|func)\b")
 _VAR = re.compile(r"\.([a-z]+\d+)\s+([\w$%]+)\s*((?:\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$", re.S)
 
 
@@ -167,73 +174,87 @@ def parse(ptx: str) -> Module:
 
 
 class _Parser:
-    def __init__(self, ptx: str):
+    def __init__(self, ptx: str) -> None:
         self.lines = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), ptx).split("\n")
         self.module = Module({}, Scope(None), {}, "")
         self.scope = self.module.scope
         self.function: Function | None = None
-        self.depth = 0
         self.loc = (0, 0)
         self.skip_section = 0
+        self.header = ""  # of a function, as far as it has been read
+        self.pending, self.start = "", 0  # a statement that has begun and not ended, and the line where it did
 
     def run(self) -> Module:
-        pending, start = "", 0  # a statement that has begun and not ended
-        header = ""
         for number, line in enumerate(self.lines, 1):
             rest = line.strip()
             while rest:
-                if self.skip_section:  # debug data: nothing in it is ours
-                    self.skip_section += rest.count("{") - rest.count("}")
-                    if self.skip_section == 1 and "}" in rest:
-                        self.skip_section = 0
-                    break
-                if not pending and not header:
-                    start = number
-                    if rest[0] == "{":
-                        self.scope, self.depth = Scope(self.scope), self.depth + 1
-                        rest = rest[1:].lstrip()
-                        continue
-                    if rest[0] == "}":
-                        self.close(number)
-                        rest = rest[1:].lstrip()
-                        continue
-                    if rest[0] == ";":
-                        rest = rest[1:].lstrip()
-                        continue
-                    if rest.startswith(".section"):
-                        self.skip_section = 1 + rest.count("{")
-                        break
-                    if rest.startswith(LINE_DIRECTIVES):
-                        self.directive(rest, number)
-                        break
-                    label = _LABEL.match(rest)
-                    if label and self.function:
-                        self.label(label[1])
-                        rest = rest[label.end() :].lstrip()
-                        continue
-                    if self.function is None and re.match(r"(\.\w+\s+)*\.(entry|func)\b", rest):
-                        header = " "
-                if header:
-                    stop = re.search(r"[{;]", rest)
-                    if not stop:
-                        header += rest + " "
-                        break
-                    header += rest[: stop.start()]
-                    if stop[0] == "{":
-                        self.open_function(header, start)
-                    header, rest = "", rest[stop.end() :].lstrip()
-                    continue
-                end = rest.find(";")
-                if end < 0:
-                    pending += rest + " "
-                    break
-                self.statement(pending + rest[:end], start)
-                pending, rest = "", rest[end + 1 :].lstrip()
-        if pending or header or self.function:
-            raise ParseError(f"PTX line {start}: statement or function never ends")
+                rest = self.take(rest, number)
+        if self.pending or self.header or self.function:
+            raise ParseError(f"PTX line {self.start}: statement or function never ends")
         return self.module
 
-    def directive(self, text: str, number: int) -> None:
+    def take(self, text: str, number: int) -> str:
+        """Read one thing at the start of what is left of a line -> what is then left."""
+        if self.skip_section:
+            return self.section(text)
+        if self.header:
+            return self.function_header(text)
+        if not self.pending:
+            self.start = number
+            rest = self.between_statements(text, number)
+            if rest is not None:
+                return rest
+        end = text.find(";")
+        if end < 0:
+            self.pending += text + " "
+            return ""
+        self.statement((self.pending + text[:end]).strip())
+        self.pending = ""
+        return text[end + 1 :].lstrip()
+
+    def section(self, text: str) -> str:
+        """Debug data: nothing in it is ours."""
+        self.skip_section += text.count("{") - text.count("}")
+        if self.skip_section == 1 and "}" in text:
+            self.skip_section = 0
+        return ""
+
+    def between_statements(self, text: str, number: int) -> str | None:
+        """Read what does not end with a semicolon -> what is left of the line, or None where a statement begins."""
+        first = text[0]
+        if first in "{};":
+            if first == "{":
+                self.scope = Scope(self.scope)
+            elif first == "}":
+                self.close(number)
+            return text[1:].lstrip()
+        if text.startswith(".section"):
+            self.skip_section = 1 + text.count("{")
+            return ""
+        if text.startswith(LINE_DIRECTIVES):
+            self.directive(text)
+            return ""
+        if self.function is None:
+            return self.function_header(text) if _FUNCTION.match(text) else None
+        label = _LABEL.match(text)
+        if label:
+            self.scope.labels[label[1]] = key = Label(label[1], self.scope)
+            self.function.body.append(key)
+            return text[label.end() :].lstrip()
+        return None
+
+    def function_header(self, text: str) -> str:
+        """Read a function's header as far as this line has it -> what is left of the line."""
+        stop = re.search(r"[{;]", text)
+        if not stop:
+            self.header += text + " "
+            return ""
+        if stop[0] == "{":
+            self.open_function((self.header + text[: stop.start()]).strip(), self.start)
+        self.header = ""
+        return text[stop.end() :].lstrip()
+
+    def directive(self, text: str) -> None:
         words = text.split()
         if words[0] == ".loc":
             line = int(words[2])
@@ -246,72 +267,72 @@ class _Parser:
         elif words[0] == ".target":
             self.module.target = words[1].rstrip(",")
 
-    def label(self, name: str) -> None:
-        self.scope.labels[name] = key = Label(name, self.scope)
-        self.function.body.append(key)
-
     def open_function(self, header: str, line: int) -> None:
-        match = re.match(
-            r"[\s\S]*?\.(entry|func)\s*(?:\(([^)]*)\))?\s*([\w$%]+)\s*(?:\(([\s\S]*?)\))?\s*(\.[\s\S]*)?$", header.strip()
-        )
+        match = re.match(r"[\s\S]*?\.(entry|func)\s*(?:\(([^)]*)\))?\s*([\w$%]+)\s*(?:\(([\s\S]*?)\))?\s*(\.[\s\S]*)?$", header)
         if not match:
-            raise ParseError(f"PTX line {line}: cannot read the function header '{header.strip()[:80]}'")
+            raise ParseError(f"PTX line {line}: cannot read the function header '{header[:80]}'")
         kind, returns, name, params, tail = match.groups()
 
-        def variables(text):
+        def variables(text: str | None) -> list[Var]:
             return [parse_var(p, line) for p in split_operands(text or "")]
 
         limit = re.search(r"\.(?:maxntid|reqntid)\s+([\d,\s]+)", tail or "")
-        self.scope, self.depth = Scope(self.scope), 1
-        self.function = Function(name, kind == "entry", variables(params), variables(returns), line, scope=self.scope)
+        self.scope = Scope(self.scope)
+        self.function = Function(name, kind == "entry", variables(params), variables(returns), line, self.scope)
         if limit:
             self.function.maxntid = tuple(int(v) for v in limit[1].split(",") if v.strip())
         self.loc = (0, 0)
 
     def close(self, number: int) -> None:
-        if self.depth == 0:
+        if self.scope.parent is None:
             raise ParseError(f"PTX line {number}: unmatched closing brace")
-        self.scope, self.depth = self.scope.parent, self.depth - 1
-        if self.depth == 0:
+        self.scope = self.scope.parent
+        if self.function and self.scope is self.module.scope:
             self.module.functions[self.function.name] = self.function
             self.function = None
 
-    def statement(self, text: str, line: int) -> None:
-        text = text.strip()
+    def statement(self, text: str) -> None:
         if not text:
             return
         if text[0] == ".":
-            if text.startswith(".reg"):
-                return self.registers(text, line)
-            if text.startswith(".pragma") or text.startswith(".alias"):
-                return None
-            if text.startswith(".branchtargets"):
-                last = self.function.body.pop()  # the label in front names the table
-                self.function.tables[last.name] = split_operands(text[len(".branchtargets") :])
-                del last.scope.labels[last.name]
-                return None
-            if re.search(r"\.(shared|local|global|const|param)\b", text):
-                var = parse_var(text, line)
-                self.scope.vars[var.name] = var
-                return None
-            raise ParseError(f"PTX line {line}: unknown directive '{text[:80]}'")
+            return self.declaration(text)
         if self.function is None:
-            raise ParseError(f"PTX line {line}: '{text[:80]}' stands outside a function")
+            raise ParseError(f"PTX line {self.start}: '{text[:80]}' stands outside a function")
         guard = ""
-        if text[0] == "@":
-            match = re.match(r"@\s*(!?)\s*([\w$%]+)\s*", text)
+        if match := _GUARD.match(text):
             guard, text = match[1] + match[2], text[match.end() :]
         opcode, _, rest = text.replace("\t", " ").partition(" ")
         if "{" in opcode or "[" in opcode:  # no space before the operands
             cut = min(i for i in (opcode.find("{"), opcode.find("[")) if i >= 0)
             rest, opcode = opcode[cut:] + " " + rest, opcode[:cut]
-        self.function.body.append(Instr(opcode, split_operands(rest), guard, line, self.loc, self.scope))
+        self.function.body.append(Instr(opcode, split_operands(rest), guard, self.start, self.loc, self.scope))
         return None
 
-    def registers(self, text: str, line: int) -> None:
+    def declaration(self, text: str) -> None:
+        if text.startswith((".pragma", ".alias")):
+            return
+        if text.startswith(".reg"):
+            self.registers(text)
+        elif text.startswith(".branchtargets"):
+            self.branch_table(text)
+        elif re.search(r"\.(shared|local|global|const|param)\b", text):
+            var = parse_var(text, self.start)
+            self.scope.vars[var.name] = var
+        else:
+            raise ParseError(f"PTX line {self.start}: unknown directive '{text[:80]}'")
+
+    def branch_table(self, text: str) -> None:
+        """The label in front names the table."""
+        name = self.function.body.pop() if self.function and self.function.body else None
+        if self.function is None or not isinstance(name, Label):
+            raise ParseError(f"PTX line {self.start}: expected a label before '{text[:80]}'")
+        self.function.tables[name.name] = split_operands(text[len(".branchtargets") :])
+        del name.scope.labels[name.name]
+
+    def registers(self, text: str) -> None:
         match = re.match(r"\.reg\s*\.([a-z]+\d*)\s+([\s\S]+)$", text)
         if not match:
-            raise ParseError(f"PTX line {line}: cannot read '{text}'")
+            raise ParseError(f"PTX line {self.start}: cannot read '{text}'")
         for name in split_operands(match[2]):
             bank = re.match(r"([\w$%]+)<(\d+)>$", name)
             if bank:

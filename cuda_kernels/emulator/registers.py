@@ -8,20 +8,28 @@ intervals, one pool for predicates, one for 32-bit rows, one for 64-bit rows.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cuda_kernels.emulator.decoder import Micro
 
 
-def _liveness(code, labels) -> list[tuple[int, int]]:
-    """[(start, end)] per basic block, then live-in/live-out sets as bit masks."""
-    n = len(code)
-    leaders = {0} | set(labels)
-    for i, ins in enumerate(code):
-        if ins.targets or ins.ends:
-            leaders.add(i + 1)
-    starts = sorted(i for i in leaders if i < n)
-    blocks = list(zip(starts, [*starts[1:], n], strict=True))
-    index = {start: b for b, (start, _) in enumerate(blocks)}
-    uses, defs, successors = [], [], []
-    for start, end in blocks:
+class Block(NamedTuple):
+    """A basic block, code[start:end]: what it reads before it writes it, what it writes, both as bit masks; what may follow."""
+
+    start: int
+    end: int
+    uses: int
+    defs: int
+    successors: list[int]
+
+
+def _blocks(code: Sequence[Micro], labels: set[int]) -> list[Block]:
+    leaders = {0} | labels | {i + 1 for i, ins in enumerate(code) if ins.targets or ins.ends}
+    starts = sorted(i for i in leaders if i < len(code))
+    index = {start: b for b, start in enumerate(starts)}
+    blocks = []
+    for start, end in zip(starts, [*starts[1:], len(code)], strict=True):
         used = defined = 0
         for ins in code[start:end]:
             for v in ins.uses:
@@ -32,39 +40,40 @@ def _liveness(code, labels) -> list[tuple[int, int]]:
                 else:
                     defined |= 1 << v
         last = code[end - 1]
-        to = [index[t] for t in last.targets]
-        if not (last.ends and last.guard is None) and end < n:
-            to.append(index[end])
-        uses.append(used), defs.append(defined), successors.append(to)
-    live_in, live_out = list(uses), [0] * len(blocks)
+        successors = [index[t] for t in last.targets]
+        if not last.ends and end < len(code):
+            successors.append(index[end])
+        blocks.append(Block(start, end, used, defined, successors))
+    return blocks
+
+
+def _liveness(blocks: list[Block]) -> tuple[list[int], list[int]]:
+    """Registers that are live before, and after, each block: bit masks."""
+    live_in, live_out = [block.uses for block in blocks], [0] * len(blocks)
     changed = True
     while changed:
         changed = False
         for b in range(len(blocks) - 1, -1, -1):
             out = 0
-            for s in successors[b]:
+            for s in blocks[b].successors:
                 out |= live_in[s]
             if out != live_out[b]:
                 live_out[b] = out
-                new = uses[b] | (out & ~defs[b])
+                new = blocks[b].uses | (out & ~blocks[b].defs)
                 if new != live_in[b]:
                     live_in[b], changed = new, True
-    return [(start, end, i, o) for (start, end), i, o in zip(blocks, live_in, live_out, strict=True)]
+    return live_in, live_out
 
 
-def _bits(x: int):
+def _bits(x: int) -> Iterator[int]:
     while x:
         low = x & -x
         yield low.bit_length() - 1
         x ^= low
 
 
-def allocate(code, labels, classes: list[str], pinned: set[int]) -> tuple[list[int], dict[str, int]]:
-    """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and how many slots each class needs.
-
-    A use lies at 2i and a definition at 2i + 1, so a result may take the place of an operand that ends there.
-    """
-    n = len(classes)
+def _intervals(code: Sequence[Micro], labels: set[int], n: int) -> tuple[list[int], list[int]]:
+    """Where each of n virtual registers is first and last live; a use lies at 2i, a definition at 2i + 1."""
     first, last = [1 << 60] * n, [-1] * n
 
     def touch(v: int, at: int) -> None:
@@ -73,16 +82,27 @@ def allocate(code, labels, classes: list[str], pinned: set[int]) -> tuple[list[i
         if at > last[v]:
             last[v] = at
 
-    for start, end, live_in, live_out in _liveness(code, labels):
+    blocks = _blocks(code, labels)
+    for block, live_in, live_out in zip(blocks, *_liveness(blocks), strict=True):
         for v in _bits(live_in):
-            touch(v, 2 * start)
+            touch(v, 2 * block.start)
         for v in _bits(live_out):
-            touch(v, 2 * end)
-        for i in range(start, end):
+            touch(v, 2 * block.end)
+        for i in range(block.start, block.end):
             for v in code[i].uses:
                 touch(v, 2 * i)
             for v in code[i].defs:
                 touch(v, 2 * i + 1)
+    return first, last
+
+
+def allocate(code: Sequence[Micro], labels: set[int], classes: list[str], pinned: set[int]) -> tuple[list[int], dict[str, int]]:
+    """Slot of every virtual register in its class ("p", "r" 32-bit, "d" 64-bit), and how many slots each class needs.
+
+    A result may take the place of an operand that is last read by the instruction that writes it.
+    """
+    n = len(classes)
+    first, last = _intervals(code, labels, n)
     for v in pinned:
         first[v], last[v] = -1, 2 * len(code) + 2
     slots, count = [0] * n, {"p": 0, "r": 0, "d": 0}

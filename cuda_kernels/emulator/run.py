@@ -5,15 +5,18 @@ from __future__ import annotations
 import bisect
 import ctypes
 import hashlib
+import math
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cuda_kernels.emulator.build import library
-from cuda_kernels.emulator.decode import INS, Decoded, DecodeError, decode
+from cuda_kernels.emulator.decode import INS, Decoded, decode
+from cuda_kernels.emulator.decoder import DecodeError
+from cuda_kernels.emulator.layout import SHARED_START
 from cuda_kernels.emulator.parse import ParseError, parse
 
 RED_ZONE = 4096
@@ -49,9 +52,10 @@ class Options:
     resident_blocks: int = 0
 
 
-COUNT = np.dtype([(n, "<u8") for n in ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")])
+COUNTED = ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
+COUNT = np.dtype([(n, "<u8") for n in COUNTED])
 
-UNIQUE = tuple(f"{scope}_unique_{kind}bytes" for scope in ("launch", "block") for kind in ("", "load_", "store_"))
+Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Stats:
 class Memory:
     """Global memory: real host memory, each allocation alone between red zones and filled with a poison."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffers: dict[int, tuple[np.ndarray, int, str, bool]] = {}
         self._starts: list[int] = []
 
@@ -147,7 +151,7 @@ class Memory:
         start = address - room.ctypes.data
         return room[start : start + nbytes]
 
-    def write(self, address: int, data) -> None:
+    def write(self, address: int, data: bytes | bytearray | memoryview | np.ndarray) -> None:
         raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes | bytearray | memoryview) else np.ascontiguousarray(data)
         raw = raw.reshape(-1).view(np.uint8)
         self.view(address, raw.size)[:] = raw
@@ -203,7 +207,9 @@ class Memory:
 class Program:
     """A decoded kernel, ready to launch any number of times."""
 
-    def __init__(self, decoded: Decoded):
+    handle: int | None = None
+
+    def __init__(self, decoded: Decoded) -> None:
         self.decoded = d = decoded
         self.lib = lib = library()
         consts = np.frombuffer(d.consts, np.uint8)
@@ -212,8 +218,8 @@ class Program:
             d.specials.ctypes.data, len(d.specials), d.sizes.ctypes.data,
         )  # fmt: skip
 
-    def __del__(self):
-        if getattr(self, "handle", None):
+    def __del__(self) -> None:
+        if self.handle:
             self.lib.emu_program_free(self.handle)
 
     @property
@@ -262,8 +268,8 @@ class _Launch(ctypes.Structure):
 
 def launch(
     program: Program,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
+    grid: Triple,
+    block: Triple,
     dynamic_smem: int,
     params: bytes,
     memory: Memory,
@@ -272,21 +278,7 @@ def launch(
 ) -> Stats:
     """Run the grid to its end. Raises EmulatorError for the first failed check; Ctrl-C stops it cleanly."""
     d = program.decoded
-    grid, block = _triple(grid, "grid"), _triple(block, "block")
-    threads = block[0] * block[1] * block[2]
-    if threads > 1024:
-        raise ValueError(f"{program.name}: a block of {threads} threads, at most 1024")
-    if d.maxntid and threads > int(np.prod(d.maxntid)):
-        raise ValueError(
-            f"{program.name}: a block of {threads} threads, but the kernel declares at most {int(np.prod(d.maxntid))}"
-        )
-    used = d.static_end - 16 + dynamic_smem
-    if used > options.smem_limit:
-        raise ValueError(f"{program.name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
-    if not d.param_bytes <= len(params) < d.param_bytes + 8:  # a struct may be padded to its alignment
-        raise ValueError(f"{program.name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
-    if options.async_mode not in ("eager", "late"):
-        raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
+    _check_launch(program, grid, block, dynamic_smem, params, options)
     table = memory.table()
     if d.globals:
         extra = np.array([(a.ctypes.data, a.nbytes, 1) for _, a in d.globals], np.uint64)
@@ -299,11 +291,11 @@ def launch(
     # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
     end = d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end
     record = _Launch(
-        grid, block, 16, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params), table.ctypes.data, len(table),
-        tracked.ctypes.data, len(tracked), options.seed, options.checks, options.async_mode == "late", options.threads,
-        options.resident_blocks,
+        tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
+        table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
+        options.async_mode == "late", options.threads, options.resident_blocks,
     )  # fmt: skip
-    totals, counts = np.zeros(4 + len(UNIQUE), np.uint64), np.zeros(len(d.code), COUNT)
+    totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
     lib = library()
     run = lib.emu_launch(program.handle, ctypes.addressof(record))
@@ -323,14 +315,26 @@ def launch(
     return _stats(program, totals, counts, {a: s & 127 for a, s in shadows.items()})
 
 
-def _triple(values, what: str) -> tuple[int, int, int]:
-    values = tuple(int(v) for v in values)
-    if len(values) != 3 or min(values) < 1:
-        raise ValueError(f"{what} {values}: expected three positive numbers")
-    return values
+def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: int, params: bytes, options: Options) -> None:
+    d, name = program.decoded, program.name
+    for what, values in (("grid", grid), ("block", block)):
+        if len(values) != 3 or min(values) < 1:
+            raise ValueError(f"{what} {tuple(values)}: expected three positive numbers")
+    threads, most = math.prod(block), math.prod(d.maxntid or ())
+    if threads > 1024:
+        raise ValueError(f"{name}: a block of {threads} threads, at most 1024")
+    if d.maxntid and threads > most:
+        raise ValueError(f"{name}: a block of {threads} threads, but the kernel declares at most {most}")
+    used = d.static_end - SHARED_START + dynamic_smem
+    if used > options.smem_limit:
+        raise ValueError(f"{name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
+    if not d.param_bytes <= len(params) < d.param_bytes + 8:  # a struct may be padded to its alignment
+        raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
+    if options.async_mode not in ("eager", "late"):
+        raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
 
 
-def _explain(program: Program, memory: Memory, text: str, numbers: list[int], block) -> EmulatorError:
+def _explain(program: Program, memory: Memory, text: str, numbers: list[int], block: Triple) -> EmulatorError:
     check, _, detail = text.partition("\n")
     pc, lanes, bx, by, bz, warp = numbers[:6]
     detail = re.sub(r"@(\d+)@", lambda m: ": " + memory.nearest(int(m[1])), detail)
@@ -345,40 +349,42 @@ def _explain(program: Program, memory: Memory, text: str, numbers: list[int], bl
     )
 
 
-def _stats(program: Program, totals, counts, writes) -> Stats:
+KIND_OF_ACCESS = {"ld": "load", "ldu": "load", "st": "store", "cp": "cp.async", "atom": "atomic", "red": "atomic"}
+
+
+def _stats(program: Program, totals: np.ndarray, counts: np.ndarray, writes: dict[int, np.ndarray]) -> Stats:
+    """`totals`: of the launch; `counts`: of each instruction, as COUNT."""
     d = program.decoded
-    kinds = [opcode.split(".") for _, _, opcode in d.lines]
-    total: dict[str, int] = {}
-    excess: dict[str, int] = {}
-    mma: dict[str, int] = {}
-    lines: dict[tuple, list[int]] = {}
+    total: Counter[str] = Counter()
+    excess: Counter[str] = Counter()
+    mma: Counter[str] = Counter()
+    lines: dict[tuple[int, int, str], np.ndarray] = {}
     for pc in np.flatnonzero(counts["executed"]).tolist():
-        c = {n: int(counts[n][pc]) for n in COUNT.names}
-        stem = kinds[pc][0]
+        c = {n: int(counts[n][pc]) for n in COUNTED}
+        _, (file, line), opcode = d.lines[pc]
+        stem = opcode.partition(".")[0]
         if stem == "mma":
-            mma[d.lines[pc][2]] = mma.get(d.lines[pc][2], 0) + c["executed"]
+            mma[opcode] += c["executed"]
         if not (c["wavefronts"] or c["sectors"]):
             continue
-        name = {"ld": "load", "ldu": "load", "st": "store", "cp": "cp.async", "atom": "atomic", "red": "atomic"}.get(stem, stem)
+        kind = KIND_OF_ACCESS.get(stem, stem)
         if c["wavefronts"]:
-            excess[name] = excess.get(name, 0) + c["wavefronts"] - c["min_wavefronts"]
-            total["shared_bytes"] = total.get("shared_bytes", 0) + c["bytes"]
+            excess[kind] += c["wavefronts"] - c["min_wavefronts"]
+            total["shared_bytes"] += c["bytes"]
         if c["sectors"]:
-            total["global_bytes"] = total.get("global_bytes", 0) + c["bytes"]
-            key = "global_stores" if name in ("store", "atomic") else "global_loads"
-            total[key] = total.get(key, 0) + c["executed"]
-        for n in ("sectors", "ideal_sectors", "wavefronts", "min_wavefronts"):
-            total[n] = total.get(n, 0) + c[n]
-        _, (file, line), opcode = d.lines[pc]
-        entry = lines.setdefault((file, line, opcode), [0, 0, 0, 0, 0])
-        for i, v in enumerate(
-            (c["executed"], c["sectors"], c["ideal_sectors"], c["wavefronts"], c["wavefronts"] - c["min_wavefronts"])
-        ):
-            entry[i] += v
-    listed = tuple(LineStats(d.files.get(f, "?"), n, o, *v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0]))
+            total["global_bytes"] += c["bytes"]
+            total["global_stores" if kind in ("store", "atomic") else "global_loads"] += c["executed"]
+        measured = ("executed", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
+        total.update({n: c[n] for n in measured[1:]})
+        lines[file, line, opcode] = lines.get((file, line, opcode), 0) + np.array([c[n] for n in measured])
+    listed = [(d.files.get(f, "?"), n, o, v.tolist()) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
+    of_launch = [int(n) for n in totals]
     return Stats(
-        instructions=int(totals[0]), mma=int(totals[1]), mma_sp=int(totals[2]), async_bytes=int(totals[3]), mma_kinds=mma,
-        excess=excess, lines=listed, writes=writes, **dict(zip(UNIQUE, map(int, totals[4:]), strict=True)), **total,
+        of_launch[0], of_launch[1], of_launch[2], dict(mma), of_launch[3],
+        total["global_loads"], total["global_stores"], total["global_bytes"], total["sectors"], total["ideal_sectors"],
+        of_launch[4], of_launch[5], of_launch[6], of_launch[7], of_launch[8], of_launch[9],
+        total["shared_bytes"], total["wavefronts"], total["min_wavefronts"], dict(excess),
+        tuple(LineStats(file, line, opcode, v[0], v[1], v[2], v[3], v[3] - v[4]) for file, line, opcode, v in listed), writes,
     )  # fmt: skip
 
 

@@ -1,0 +1,426 @@
+"""What a kernel is decoded with: its operands and addresses, the records that opcodes emit, and calls, which are inlined.
+
+Each opcode is a function of a `Decoder` in one of the opcodes_* files. It accepts the modifiers it knows and fails on every
+other: what is not understood does not run.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NoReturn
+
+import numpy as np
+
+from cuda_kernels.emulator.build import names
+from cuda_kernels.emulator.layout import parameter_layout, shared_layout
+from cuda_kernels.emulator.parse import Function, Instr, Label, Module, Var
+
+TYPES = {
+    "pred", "b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "f16x2", "bf16", "bf16x2",
+    "f32", "f64", "u16x2", "s16x2",
+}  # fmt: skip
+FLOATS = {"f32": "<f", "f64": "<d"}
+# Bits of a record's `flags`, and of its `order` (interp.h's Order).
+GUARD_NOT, WIDE, SIGNED, NC, ADDR64, STRONG, PRED_NOT, ASYNC_ALL = 1, 2, 4, 8, 16, 32, 64, 128
+SYNC, ACQUIRE, RELEASE, UNCACHED = 1, 2, 4, 8
+# State spaces as a record's `space` has them; 0 is the generic one, which no modifier names.
+SPACES = {"global": 1, "const": 1, "shared": 2, "shared::cta": 2, "local": 3, "param": 4}
+WINDOWS = {"shared": 1 << 60, "shared::cta": 1 << 60, "local": 2 << 60, "param": 3 << 60}  # of generic addresses
+SPECIALS = {
+    name: i
+    for i, name in enumerate(
+        "tid.x tid.y tid.z ntid.x ntid.y ntid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z laneid warpid nwarpid smid "
+        "nsmid lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt dynamic_smem_size total_smem_size".split()
+    )
+}
+CLASS_OF = {"pred": "p", **{f"{c}{n}": "r" for c in "busf" for n in (8, 16, 32)}, **{f"{c}64": "d" for c in "busf"},
+            "f16x2": "r", "bf16": "r", "bf16x2": "r"}  # fmt: skip
+
+
+@cache
+def width(t: str) -> int:
+    """Bits of a type."""
+    return 32 if t.endswith("x2") else int(re.sub(r"\D", "", t))
+
+
+def cls(t: str) -> str:
+    """The class of registers that hold a type."""
+    return "d" if width(t) == 64 else "r"
+
+
+def literal(text: str, kind: str) -> int:
+    """The bits of a number as PTX writes it: 0f and 0d hold the bits of a float or a double, C's notations a value."""
+    if text[:2] in ("0f", "0F", "0d", "0D"):
+        stored, value = "f32" if text[1] in "fF" else "f64", int(text[2:], 16)
+        if kind not in FLOATS or kind == stored:
+            return value
+        (number,) = struct.unpack(FLOATS[stored], value.to_bytes(struct.calcsize(FLOATS[stored]), "little"))
+        return int.from_bytes(struct.pack(FLOATS[kind], number), "little")
+    if kind in FLOATS and not re.fullmatch(r"[+-]?0[xX].*", text):
+        return int.from_bytes(struct.pack(FLOATS[kind], float(text)), "little")
+    text = text.rstrip("U")
+    return int(text, 8 if re.fullmatch(r"[+-]?0[0-7]+", text) else 0)  # octal, as in C
+
+
+class DecodeError(Exception):
+    """An instruction the emulator does not know; the message names opcode, file and line."""
+
+
+@dataclass(slots=True)
+class Micro:
+    """One record for the interpreter. Operands: a virtual register (>= 0), -1 for none, -2 - offset for a constant row."""
+
+    kind: str
+    o: list[int]
+    defs: tuple[int, ...]
+    uses: tuple[int, ...]
+    fn: int
+    sub: int
+    flags: int
+    imm: int
+    imm2: int
+    space: int
+    size: int
+    vec: int
+    order: int
+    guard: int | None
+    line: int
+    loc: tuple[int, int]
+    opcode: str
+    labels: Sequence[tuple[int, int]]  # of branches: where they go to
+    ends: bool
+    targets: list[int]  # the same as indices of records, known once all are decoded
+
+
+class Decoder:
+    """The state of decoding one kernel of a module, and what opcodes are written with."""
+
+    def __init__(self, module: Module, kernel: Function, opcodes: Mapping[str, Opcode]) -> None:
+        self.module, self.kernel, self.opcodes = module, kernel, opcodes
+        self.kinds, self.rows = names()
+        self.code: list[Micro] = []
+        self.labels: dict[tuple[int, int], int] = {}
+        self.vregs: dict[object, int] = {}
+        self.classes: list[str] = []
+        self.consts = bytearray()
+        self.const_at: dict[tuple[int, int], int] = {}
+        self.specials: dict[str, int] = {}
+        self.instance, self.instances = 0, 1
+        self.frames: list[dict[str, tuple[str, int]]] = []
+        self.calling: list[str] = []
+        self.shared = shared_layout(module, kernel)
+        self.params, self.param_bytes = parameter_layout(kernel)
+        self.locals: dict[tuple[int, int], int] = {}
+        self.local_bytes = 0
+        self.globals: dict[int, tuple[str, np.ndarray]] = {}
+        self.cell, self.global_cell = 4, 16  # smallest accesses to shared and to global memory
+        self.ins = Instr("", [], "", kernel.line, (0, 0), kernel.scope)
+        self.guard: tuple[int, bool] | None = None
+        self.const(0, 64)  # the operand of instructions that have fewer than four
+
+    def fail(self, why: str) -> NoReturn:
+        ins = self.ins
+        if not ins.opcode:
+            raise DecodeError(f"kernel {self.kernel.name}: {why}")
+        file = self.module.files.get(ins.loc[0], "?")
+        raise DecodeError(
+            f"kernel {self.kernel.name}: {why}: '{ins.opcode} {', '.join(ins.operands)}' "
+            f"({file}:{ins.loc[1]}, PTX line {ins.line})"
+        )
+
+    # ---- variables
+
+    def local_slot(self, key: tuple[int, int], var: Var) -> int:
+        if key not in self.locals:
+            align = max(var.align, 1)
+            self.local_bytes = -(-self.local_bytes // align) * align
+            self.locals[key] = self.local_bytes
+            self.local_bytes += var.size
+        return self.locals[key]
+
+    def symbol(self, name: str) -> tuple[str, int] | None:
+        """(space, address) of a variable."""
+        if self.frames and name in self.frames[-1]:
+            return self.frames[-1][name]
+        if len(self.frames) <= 1 and name in self.params:
+            return "param", self.params[name]
+        var = self.ins.scope.find_var(name)
+        if var is None:
+            return None
+        if var.space == "shared":
+            return "shared", self.shared.addresses[id(var)]
+        if var.space in ("local", "param"):
+            return "local", self.local_slot((self.instance, id(var)), var)
+        if var.extern and var.init is None:
+            self.fail(f"external variable '{name}'")
+        if id(var) not in self.globals:
+            data = np.frombuffer((var.init or b"").ljust(max(var.size, 1), b"\0"), np.uint8)
+            room = np.zeros(len(data) + 256, np.uint8)
+            start = -room.ctypes.data % 256
+            room[start : start + len(data)] = data
+            self.globals[id(var)] = (name, room[start : start + len(data)])
+        return "global", self.globals[id(var)][1].ctypes.data
+
+    # ---- operands
+
+    def const(self, value: int, width: int) -> int:
+        """A row of 32 equal values in the constant area; predicates are 32-bit masks."""
+        value &= (1 << width) - 1
+        key = (width, value)
+        if key not in self.const_at:
+            self.const_at[key] = len(self.consts)
+            self.consts += struct.pack("<I" if width == 32 else "<Q", value) * 32
+        return -2 - self.const_at[key]
+
+    def vreg(self, key: object, kind: str) -> int:
+        v = self.vregs.get(key)
+        if v is None:
+            v = self.vregs[key] = len(self.classes)
+            self.classes.append(kind)
+        return v
+
+    def temp(self, kind: str) -> int:
+        return self.vreg(("temp", len(self.classes)), kind)
+
+    def register(self, text: str) -> int | None:
+        found = self.ins.scope.find_reg(text)
+        if found is None:
+            return None
+        scope, kind = found
+        if kind not in CLASS_OF:
+            self.fail(f"register type .{kind}")
+        return self.vreg((self.instance, id(scope), text), CLASS_OF[kind])
+
+    def reg_bits(self, text: str) -> int:
+        """Declared width of a destination register."""
+        found = self.ins.scope.find_reg(text)
+        if found is None:
+            return 0
+        digits = re.sub(r"x2$", "", found[1])
+        return 32 if found[1].endswith("x2") else int(re.sub(r"\D", "", digits) or 1)
+
+    def dst(self, text: str, c: str) -> int:
+        if text == "_":
+            return -1
+        v = self.register(text)
+        if v is None:
+            self.fail(f"'{text}' is not a register")
+        if self.classes[v] != c:
+            self.fail(f"register '{text}' has the wrong width for this instruction")
+        return v
+
+    def src(self, text: str, c: str, kind: str = "") -> int:
+        """A source operand of class "r" (32-bit row) or "d" (64-bit row): register, special register, number, symbol."""
+        v = self.register(text)
+        if v is not None:
+            if self.classes[v] != c:
+                self.fail(f"register '{text}' has the wrong width for this instruction")
+            return v
+        bits = 64 if c == "d" else 32
+        if text[0] == "%":
+            return self.special(text[1:], c)
+        if text[0].isdigit() or text[0] in "-+":
+            return self.const(self.number(text, kind), bits)
+        if text == "WARP_SZ":
+            return self.const(32, bits)
+        match = re.fullmatch(r"([\w$%]+)\s*([+-]\s*-?\d+)?", text)
+        found = self.symbol(match[1]) if match else None
+        if match is None or found is None:
+            self.fail(f"unknown name '{text}'")
+        return self.const(found[1] + int((match[2] or "0").replace(" ", "").replace("+-", "-")), bits)
+
+    def number(self, text: str, kind: str = "") -> int:
+        """The bits of a literal of type `kind`."""
+        try:
+            value = literal(text, kind)
+        except (ValueError, OverflowError, struct.error):
+            self.fail(f"cannot read the number '{text}'")
+        return value & 0xFFFF if kind in ("u16", "s16", "b16") else value
+
+    def const_value(self, operand: int) -> int:
+        at = -2 - operand
+        return int.from_bytes(self.consts[at : at + 8], "little")
+
+    def is_wide(self, text: str, t: str) -> bool:
+        """Whether an operand of type t is a 64-bit row."""
+        v = self.register(text)
+        return self.classes[v] == "d" if v is not None else width(t) == 64
+
+    def special(self, name: str, c: str) -> int:
+        name = {"tid": "tid.x", "ctaid": "ctaid.x", "ntid": "ntid.x", "nctaid": "nctaid.x"}.get(name, name)
+        if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo"):
+            v = self.temp(c)
+            self.emit("CLOCK", [v], defs=(v,), sub=int(name.startswith("globaltimer")), flags=WIDE if c == "d" else 0)
+            return v
+        if name in ("gridid", "envreg0") or name.startswith("pm"):
+            return self.const(0, 64 if c == "d" else 32)
+        if name not in SPECIALS:
+            self.fail(f"special register '%{name}'")
+        v = self.specials[name] = self.vreg(("special", name), "r")
+        if c == "d":
+            wide = self.temp("d")
+            self.row("ext.u32.64.32", wide, v)
+            return wide
+        return v
+
+    def pred_src(self, text: str) -> tuple[int, int]:
+        """(operand, PRED_NOT or 0) of a predicate source."""
+        negated = text.startswith("!")
+        name = text.lstrip("!").strip()
+        v = self.register(name)
+        if v is None:
+            if not re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", name):
+                self.fail(f"'{text}' is not a predicate")
+            return self.const(0xFFFFFFFF if (int(name, 0) != 0) != negated else 0, 32), 0
+        if self.classes[v] != "p":
+            self.fail(f"'{name}' is not a predicate")
+        return v, PRED_NOT if negated else 0
+
+    def pred_value(self, text: str) -> int:
+        """A predicate source with its negation already applied."""
+        v, negated = self.pred_src(text)
+        if not negated:
+            return v
+        t = self.temp("p")
+        self.emit("PRED", [t, v, v], defs=(t,), uses=(v,), sub=4)
+        return t
+
+    def address(self, text: str) -> tuple[int, int, int, str | None]:
+        """`[reg+imm]`, `[symbol+imm]`, `[imm]` -> (operand, offset, ADDR64 or 0, the symbol's space if there is one)."""
+        inner = text.strip()
+        if inner[0] != "[" or inner[-1] != "]":
+            self.fail(f"'{text}' is not an address")
+        match = re.match(r"\s*([\w$%.]+)\s*((?:[+-]\s*-?\s*(?:0[xX][0-9a-fA-F]+|\d+)\s*)*)$", inner[1:-1])
+        if not match:
+            self.fail(f"cannot read the address '{text}'")
+        base, tail = match[1], match[2].replace(" ", "").replace("+-", "-").replace("--", "+")
+        offset = sum(int(part, 0) for part in re.findall(r"[+-](?:0[xX][0-9a-fA-F]+|\d+)", tail))
+        v = self.register(base)
+        if v is not None:
+            if self.classes[v] == "p":
+                self.fail(f"'{base}' is not an address")
+            return v, offset, ADDR64 if self.classes[v] == "d" else 0, None
+        if base[0].isdigit():
+            return self.const(int(base, 0), 64), offset, ADDR64, None
+        found = self.symbol(base)
+        if found is None:
+            self.fail(f"unknown name '{base}'")
+        return self.const(found[1], 64), offset, ADDR64, found[0]
+
+    def vector(self, text: str) -> list[str]:
+        text = text.strip()
+        return [p.strip() for p in text[1:-1].split(",")] if text[0] == "{" else [text]
+
+    # ---- emitting
+
+    def emit(
+        self, kind: str, o: list[int], defs: Iterable[int] = (), uses: Iterable[int] = (), *, fn: int = 0, sub: int = 0,
+        flags: int = 0, imm: int = 0, imm2: int = 0, space: int = 0, size: int = 0, vec: int = 0, order: int = 0,
+        labels: Sequence[tuple[int, int]] = (), ends: bool = False,
+    ) -> None:  # fmt: skip
+        """Append a record. `ends`: nothing runs after it on this path, unless it is guarded."""
+        ins, guard = self.ins, None
+        written, read = tuple(v for v in defs if v >= 0), tuple(v for v in uses if v >= 0)
+        if self.guard is not None:
+            guard, negated = self.guard
+            flags |= GUARD_NOT if negated else 0
+            read += (guard,)
+        self.code.append(Micro(
+            kind, o, written, read, fn, sub, flags, imm, imm2, space, size, vec, order, guard, ins.line, ins.loc, ins.opcode,
+            labels, ends and guard is None, [],
+        ))  # fmt: skip
+
+    def row(self, name: str, d: int, *sources: int) -> None:
+        """An arithmetic instruction by its name in alu.cpp."""
+        entry = self.rows.get(name)
+        if entry is None or entry[1]:
+            self.fail(f"unknown instruction form {name}")
+        self.emit("ROW", [d, *sources], (d,), sources, fn=entry[0], flags=WIDE if self.classes[d] == "d" else 0)
+
+    def test(self, name: str, p: int, a: int, b: int, q: int = -1, combine: int = 0, c: int = -1, flags: int = 0) -> None:
+        entry = self.rows.get(name)
+        if entry is None or not entry[1]:
+            self.fail(f"unknown comparison {name}")
+        self.emit("TEST", [p, a, b, c, q], (p, q), (a, b, c), fn=entry[0], sub=combine, flags=flags)
+
+    def plain(self, name: str, t: str, ops: list[str], classes: Sequence[str] = ()) -> None:
+        """d, a, b, ...: all of type t unless `classes` says otherwise."""
+        classes = classes or [cls(t)] * len(ops)
+        sources = [self.src(o, c, t) for o, c in zip(ops[1:], classes[1:], strict=True)]
+        self.row(name, self.dst(ops[0], classes[0]), *sources)
+
+    # ---- modifiers and operand counts
+
+    def split(self, mods: list[str], allowed: Container[str]) -> tuple[set[str], list[str]]:
+        """(modifiers, types); a modifier not in `allowed` is an error."""
+        flags, types = set(), []
+        for m in mods:
+            if m in TYPES and m not in allowed:
+                types.append(m)
+            elif m in allowed:
+                flags.add(m)
+            else:
+                self.fail(f"unknown modifier '.{m}'")
+        return flags, types
+
+    def typed(self, mods: list[str], allowed: Container[str] = ()) -> tuple[set[str], str]:
+        """(modifiers, the one type)."""
+        flags, types = self.split(mods, allowed)
+        if len(types) != 1:
+            self.fail(f"{len(types)} types, expected one")
+        return flags, types[0]
+
+    def typed2(self, mods: list[str], allowed: Container[str] = ()) -> tuple[set[str], str, str]:
+        """(modifiers, the two types)."""
+        flags, types = self.split(mods, allowed)
+        if len(types) != 2:
+            self.fail(f"{len(types)} types, expected two")
+        return flags, types[0], types[1]
+
+    def count(self, ops: list[str], *numbers: int) -> None:
+        if len(ops) not in numbers:
+            self.fail(f"{len(ops)} operands")
+
+    # ---- functions
+
+    def function(self, function: Function, frame: dict[str, tuple[str, int]]) -> None:
+        """Decode a function's body in place; `frame`: where a call has put its parameters."""
+        if function.name in self.calling:
+            self.fail(f"recursive call of {function.name}")
+        self.calling.append(function.name)
+        self.frames.append(frame)
+        outer, self.instance = self.instance, self.instances
+        self.instances += 1
+        for item in function.body:
+            if isinstance(item, Label):
+                self.labels[self.instance, id(item)] = len(self.code)
+                continue
+            self.ins, self.guard = item, None
+            if item.guard:
+                v, negated = self.pred_src(item.guard)
+                self.guard = (v, bool(negated))
+            self.opcode(item)
+        self.labels[self.instance, 0] = len(self.code)  # where `ret` goes
+        self.instance = outer
+        self.frames.pop()
+        self.calling.pop()
+
+    def label_of(self, name: str) -> tuple[int, int]:
+        label = self.ins.scope.find_label(name)
+        if label is None:
+            self.fail(f"unknown label '{name}'")
+        return self.instance, id(label)
+
+    def opcode(self, ins: Instr) -> None:
+        stem, *mods = ins.opcode.split(".")
+        meaning = self.opcodes.get(stem)
+        if meaning is None:
+            self.fail(f"unknown opcode '{ins.opcode}'")
+        meaning(self, mods, ins.operands)
+
+
+Opcode = Callable[[Decoder, list[str], list[str]], None]

@@ -1,0 +1,71 @@
+"""Where a kernel's shared variables and its parameters lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cuda_kernels.emulator.parse import Function, Instr, Module, Var
+
+SHARED_START = 16  # address 0 stays unused, and nothing is better aligned than it asked to be
+
+
+class Shared(NamedTuple):
+    """Shared memory of a kernel: the address of each variable by its id(), one past the static ones, the dynamic array's."""
+
+    addresses: dict[int, int]
+    static_end: int
+    dynamic_at: int
+
+
+def shared_layout(module: Module, kernel: Function) -> Shared:
+    """Static variables of every function, then the dynamic array at the least alignment it declares."""
+    variables = _shared_variables(module, kernel)
+    used = {o for i in _reachable(module, kernel) for text in i.operands for o in re.findall(r"[\w$%]+", text)}
+    addresses: dict[int, int] = {}
+    at = SHARED_START
+    for var in variables:
+        if var.name in used and not var.extern:
+            addresses[id(var)] = at = -(-at // var.align) * var.align
+            at += var.size
+    dynamic = [var for var in variables if var.extern]
+    align = max([16, *(v.align for v in dynamic if v.name in used)])
+    start = -(-at // align) * align
+    if align < 1024 and start % (2 * align) == 0:
+        start += align
+    return Shared(addresses | {id(var): start for var in dynamic}, at, start)
+
+
+def _shared_variables(module: Module, kernel: Function) -> list[Var]:
+    """Of the module, then of what the kernel may call, each once, as they are declared."""
+    scopes = [module.scope]
+    for function in module.functions.values():
+        if function is kernel or not function.entry:
+            scopes += [scope for item in function.body for scope in item.scope.outwards()]
+    once = {id(scope): scope for scope in scopes}.values()
+    return [var for scope in once for var in scope.vars.values() if var.space == "shared"]
+
+
+def _reachable(module: Module, kernel: Function) -> Iterator[Instr]:
+    """The instructions of the kernel and of what it calls."""
+    todo, seen = [kernel], set()
+    while todo:
+        function = todo.pop()
+        if function.name in seen:
+            continue
+        seen.add(function.name)
+        for item in function.body:
+            if isinstance(item, Instr):
+                yield item
+                if item.opcode.startswith("call"):
+                    todo += [module.functions[o] for o in item.operands if o in module.functions]
+
+
+def parameter_layout(kernel: Function) -> tuple[dict[str, int], int]:
+    """(offset of each parameter, bytes of all)."""
+    offsets, at = {}, 0
+    for p in kernel.params:
+        offsets[p.name] = at = -(-at // p.align) * p.align
+        at += p.size
+    return offsets, at
