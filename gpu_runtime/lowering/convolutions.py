@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from gpu_runtime.lowering.moves import Refused
 from tactics.problems.convolution import Epilogue, Prologue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of, type_of
 from gpu_runtime.lowering.convolutions import begins
 from gpu_runtime.lowering.moves import Refused, constants, nchw

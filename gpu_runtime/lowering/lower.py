@@ -14,7 +14,8 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.fuse import SEVERAL, VIEWS, Fused, Layer
+from gpu_runtime.frontend.fuse import Fused
+from gpu_runtime.frontend.layers import SEVERAL, VIEWS, Layer
 from gpu_runtime.frontend.queries import attribute, shape_of, type_of
 from gpu_runtime.lowering import library, moves, reductions
 from gpu_runtime.lowering.convolutions import conv, conv_transpose, last, matmul, window

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem, Problem

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gpu_runtime.frontend.fuse import Layer
+from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from gpu_runtime.lowering.moves import Refused, Shape4, axis4, constants, nchw
 from tactics.problems.problem import PointwiseProblem, PoolProblem, Problem

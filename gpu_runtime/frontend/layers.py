@@ -1,0 +1,178 @@
+"""What lowering is given: layers, one operation each, with the constants folded into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from gpu_runtime.frontend.chains import Chain, activation_after
+from gpu_runtime.frontend.queries import (
+    attribute,
+    constant,
+    name_of,
+    operand,
+    operands,
+    per_channel,
+    scale_and_shift,
+    shape_of,
+    single_reader,
+)
+from tactics.problems.pointwise_ops import NONE, Activation, Stage
+
+SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One operation. `op`: the ONNX type that gives its meaning, or Chain; `node`: where its attributes stand.
+
+    `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
+    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], all FP64 or
+    FP32, not yet rounded. `when`: for every group named, the option chosen must be one of those listed, or the layer does
+    not exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and
+    the activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
+    taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
+    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before).
+    """
+
+    op: str
+    node: ir.Node
+    label: str
+    nodes: tuple[str, ...]
+    inputs: tuple[ir.Value, ...]
+    output: ir.Value
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    act: Activation = NONE
+    residual: bool = False
+    act_first: bool = False
+    stages: tuple[Stage, ...] = ()
+    d2s: int = 1
+    d2s_mode: str = "dcr"
+    s2d: int = 1
+    pool: ir.Node | None = None
+    pre: bool = False
+    axis: int = 1
+    block: int = 1
+    when: tuple[tuple[str, str], ...] = ()
+
+
+def names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
+    return tuple(map(name_of, nodes))
+
+
+def label(nodes: Iterable[ir.Node]) -> str:
+    return " + ".join(names(nodes))
+
+
+def plain(node: ir.Node) -> Layer:
+    """A node as it is."""
+    inputs = tuple(v for v in operands(node) if v.const_value is None)
+    return Layer(node.op_type, node, name_of(node), names([node]), inputs, node.outputs[0])
+
+
+def of_chain(chain: Chain) -> Layer:
+    return Layer(
+        "Chain", chain.nodes[-1], label(chain.nodes), names(chain.nodes), chain.inputs, chain.output, chain.constants,
+        stages=chain.stages,
+    )  # fmt: skip
+
+
+# ---- convolutions and products
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Of a node: what it reads, its weights [K, ...], the output's axis along which their rows lie, and the bias [K] or [1]."""
+
+    x: ir.Value
+    w: np.ndarray
+    axis: int = 1
+    bias: np.ndarray | None = None
+
+
+def _of_conv(node: ir.Node, bias: np.ndarray | None) -> _Product | None:
+    w = constant(node.inputs[1])
+    return None if w is None else _Product(operand(node), w, bias=bias)
+
+
+def _of_conv_transpose(node: ir.Node, bias: np.ndarray | None) -> _Product | None:
+    w, groups = constant(node.inputs[1]), attribute(node, "group", 1)
+    if w is None or w.ndim not in (3, 4) or w.shape[0] % groups:
+        return None
+    c, k, *size = w.shape
+    w = w.reshape(groups, c // groups, k, *size).swapaxes(1, 2).reshape(groups * k, c // groups, *size)
+    return _Product(operand(node), w, bias=bias)
+
+
+def _of_gemm(node: ir.Node, bias: np.ndarray | None) -> _Product | None:
+    w, alpha = constant(node.inputs[1]), attribute(node, "alpha", 1.0)
+    if w is None or w.ndim != 2 or len(shape_of(operand(node))) != 2 or attribute(node, "transA", 0):
+        return None
+    if bias is not None and (bias := per_channel(bias * attribute(node, "beta", 1.0), shape_of(node.outputs[0]))) is None:
+        return None
+    w = w if alpha == 1 else w.astype(np.float64) * alpha
+    return _Product(operand(node), w if attribute(node, "transB", 0) else w.T, bias=bias)
+
+
+def _of_matmul(node: ir.Node, bias: np.ndarray | None) -> _Product | None:
+    (x, y), (left, right) = operands(node), map(constant, node.inputs)
+    if left is not None and len(shape_of(y)) > 1:  # rows of the constant are output channels
+        return _Product(y, left, len(shape_of(y)) - 2) if left.ndim == 2 else None
+    return None if right is None or right.ndim != 2 else _Product(x, right.T, len(shape_of(x)) - 1)
+
+
+CONVOLUTIONS = {"Conv": _of_conv, "ConvTranspose": _of_conv_transpose, "Gemm": _of_gemm, "MatMul": _of_matmul}
+
+
+def convolution_at(node: ir.Node) -> tuple[Layer, tuple[ir.Node, ...]] | None:
+    """Conv, ConvTranspose, Gemm or MatMul with constant weights, and the constants' scales and shifts after it folded in, in
+    FP64; and the nodes that this covers."""
+    if node.op_type not in CONVOLUTIONS:
+        return None
+    third = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = constant(third)
+    if third is not None and bias is None:
+        return None
+    found = CONVOLUTIONS[node.op_type](node, bias)
+    if found is None or (found.bias is not None and found.bias.shape not in ((1,), found.w.shape[:1])):
+        return None
+    w, rows = found.w, found.w.shape[:1]
+    b = np.zeros(rows) if found.bias is None else np.broadcast_to(found.bias.astype(np.float64), rows)
+    has_bias, used = found.bias is not None, [node]
+    while (reader := single_reader(used[-1].outputs[0])) is not None:
+        affine = scale_and_shift(reader, used[-1].outputs[0], found.axis)
+        if affine is None:
+            break
+        scale, shift = affine
+        if np.any(scale != 1):
+            w = w * scale.reshape(-1, *(1,) * (w.ndim - 1))
+        b = b * scale + shift
+        has_bias |= bool(np.any(shift))
+        used.append(reader)
+    weights = {"w": w, "b": b} if has_bias else {"w": w}
+    y = used[-1].outputs[0]
+    return Layer(node.op_type, node, name_of(node), names(used), (found.x,), y, weights, axis=found.axis), tuple(used)
+
+
+def with_activation(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
+    """The layer with the activation that alone reads its output, and the nodes of that activation."""
+    found = activation_after(layer.output)
+    if found is None:
+        return layer, ()
+    act, slope, used = found
+    if slope is not None and layer.axis != 1:
+        return layer, ()
+    if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
+        slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
+    return replace(
+        layer,
+        label=f"{layer.label} + {label(used)}",
+        nodes=layer.nodes + names(used),
+        output=used[-1].outputs[0],
+        weights=layer.weights if slope is None else {**layer.weights, "slope": slope},
+        act=act,
+    ), used

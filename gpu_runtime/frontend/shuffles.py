@@ -1,0 +1,122 @@
+"""Nodes whose elements only change places between channels and blocks of pixels: depth-to-space, space-to-depth, shuffles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from gpu_runtime.frontend.layers import Layer, convolution_at, label, names
+from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of, single_reader
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """`kind`: d2s_dcr, d2s_crd, s2d_dcr or s2d_crd by blocks of `size`, or channels (a shuffle of `size` groups)."""
+
+    kind: str
+    size: int
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def source(self) -> ir.Value:
+        return operand(self.nodes[0])
+
+    @property
+    def output(self) -> ir.Value:
+        return self.nodes[-1].outputs[0]
+
+
+# Reshape to six dimensions, Transpose, Reshape: kind -> (where c and the two block sizes stand in the six, the permutation).
+SIX = {
+    "d2s_crd": ((1, 2, 3), (0, 1, 4, 2, 5, 3)), "d2s_dcr": ((3, 1, 2), (0, 3, 4, 1, 5, 2)),
+    "s2d_crd": ((1, 3, 5), (0, 1, 3, 5, 2, 4)), "s2d_dcr": ((1, 3, 5), (0, 3, 5, 1, 2, 4)),
+}  # fmt: skip
+OPERATORS = {"DepthToSpace": "d2s", "SpaceToDepth": "s2d"}
+
+
+def shuffle_at(node: ir.Node) -> Shuffle | None:
+    """The shuffle that begins at `node`: DepthToSpace, SpaceToDepth, or one written as Reshape, Transpose, Reshape."""
+    if node.op_type not in (*OPERATORS, "Reshape") or len(shape_of(operand(node))) != 4:
+        return None
+    if node.op_type in OPERATORS:
+        kind = f"{OPERATORS[node.op_type]}_{attribute(node, 'mode', 'DCR').lower()}"
+        return Shuffle(kind, attribute(node, "blocksize"), (node,))
+    permute = single_reader(node.outputs[0])
+    back = None if permute is None or permute.op_type != "Transpose" else single_reader(permute.outputs[0])
+    if permute is None or back is None or back.op_type != "Reshape":
+        return None
+    x, apart, y = (shape_of(v) for v in (operand(node), node.outputs[0], back.outputs[0]))
+    perm, nodes = attribute(permute, "perm"), (node, permute, back)
+    if perm in ((0, 2, 1, 3), (0, 2, 1, 3, 4)) and x == y and apart[0] == x[0] and apart[1] * apart[2] == x[1]:
+        return Shuffle("channels", apart[1], nodes)
+    kind = next((kind for kind, (_, order) in SIX.items() if order == perm), "")
+    return Shuffle(kind, apart[SIX[kind][0][1]], nodes) if kind and _is_of_blocks(kind, x, apart, y) else None
+
+
+def _is_of_blocks(kind: str, x: tuple[int, ...], apart: tuple[int, ...], y: tuple[int, ...]) -> bool:
+    """Whether six dimensions `apart`, permuted as the kind says, are depth-to-space or space-to-depth of x."""
+    (n, c, h, w), (k, b, b2) = x, (apart[i] for i in SIX[kind][0])
+    if apart[0] != n or b != b2:
+        return False
+    if kind.startswith("d2s"):
+        return apart[4:] == (h, w) and y == (n, k, h * b, w * b)
+    return (k, apart[2], apart[4]) == (c, h // b, w // b) and y == (n, c * b * b, h // b, w // b)
+
+
+def all_readers_take(shuffle: Shuffle) -> bool:
+    """Whether every reader is a convolution that can read the tensor unshuffled, with its weights' columns shuffled."""
+    readers = [(use.node, use.idx) for use in shuffle.output.uses()]
+    if shuffle.kind.startswith("d2s") or shuffle.output.is_graph_output():
+        return False
+    for node, slot in readers:
+        w = constant(node.inputs[1]) if node.op_type == "Conv" and slot == 0 else None
+        if w is None or w.ndim != 4 or attribute(node, "group", 1) != 1 or convolution_at(node) is None:
+            return False
+        plain = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        if shuffle.kind != "channels" and (not plain or attribute(node, "dilations", (1, 1)) != (1, 1)):
+            return False
+    return bool(readers)
+
+
+def unshuffled(layer: Layer, shuffle: Shuffle) -> Layer:
+    """The convolution that reads a shuffle's input: channels trade places with taps, or with each other."""
+    w, b = layer.weights["w"], shuffle.size
+    k, c, r, s = w.shape
+    if shuffle.kind == "channels":
+        w = w[:, np.argsort(_order(c, b))]
+    elif shuffle.kind == "s2d_dcr":
+        w = w.reshape(k, b, b, c // b**2, r, s).transpose(0, 3, 4, 1, 5, 2).reshape(k, c // b**2, r * b, s * b)
+    else:
+        w = w.reshape(k, c // b**2, b, b, r, s).transpose(0, 1, 4, 2, 5, 3).reshape(k, c // b**2, r * b, s * b)
+    return replace(
+        layer,
+        label=f"{label(shuffle.nodes)} + {layer.label}",
+        nodes=names(shuffle.nodes) + layer.nodes,
+        inputs=(shuffle.source, *layer.inputs[1:]),
+        weights={**layer.weights, "w": w},
+        s2d=1 if shuffle.kind == "channels" else b,
+    )
+
+
+def with_shuffle(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
+    """A convolution with the depth-to-space or channel shuffle that alone reads its output, and its nodes."""
+    reader = single_reader(layer.output)
+    shuffle = None if reader is None or layer.op != "Conv" or layer.d2s > 1 else shuffle_at(reader)
+    if shuffle is None or shuffle.kind.startswith("s2d"):
+        return layer, ()
+    if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
+        return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
+    layer = replace(
+        layer, label=f"{layer.label} + {label(shuffle.nodes)}", nodes=layer.nodes + names(shuffle.nodes), output=shuffle.output
+    )
+    if shuffle.kind == "channels":
+        order = _order(layer.weights["w"].shape[0], shuffle.size)
+        return replace(layer, weights={name: a[order] for name, a in layer.weights.items()}), shuffle.nodes
+    return replace(layer, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes
+
+
+def _order(c: int, groups: int) -> np.ndarray:
+    """Which channel each channel of a shuffle's output is."""
+    return np.arange(c).reshape(groups, c // groups).T.reshape(-1)
