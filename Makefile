@@ -1,8 +1,9 @@
 # make demo       install, build an engine from a trained network, run it, show why each layer is sparse or dense
-# make test       install, run all tests (GPU tests skip with the reason where there is no GPU)
-# make check      the quick half of the tests
+# make test       install, run the tests: every kernel, network and check (GPU tests skip with the reason where there is no GPU)
+# make check      the quick half of them
+# make test-full  what `make test` leaves to continuous integration: all tiles, formats and cases of each
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
-# make test-long  the exhaustive runs as well
+# make test-long  the exhaustive runs
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
 # make lint       ruff and mypy
 # make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
@@ -12,21 +13,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
+QUICK := "not slow and not full and not long"
 
-.PHONY: demo test check test-blas test-compiled test-long lint compiled bench gpu clean
+.PHONY: demo test check test-full test-blas test-compiled test-long lint compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not long" --durations=15
+	$(BIN)/python -m pytest $(PARALLEL) -m "not full and not long" --durations=15
 
 check: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m $(QUICK)
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m "full and not long" --durations=15
 
 test-blas: $(STAMP)
-	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"
-	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(PARALLEL) -m "not long and not slow"; fi
+	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(PARALLEL) -m $(QUICK)
+	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(PARALLEL) -m $(QUICK); fi
 
 BASE ?= $(shell git rev-list -1 --before='24 hours ago' HEAD 2>/dev/null)
 test-compiled: $(STAMP)
@@ -37,7 +42,7 @@ lint: $(STAMP)
 	$(BIN)/python -m mypy
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) --durations=30
+	$(BIN)/python -m pytest $(PARALLEL) -m long --durations=30
 
 compiled: $(STAMP)
 	rm -f out/compiled.txt && mkdir -p out

@@ -1,7 +1,10 @@
-"""Where the real networks are, and GPU tests skip with the reason where there is no GPU."""
+"""Where the real networks are, which cases `make test` leaves to CI, and why GPU tests skip where there is no GPU."""
+
+from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,40 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items):
+    leave_to_ci(items)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if gpu else ""
     for item in gpu:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def leave_to_ci(items: list[pytest.Item]) -> None:
+    """Mark as `full` all cases of a test marked `sample(n)` but n of them; `long` ones do not count."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        values = [{name: str(value) for name, value in item.callspec.params.items()} for item in found]
+        kept = sample(values, found[0].get_closest_marker("sample").args[0])
+        for i, item in enumerate(found):
+            if i not in kept:
+                item.add_marker("full")
+
+
+def sample(cases: list[dict[str, str]], number: int) -> list[int]:
+    """`number` of the cases, {parameter: value} each: evenly spread, the values of each parameter in turn."""
+    seen: Counter[tuple[str, str]] = Counter()
+    even = {i * len(cases) // number for i in range(number)}
+    rest, kept = sorted(range(len(cases)), key=lambda i: (i not in even, i)), []
+    while rest and len(kept) < number:
+        kept.append(min(rest, key=lambda i: sum(seen[value] for value in cases[i].items())))
+        rest.remove(kept[-1])
+        seen.update(cases[kept[-1]].items())
+    return kept
 
 
 def model_path(name: str) -> Path:

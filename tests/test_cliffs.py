@@ -81,6 +81,7 @@ def right(engine, proto, feeds, bound=2e-3):
         assert np.linalg.norm(got[name] - expected) <= bound * np.linalg.norm(expected), name
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("calibrated", [False, True], ids=["unseen", "calibrated"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_operator_falls_off_its_cliff(tmp_path, name, calibrated):

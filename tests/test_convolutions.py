@@ -119,6 +119,7 @@ def test_gemm_of_two_computed_tensors(tmp_path):
     check_engine(tmp_path, proto)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("shape, matrices", [
     ((3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (1, 3, 8, 4)), ((2, 3, 5, 8), (2, 3, 8, 4)),
     ((5, 8), (3, 8, 4)), ((8,), (3, 8, 4)), ((2, 5, 8), (8,)), ((1, 5, 8), (3, 8, 4)), ((2, 1, 5, 8), (1, 1, 8, 4)),

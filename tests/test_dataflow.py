@@ -193,6 +193,7 @@ def test_rows_that_begin_between_vectors(shape, last, tmp_path):
     exact(model(nodes, {"x": shape, "y": (1, 1, 1, rows[3])}, "z u", {"s": np.array(rows)}), tmp_path / "m.onnx")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(3))
 def test_drawn_moves(group, tmp_path):
@@ -208,6 +209,7 @@ def test_drawn_moves(group, tmp_path):
 # ---- the two proofs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(3))
 def test_drawn_plans_are_right_element_by_element(group, monkeypatch):
@@ -308,6 +310,7 @@ def test_a_wrong_plan_is_no_engine(tmp_path, monkeypatch):
         gr.build(path, device=DEFAULT_DEVICE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet11_fp16", "yolox_nano", *LARGER])
 def test_the_proof_costs_little(name, tmp_path, monkeypatch):

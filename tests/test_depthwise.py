@@ -67,6 +67,7 @@ def drawn(problem):
     return [next(t for t in rows if linear(t.out)), *{(t.ins[0], t.out): t for t in one}.values()][:4]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_against_the_reference(name):
     problem = DEPTHWISE[name]
@@ -170,6 +171,7 @@ def test_every_candidate_keeps_its_halo_small(reach, size):
 # ---- candidates, launches, packing, predictions
 
 
+@pytest.mark.sample(23)
 @pytest.mark.parametrize("device", NAMED)
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_every_problem_has_tactics_and_reasons(name, device):
@@ -335,7 +337,7 @@ def test_a_mobilenet(tmp_path):
     assert Counter(reasons.values())["grouped_conv"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_backbone_of_a_published_network(tmp_path):
     """DeepLab v3's MobileNet v2 with its dilated depthwise convolutions, from its first convolution to its last."""
     model = onnx.load(model_path("deeplabv3_mnv2_257"))

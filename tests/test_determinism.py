@@ -44,6 +44,6 @@ def test_two_processes_with_other_hash_seeds_agree(tmp_path):
     same(tmp_path / "m.onnx", tmp_path, [1])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ten_processes_with_other_hash_seeds_agree(tmp_path):
     same(DIGITS / "digits_sparse.onnx", tmp_path, range(1, 10), "--shapes=x:2048x1x8x8")

@@ -120,6 +120,7 @@ def test_other_kernels(name):
     check_types(name)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_all_other_kernels(name):

@@ -86,6 +86,7 @@ def check(name, tactic, **options):
     return got, stats
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_small_groups(name):
     problem = CASES[name]
@@ -97,6 +98,7 @@ def test_small_groups(name):
             assert stats.sectors == stats.ideal_sectors, tactic.name
 
 
+@pytest.mark.sample(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 @pytest.mark.parametrize("name", CASES)

@@ -278,6 +278,7 @@ def test_squeezenet_runs():
         budget.check(got[output], output)
 
 
+@pytest.mark.full
 def test_densenet121_needs_no_milp(tmp_path):
     path = tmp_path / "densenet121.onnx"
     path.write_bytes(densenet((6, 12, 24, 16), 32, 64, 56).SerializeToString())
@@ -535,6 +536,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     return whole[:, first:end], untouched, gpu.stats
 
 
+@pytest.mark.sample(42)
 @pytest.mark.parametrize("mode", [{}, {"async_mode": "late", "seed": 1}], ids=["", "late"])
 @pytest.mark.parametrize("name", AROUND)
 def test_kernels_keep_to_their_part(name, mode):

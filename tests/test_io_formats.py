@@ -124,6 +124,7 @@ def test_a_model_whose_input_is_uint8(tmp_path, formats):
     assert np.abs(y - expected).max() < 2e-3 * np.abs(expected).max()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("y", SIX)
 @pytest.mark.parametrize("x", SIX)
 def test_convolutions_take_and_give_every_format(folder, x, y):
@@ -168,6 +169,7 @@ def test_one_binary_takes_and_gives_every_layout(kind):
         assert not isinstance(problem, ConvProblem) or gpu.stats[-1].excess_wavefronts == 0
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [*CONVS, "conv", "conv_residual"])
 def test_convolutions_write_fp32(name):
     """Of each problem, two tactics of each kernel: right to FP32's last bits, which no rounding to FP16 would leave."""

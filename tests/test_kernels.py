@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.compile import compile_many, virtual
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
@@ -37,7 +36,7 @@ from tests.problems import (
 )
 
 DEVICE = named("h200")
-pytestmark = [pytest.mark.xdist_group("kernels"), pytest.mark.slow]  # one process compiles what this file needs, in parallel
+pytestmark = pytest.mark.slow
 TILE = Tile(64, 64, 64, 2, 2, 4)
 
 
@@ -79,28 +78,21 @@ def by_tile(problem):
     return [found[k] for k in sorted(found)]
 
 
-TILES = by_tile(EVERY_TACTIC["conv_residual"])
+SIDES = {True: "linear", False: "vector"}
+TILES = {
+    (t.kernel, t.tile, f"{SIDES[linear(t.ins[0])]}_{SIDES[linear(t.out)]}"): t for t in by_tile(EVERY_TACTIC["conv_residual"])
+}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled():
-    """Compile what this module needs on all cores at once."""
-    wanted = {}
-    for problem in PROBLEMS.values():
-        for t in variants(problem):
-            for step in launches(problem, t):
-                wanted[step.kernel, step.values] = None
-    compile_many((kernel, dict(values), virtual(DEVICE.sm)) for kernel, values in wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tactic", TILES, ids=str)
-def test_every_tile_and_side(tactic):
-    problem = data("conv_residual")[0]
+@pytest.mark.sample(len({tile for _, tile, _ in TILES}))
+@pytest.mark.parametrize("kernel, tile, sides", TILES, ids=str)
+def test_every_tile_and_side(kernel, tile, sides):
+    tactic = TILES[kernel, tile, sides]
     _, stats = run("conv_residual", tactic)
-    check_counters(problem, tactic, stats[-1])
+    check_counters(data("conv_residual")[0], tactic, stats[-1])
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", [*CONVS, "conv"])
 def test_convolution(name):
     for tactic in variants(PROBLEMS[name]):
@@ -118,6 +110,7 @@ def check_counters(problem: ConvProblem, tactic, stats):
         assert stats.sectors == stats.ideal_sectors
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_kernels(name):
     for tactic in variants(PROBLEMS[name]):
@@ -141,6 +134,7 @@ def test_chains_over_whole_tensors_move_whole_sectors(name):
 MODES = [{"async_mode": "late"}, {"seed": 1}, {"seed": 2, "async_mode": "late"}, {"seed": 3, "threads": 1}]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("name", ["conv_residual_prelu", "conv_asymmetric", "conv_stem", "pool_global_avg"])
 def test_modes_and_orders_agree_bit_for_bit(name, options):
@@ -238,18 +232,21 @@ def test_prologues_compile_without_spills(problem):
         takes(launch.kernel, launch.values, DEVICE.sm)
 
 
-@pytest.mark.parametrize("kernel,tiles", [("conv_dense", DENSE_TILES), ("conv_sparse24", SPARSE_TILES)])
-def test_a_prologue_scales_what_the_tensor_cores_read(kernel, tiles):
-    for problem in PRE.values():
-        inputs, weights = random_data(problem)
-        expected = reference(problem, inputs, weights)
-        found = [t for t in candidates(problem, DEVICE) if t.kernel == kernel and not linear(t.ins[0])]
-        assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in candidates(problem, DEVICE))
-        by_tile = {t.tile: t for t in found}
-        assert set(by_tile) >= set(tiles)
-        arch = virtual(DEVICE.sm)
-        compile_many(dict.fromkeys((s.kernel, s.values, arch) for t in by_tile.values() for s in launches(problem, t)))
-        for tactic in by_tile.values():
-            gpu = Emulated(DEVICE)
-            assert_right(problem, tactic, execute(gpu, problem, tactic, inputs, weights), expected)
-            assert gpu.stats[-1].excess_wavefronts == 0
+PROLOGUES = {(name, t.kernel, t.tile): t for name, problem in PRE.items() for t in candidates(problem, DEVICE)}
+
+
+def test_every_tile_can_have_a_prologue_and_nothing_else_can():
+    tiles = {("conv_dense", t) for t in DENSE_TILES} | {("conv_sparse24", t) for t in SPARSE_TILES}
+    assert {(name, *tile) for name in PRE for tile in tiles} <= set(PROLOGUES)
+    every = [t for problem in PRE.values() for t in candidates(problem, DEVICE)]
+    assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in every)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name, tactic", [(name, t) for (name, *_), t in PROLOGUES.items()], ids=str)
+def test_a_prologue_scales_what_the_tensor_cores_read(name, tactic):
+    inputs, weights = random_data(PRE[name])
+    gpu = Emulated(DEVICE)
+    got = execute(gpu, PRE[name], tactic, inputs, weights)
+    assert_right(PRE[name], tactic, got, reference(PRE[name], inputs, weights))
+    assert gpu.stats[-1].excess_wavefronts == 0

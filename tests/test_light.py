@@ -23,7 +23,9 @@ from tests.ort_budget import budgets
 pytestmark = pytest.mark.slow
 
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time
-MARKS = {n: [pytest.mark.xdist_group("large"), *[pytest.mark.long] * (n != "light_bvlc_alexnet")] for n in LARGE}
+FULL = ("light_bvlc_alexnet", "light_densenet121", "light_inception_v1", "light_inception_v2")
+MARKS = {n: [pytest.mark.full] if n in FULL else [pytest.mark.long] * (n in LARGE) for n in NAMES}
+MARKS = {n: [*marks, *[pytest.mark.xdist_group("large")] * (n in LARGE)] for n, marks in MARKS.items()}
 JOINING = ("light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet", "light_squeezenet")
 # Without BatchNormalization each of its 13 max pools makes activations larger: of a usual input the softmax would be 0 or 1.
 INPUT_SCALE = {"light_inception_v1": 1 / 16}
@@ -46,7 +48,7 @@ def copies(plan: dict) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks) for n, marks in MARKS.items()])
 def test_light(name, tmp_path):
     path = tmp_path / f"{name}.onnx"
     onnx.save(with_scores(light(name)), path)
@@ -66,6 +68,7 @@ def test_light(name, tmp_path):
     assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
 
 
+@pytest.mark.full
 def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, monkeypatch):
     """Merged siblings' too, of which several ops exist at once where they are apart: no layer is solved by itself."""
     onnx.save(light("light_inception_v1"), tmp_path / "inception.onnx")

@@ -87,6 +87,7 @@ def test_a_worker_that_ends_is_noticed(tmp_path, monkeypatch, kind):
     assert "ended its process" in found[2][1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, ONCE, CHUNK))
 def test_mutated_models(tmp_path, first):
@@ -99,6 +100,7 @@ def test_many_mutated_models(tmp_path, first):
     check("models", first, LARGE, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, ONCE, 2 * CHUNK))
 def test_mutated_engines(tmp_path, first):

@@ -222,7 +222,11 @@ NETWORKS = {
 SPARSE_PAYS = ("squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov3_fp16")
 
 each_network = pytest.mark.parametrize("name", NETWORKS)
-each_mode = pytest.mark.parametrize("sparsity", ("disable", "force"))
+PRUNED = ("squeezenet11_fp16", "resnet20_cifar10", "realesr_animevideov3_fp16", "sci_180x320", "mnist8")  # in `make test` too
+each_run = pytest.mark.parametrize("name, sparsity", [
+    *((name, "disable") for name in NETWORKS),
+    *(pytest.param(name, "force", marks=() if name in PRUNED else pytest.mark.full) for name in NETWORKS),
+])  # fmt: skip
 
 
 # ---- building and running, once for all tests
@@ -260,8 +264,7 @@ def execute(tmp_path_factory) -> Callable[[str, str], Execution]:
 # ---- tests
 
 
-@each_mode
-@each_network
+@each_run
 def test_error_is_that_of_fp16(execute, name, sparsity):
     done = execute(name, sparsity)
     allowed = budgets(done.path, done.feeds)
@@ -290,8 +293,7 @@ def test_answer(execute, name):
     NETWORKS[name].expect(*done.feeds.values(), *done.outputs.values())
 
 
-@each_mode
-@each_network
+@each_run
 def test_sparsity_record(execute, name, sparsity):
     done, network = execute(name, sparsity), NETWORKS[name]
     record = done.engine.sparsity
@@ -310,8 +312,7 @@ def test_sparsity_record(execute, name, sparsity):
         assert record["picked"]
 
 
-@each_mode
-@each_network
+@each_run
 def test_each_step_issues_the_plans_mma(execute, name, sparsity):
     done = execute(name, sparsity)
     plan, picked = done.engine.plan, done.engine.sparsity["picked"]
