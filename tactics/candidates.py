@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from types import ModuleType
 
 from cuda_kernels.device import Device
 from tactics import single
@@ -58,19 +59,22 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
         yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
 
 
-def _unable(problem: Problem, family) -> str:
+def _unable(problem: Problem, family: ModuleType) -> str:
     """Why no kernel of the family runs this problem, or an empty string."""
     missing = sorted(problem.needs - table.SUPPORTS[family])
     return f"no {missing[0]}" if missing else ""
 
 
 @lru_cache(maxsize=4096)
-def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]):
-    good, bad = [], []
+def _split(
+    problem: Problem, device: Device, dtypes: tuple[str, ...]
+) -> tuple[tuple[Tactic, ...], tuple[tuple[str, str], ...]]:
+    good: list[Tactic] = []
+    bad: list[tuple[str, str]] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
-        for tactic, reason in single.candidates(problem, dtypes):
-            bad.append((str(tactic), reason)) if reason else good.append(tactic)
-        return tuple(good), tuple(bad)
+        if why := single.reason(problem):
+            return (), ((type(problem).__name__, why),)
+        return tuple(single.candidates(problem, dtypes)), ()
     for family in table.OF_PROBLEM[type(problem)]:
         if why := _unable(problem, family):
             bad.append((family.__name__.rpartition(".")[2], why))
@@ -108,10 +112,10 @@ def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
 
 @lru_cache(maxsize=4096)
 def _single(problem: Problem, dtypes: tuple[str, ...]) -> frozenset[Tactic]:
-    return frozenset(t for t, reason in single.candidates(problem, dtypes) if not reason) if "fp32" in dtypes else frozenset()
+    return frozenset(single.candidates(problem, dtypes)) if "fp32" in dtypes and not single.reason(problem) else frozenset()
 
 
 @lru_cache(maxsize=4096)
-def _of_tile(problem: Problem, device: Device, family, tile: Tile | Patch | None) -> tuple[Tactic, ...]:
+def _of_tile(problem: Problem, device: Device, family: ModuleType, tile: Tile | Patch | None) -> tuple[Tactic, ...]:
     found = family.candidates(problem, device, only=tile) if tile else family.candidates(problem, device)
     return tuple(t for t, reason in found if not reason)

@@ -8,11 +8,12 @@ Channels are padded to a multiple of V with zeros. Layouts after TensorRT's Tens
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 # uint8 exists for network inputs only; its values are used as they are. What follows it, library functions read and write.
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32), "uint8": np.dtype(np.uint8),
     "int32": np.dtype(np.int32), "int64": np.dtype(np.int64), "bool": np.dtype(np.bool_),
 }  # fmt: skip
@@ -48,7 +49,7 @@ class Format:
     dtype: str
     layout: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.layout not in LAYOUTS:
             raise ValueError(
                 f"unknown format {self.dtype}:{self.layout}: expected one of {', '.join(DTYPES)} "
@@ -151,7 +152,7 @@ def part_key(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) 
     return None
 
 
-def to_memory(x: np.ndarray, fmt: Format, xp=np) -> np.ndarray:
+def to_memory(x: np.ndarray, fmt: Format, xp: Any = np) -> np.ndarray:
     """NCHW array -> the flat memory image of that format, padded channels zero. `xp`: the array's library, NumPy or CuPy."""
     n, c, h, w = x.shape
     lay = LAYOUTS[fmt.layout]
@@ -165,7 +166,9 @@ def to_memory(x: np.ndarray, fmt: Format, xp=np) -> np.ndarray:
     return xp.ascontiguousarray(full).reshape(-1)
 
 
-def from_memory(flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False, xp=np) -> np.ndarray:
+def from_memory(
+    flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False, xp: Any = np
+) -> np.ndarray:
     """The inverse of to_memory; with `padding`, the padded channels are kept."""
     n, c, h, w = shape
     lay = LAYOUTS[fmt.layout]

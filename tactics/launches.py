@@ -9,11 +9,11 @@ import numpy as np
 from tactics.families import table
 from tactics.format import Strides
 from tactics.problems.problem import Problem
-from tactics.step import Launch
+from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
 
-def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch | Call, ...]:
     """What to launch, in order. Shapes come from the problem, formats from the tactic.
 
     `lie`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for

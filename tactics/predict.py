@@ -19,7 +19,7 @@ SIGMA, SIGMA_RATIO = 0.30, 0.12
 
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:
     """Microseconds of all launches of `tactic` on `device`, inside a CUDA graph."""
-    return _cached(problem, tactic, device)["total_us"]
+    return float(_cached(problem, tactic, device)["total_us"])
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -28,5 +28,5 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
 
 
 @lru_cache(maxsize=65536)
-def _cached(problem: Problem, tactic: Tactic, device: Device):
+def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     return table.OF_KERNEL[tactic.kernel].predict(problem, tactic, device)

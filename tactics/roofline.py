@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, Problem, SqueezeExciteProblem
+from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, SqueezeExciteProblem
 from tactics.step import Launch
 
+Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem  # what has weights
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
 DRAM_EFFICIENCY, L2_EFFICIENCY = 0.85, 0.7
 # Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
@@ -23,7 +24,7 @@ BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a
 def result(device: Device, parts: dict[str, float], num_launches: int = 1) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
     launch = device.launch_us * num_launches
-    bound = max(parts, key=parts.get)
+    bound = max(parts, key=parts.__getitem__)
     bound = "launch" if parts[bound] < launch else bound
     return {"launch_us": launch, **{f"{k}_us": v for k, v in parts.items()}, "bound": bound,
             "total_us": round((launch + max(parts.values())) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
@@ -78,7 +79,7 @@ def _transposed(p: ConvTransposeProblem, i: int) -> Axis:
     return Axis(int(inside.any(1).sum()), int(inside.sum()), int(inside.any(0).sum()))
 
 
-def _needs(p: Problem) -> tuple[int, int, int]:
+def _needs(p: Layer) -> tuple[int, int, int]:
     """(elements of the first input that some product needs, products, weights that one of them needs)."""
     if isinstance(p, SqueezeExciteProblem):
         return math.prod(p.in_shapes[0]), p.macs, sum(q.k * q.c // q.groups * q.r * q.s for q in (p.first, p.second))
@@ -89,8 +90,9 @@ def _needs(p: Problem) -> tuple[int, int, int]:
         read, macs, weights = _counted(p.first, rows, columns)
         _, more, others = _counted(p.second, _window(p.second, 0), _window(p.second, 1))
         return read, macs + more, weights + others
-    each = _transposed if isinstance(p, ConvTransposeProblem) else _window
-    return _counted(p, each(p, 0), each(p, 1))
+    if isinstance(p, ConvTransposeProblem):
+        return _counted(p, _transposed(p, 0), _transposed(p, 1))
+    return _counted(p, _window(p, 0), _window(p, 1))
 
 
 def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -> tuple[int, int, int]:
@@ -98,7 +100,7 @@ def _counted(p: ConvProblem | ConvTransposeProblem, rows: Axis, columns: Axis) -
     return p.n * p.c * rows.read * columns.read, p.n * weights * rows.pairs * columns.pairs, weights * rows.taps * columns.taps
 
 
-def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
+def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, float | str]:
     """What no kernel that forms each product with `mma.sync` can go below on `device`, from its peak rates: `mma_us`,
     `dram_us`, `l2_us`, `launch_us` of the dense layer, `bound`, the largest of them, and `dense_us`, `sparse_us`: launch plus
     the largest of the others. Of convolutions, also transposed, in pairs and with squeeze-excite.
@@ -125,13 +127,15 @@ def floors(p: Problem, device: Device, sizes: Sequence[int] = ()) -> dict[str, f
     few = 2 * weights * 9 / 16
     return {
         **{f"{name}_us": us for name, us in parts.items()},
-        "bound": max(parts, key=parts.get),
+        "bound": max(parts, key=parts.__getitem__),
         "dense_us": device.launch_us + max(mma, parts["dram"], parts["l2"]),
         "sparse_us": device.launch_us + max(mma / 2, dram(few), l2(few)),
     }
 
 
-def streamed(device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: int = 1):
+def streamed(
+    device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: int = 1
+) -> dict[str, float | str]:
     """`result` for kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can
     keep in flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""
     clk_us = 1 / device.clock_mhz

@@ -42,18 +42,15 @@ def reason(problem: Problem) -> str:
         return f"no kernel for {kind.__name__.removesuffix('Problem').lower()} on FP32 tensors"
     if any(num_elements(FP32, shape) >= 2**31 for shape in (*problem.in_shapes, problem.out_shape)):
         return "a tensor of 2**31 elements or more: kernels address with 32 bits"
-    if kind is ConvTransposeProblem and (why := conv_transpose.reason(problem)):
+    if isinstance(problem, ConvTransposeProblem) and (why := conv_transpose.reason(problem)):
         return why
     missing = sorted(problem.needs - table.SUPPORTS[table.OF_KERNEL[KERNELS[kind]]])
     return f"no {missing[0]} in FP32" if missing else ""
 
 
-def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic | str, str]]:
-    """(tactic or kind of problem, reason against it or ""). `dtypes`: of each input, then of the output, "fp32" for what must
-    be that, "fp16" for what may be either."""
-    if why := reason(problem):
-        yield type(problem).__name__, why
-        return
+def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[Tactic]:
+    """Those of a problem without a `reason` against it. `dtypes`: of each input, then of the output, "fp32" for what must be
+    that, "fp16" for what may be either."""
     kernel = KERNELS[type(problem)]
     if isinstance(problem, ConcatProblem) and problem.axis != 1:
         kernel = "gather"
@@ -61,4 +58,4 @@ def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[tuple[Tactic
     if isinstance(problem, ConcatProblem):  # of many inputs: not every mix of types
         either = (HALF,)
     for *ins, out in product(*((FP32,) if d == "fp32" else either for d in dtypes)):
-        yield Tactic(kernel, None, tuple(ins), out), ""
+        yield Tactic(kernel, None, tuple(ins), out)

@@ -13,6 +13,7 @@ MARKS = {
     "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
     "transpose_grouped": "hmma_16816",
 }  # fmt: skip
+SPARSE = tuple(kernel for kernel in MARKS if kernel.endswith("sparse24"))
 KERNELS = (
     *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
     "rows", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "library",
@@ -63,7 +64,8 @@ class Patch:
 
 def _tile(found: re.Match) -> Tile:
     *sizes, split, stream = found.groups()[1:]
-    return Tile(*map(int, sizes), split=int(split or 1), stream=int(stream or 0))
+    m, n, k, warps_m, warps_n, stages = map(int, sizes)
+    return Tile(m, n, k, warps_m, warps_n, stages, int(split or 1), int(stream or 0))
 
 
 def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
@@ -93,7 +95,7 @@ class Tactic:
 
     @property
     def sparse(self) -> bool:
-        return self.kernel.endswith("sparse24")
+        return self.kernel in SPARSE
 
     def __str__(self) -> str:
         return self.name
@@ -106,10 +108,13 @@ class Tactic:
         found = re.fullmatch(r"([a-z0-9_]+?)(?:_(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)(?:_k(\d+))?(?:_stream(\d+))?)?", head)
         try:
             *ins, out = [Format.parse(f.replace(".", ":")) for f in formats.split("_")]
+            tile: Tile | Patch | None = None
             if patch:
                 kernel, tile = patch[1], Patch(*map(int, patch.groups()[1:]))
-            else:
+            elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
+            else:
+                raise ValueError(head)
             for k, mark in MARKS.items():
                 kernel = k if kernel == f"{k}_{mark}" else kernel
             tactic = Tactic(kernel, tile, tuple(ins), out)

@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cuda_kernels.files import open_regular
 
@@ -41,7 +41,8 @@ class Cache:
         self.path = Path(path)
         self.malformed = 0
         self._records: dict[Key, dict] = {}
-        self._file, self._lost = None, False
+        self._file: int | None = None
+        self._lost = False
         lines = _read(self.path).split(b"\n")
         for i, line in enumerate(lines):
             record = _parse(line)
@@ -56,7 +57,7 @@ class Cache:
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, key: Key, **values) -> dict:
+    def add(self, key: Key, **values: Any) -> dict[str, Any]:
         """Append one measurement, or one failure (`error=text`)."""
         record = {**key._asdict(), **values, "when": int(time.time())}
         line = json.dumps(record).encode() + b"\n"
@@ -71,13 +72,14 @@ class Cache:
         return record
 
     def _append(self, line: bytes) -> None:
-        if self._file is None:
+        file = self._file
+        if file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-            size = os.fstat(self._file).st_size
-            if size and os.pread(self._file, 1, size - 1) != b"\n":
+            file = self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
                 line = b"\n" + line  # behind a torn last line
-        if os.write(self._file, line) != len(line):
+        if os.write(file, line) != len(line):
             raise OSError(errno.ENOSPC, "a line was written in part; is the disk full?")
 
     def _give_up(self, e: OSError) -> None:

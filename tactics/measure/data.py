@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,6 +62,12 @@ def images(problem: Problem) -> int:
     if isinstance(problem, PointwiseProblem):
         return 0 if any("n" in axes for axes in problem.constants) else problem.n
     return problem.n if isinstance(problem, (ConvTransposeProblem, PoolProblem, MoveProblem, ReformatProblem)) else 0
+
+
+def of_images(problem: Problem, count: int) -> Problem:
+    """The same for another number of images."""
+    changed: Problem = replace(problem, n=count)  # type: ignore[type-var]  # every problem is a dataclass
+    return changed
 
 
 def _normal(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:

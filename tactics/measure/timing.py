@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Protocol
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
@@ -80,6 +81,22 @@ def source_key(kernel: str) -> str:
     if kernel == "library":
         return sha256(Path(library_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
+
+
+class Timer(Protocol):
+    """What times tactics. `failures`: (problem, tactic's name) -> why it has no time."""
+
+    failures: dict[tuple[str, str], str]
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
+        """The time of each tactic that could be timed."""
+        ...
+
+    def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
+        """Do in parallel what these problems' tactics need before they can be timed."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Predicted:
@@ -152,7 +169,7 @@ class Measured:
             self._worker.kill()
             self._worker = None
 
-    def __del__(self):
+    def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
 
@@ -161,7 +178,7 @@ class Measured:
         wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch)))
         wanted = [item for item in wanted if item not in self._compiled]
 
-        def log(item) -> str:
+        def log(item: tuple[str, tuple[tuple[str, int], ...]]) -> str:
             try:
                 compile_kernel(item[0], dict(item[1]), self.device.sm)
                 return ""
@@ -178,7 +195,7 @@ class Measured:
         best: dict[tuple, float] = {}
         for tactic in known:
             record = self.cache.get(self.key(problem, tactic))
-            if "error" not in record:
+            if record is not None and "error" not in record:
                 best[_cell(tactic)] = min(record["us"], best.get(_cell(tactic), record["us"]))
         if self._compile_first:
             broken = self._compile([(problem, t) for t in todo])
@@ -229,20 +246,19 @@ class Measured:
         """The child's answer, or {"error": text} for a tactic, or {"setup": text} where the problem could not be set up."""
         if self._worker is not None and self._worker.ended:
             self.close()  # between two calls; no tactic's fault
-        if self._worker is None:
-            self._start()
+        worker = self._worker or self._start()
         try:
-            if self._worker.problem != problem:
-                reply = self._worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
+            if worker.problem != problem:
+                reply = worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
                 if "error" in reply:
                     self.close()
                     return {"setup": f"the problem could not be set up: {reply['error']}"}
-                self._worker.problem = problem
+                worker.problem = problem
         except _Lost as e:
             self.close()
             return {"setup": f"the problem could not be set up: {e}"}
         try:
-            reply = self._worker.ask(request, self._timeout_s)
+            reply = worker.ask(request, self._timeout_s)
             if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
                 raise _Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
         except _Lost as e:
@@ -252,11 +268,11 @@ class Measured:
             self.close()
         return reply
 
-    def _start(self) -> None:
+    def _start(self) -> _Worker:
         """Start the child. ValueError where it cannot run, or runs on another GPU than the timer's device."""
-        self._worker = _Worker(self._command)
+        worker = self._worker = _Worker(self._command)
         try:
-            hello = self._worker.receive(self._setup_timeout_s)
+            hello = worker.receive(self._setup_timeout_s)
             if "error" in hello:
                 raise _Lost(hello["error"])
         except _Lost as e:
@@ -266,6 +282,7 @@ class Measured:
         if hello.get("device") != mine:
             self.close()
             raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")
+        return worker
 
 
 class _Lost(Exception):
@@ -285,6 +302,8 @@ class _Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=env,
             start_new_session=True,
         )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     @property
     def ended(self) -> bool:
@@ -293,7 +312,7 @@ class _Worker:
     def ask(self, request: dict, timeout_s: float) -> dict:
         self._id += 1
         try:
-            self._process.stdin.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
+            self._requests.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
         except OSError:
             raise _Lost(self._death()) from None
         reply = self.receive(timeout_s)
@@ -305,10 +324,10 @@ class _Worker:
         """The next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
         end = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
             if not ready:
                 raise _Lost(f"no answer in {timeout_s:g} s: hung, and killed")
-            data = os.read(self._process.stdout.fileno(), 65536)
+            data = os.read(self._answers.fileno(), 65536)
             if not data:
                 raise _Lost(self._death())
             self._buffer += data
@@ -324,7 +343,7 @@ class _Worker:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for f in (self._process.stdin, self._process.stdout, self._stderr):
+        for f in (self._requests, self._answers, self._stderr):
             f.close()
 
     def _death(self) -> str:
@@ -338,7 +357,7 @@ class _Worker:
         return f"the timing process ended with code {code}" + (f": {tail}" if tail else "")
 
 
-def _good_samples(us, count: int) -> bool:
+def _good_samples(us: object, count: int) -> bool:
     return isinstance(us, list) and len(us) == count and all(isinstance(v, int | float) and 0 < v < MOST_US for v in us)
 
 
@@ -357,6 +376,6 @@ def predicted(device: Device) -> Predicted:
     return Predicted(device)
 
 
-def measured(device: Device, cache: Cache, **options) -> Measured:
+def measured(device: Device, cache: Cache, **options: Any) -> Measured:
     """A timer for the GPU at hand (cuda_kernels.device.current()); see Measured for the options."""
     return Measured(device, cache, **options)

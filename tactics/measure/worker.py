@@ -22,16 +22,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Array, Cuda, pack_params
+from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.data import images, random_data, reference
+from tactics.measure.data import images, of_images, random_data, reference
 from tactics.problems import codec
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.library_functions import bound
@@ -41,7 +42,7 @@ from tactics.problems.problem import (
     Problem,
 )
 from tactics.problems.protocol import Feature
-from tactics.step import Arg, Call
+from tactics.step import Arg, Call, Launch
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
@@ -67,13 +68,14 @@ def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
     return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
 
 
+Run = Callable[[], None]
 Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
 
 
-def scratch_for(gpu, steps) -> Scratch:
+def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
     """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
     not 0."""
-    workspace, counters = (max((getattr(s, kind) for s in steps), default=0) for kind in ("workspace", "counters"))
+    workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
     addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
     for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
         if nbytes:
@@ -90,16 +92,17 @@ def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str
     return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
 
 
-def run_call(gpu, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int) -> None:
+def run_call(
+    gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
+) -> None:
     """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
-    def array(given) -> Array | None:
-        if given is None:
-            return None
+    def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
         (kind, value), dtype, shape = given
         address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
         return Array(address, DTYPES[dtype], shape)
 
-    gpu.call(bound(call.function, dict(call.attributes), call.part), [array(a) for a in call.ins], array(call.out), nonfinite)
+    function = bound(call.function, dict(call.attributes), call.part)
+    gpu.call(function, [a and array(a) for a in call.ins], array(call.out), nonfinite)
 
 
 class Overloaded(RuntimeError):
@@ -110,7 +113,9 @@ class Clock:
     """The SM clock in MHz from the management library, asked for at most every 0.2 s; None where it does not answer."""
 
     def __init__(self, pci_bus_id: str):
-        self._at, self._mhz, self._handle = -1.0, None, None
+        self._at = -1.0
+        self._mhz: int | None = None
+        self._handle: Any = None
         try:
             import pynvml
 
@@ -159,7 +164,7 @@ class Stopwatch:
         self._flush_us = FLUSH_US
         self.discarded = 0
         self.overhead_us = 0.0
-        one, many = gpu.record(self._empty), gpu.record(lambda: [self._empty() for _ in range(17)])
+        one, many = (gpu.record(partial(self._empty, n)) for n in (1, 17))
         t1, t17 = (statistics.median(self.samples(lambda: None, timed, 9)) for timed in (one, many))
         self.overhead_us = max(0.0, t1 - max(0.0, (t17 - t1) / 16))
 
@@ -177,7 +182,7 @@ class Stopwatch:
                 return found
         raise Overloaded("the host cannot queue work fast enough to time it: is the machine overloaded?")
 
-    def _one(self, warm, timed) -> tuple[float, float]:
+    def _one(self, warm: Run, timed: Run) -> tuple[float, float]:
         """(microseconds of `timed`, microseconds that the host took to queue everything)."""
         start, stop = self._events
         begun = time.perf_counter()
@@ -191,8 +196,9 @@ class Stopwatch:
         us = 1e3 * self.gpu.cupy.cuda.get_elapsed_time(start, stop)
         return max(us - self.overhead_us, 0.05), queued_us
 
-    def _empty(self) -> None:
-        self._launch(0, 0)
+    def _empty(self, count: int) -> None:
+        for _ in range(count):
+            self._launch(0, 0)
 
     def _launch(self, words: int, clocks: int) -> None:
         at = self._data.data.ptr
@@ -210,15 +216,19 @@ class Bench:
         self.gpu = Cuda(device)
         self.cupy = self.gpu.cupy
         self.gpu.stream.use()
-        self._kernels = {}
-        self._scratch = []
+        self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
+        self._scratch: list[int] = []
         self.stopwatch = Stopwatch(self.gpu)
         self.clock = Clock(self.cupy.cuda.Device().pci_bus_id)
 
     def set_problem(self, problem: Problem) -> None:
         cupy = self.cupy
-        self._packed_inputs, self._packed_weights, self._ready = {}, {}, {}
-        self._nchw = self._out = self.expected = None
+        self._packed_inputs: dict[tuple[int, Format], Any] = {}
+        self._packed_weights: dict[tuple[str, Format | None], Any] = {}
+        self._ready: dict[Tactic, tuple[Run, Run, int, float]] = {}
+        self._nchw: list[Any] = []  # arrays on the GPU, given back before others are made
+        self._out: Any = None
+        self.expected: Any = None
         for address in self._scratch:
             self.gpu.free(address)
         self._scratch = []
@@ -239,22 +249,23 @@ class Bench:
         us = self.stopwatch.samples(warm, timed, samples, count)
         return {"us": [round(v, 4) for v in us], "clock_mhz": self.clock.mhz(), "rel_error": error}
 
-    def prepare(self, tactic: Tactic):
+    def prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
         """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
         steps = launches(self.problem, tactic)
         called = [s for s in steps if isinstance(s, Call)]
-        kernels = [] if called else [self._kernel(s.kernel, s.values) for s in steps]
+        own = [s for s in steps if isinstance(s, Launch)]
+        kernels = [self._kernel(s.kernel, s.values) for s in own]
         ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
         copies = self._copies(tactic)
         out = self._out.data.ptr
         scratch = scratch_for(self.gpu, steps)
         self._scratch += [address for address in scratch if address]
-        params = [] if called else [[bind(s.args, ins, out, copy, scratch) for s in steps] for copy in copies]
+        params = [[bind(s.args, ins, out, copy, scratch) for s in own] for copy in copies]
 
         def run(copy: int) -> None:
-            for call in called:
+            for call in called:  # all or none of the steps
                 run_call(self.gpu, call, ins, out, copies[copy], scratch[2])
-            for kernel, step, blob in zip(kernels, steps, params[copy], strict=True) if kernels else ():
+            for kernel, step, blob in zip(kernels, own, params[copy], strict=True):
                 self.gpu.launch(kernel, step.grid, step.block, step.smem, blob)
 
         self._out.fill(0xFF)  # NaN, in FP16 and in FP32
@@ -263,16 +274,20 @@ class Bench:
         # The last copy is for warming up. How many fit a sample is judged by one run, queue and all.
         once = min(self.stopwatch.samples(lambda: None, lambda: run(0), 2))
         count = int(np.clip(SAMPLE_US / once, 1, len(copies) - 1))
-        timed = lambda: [run(i) for i in range(count)]  # noqa: E731
-        timed = timed if called else self.gpu.record(timed)  # a library function allocates, as no graph can
-        return lambda: run(len(copies) - 1), timed, count, error
 
-    def _kernel(self, kernel: str, values: tuple):
+        def timed() -> None:
+            for i in range(count):
+                run(i)
+
+        # A library function allocates, as no graph can.
+        return lambda: run(len(copies) - 1), timed if called else self.gpu.record(timed), count, error
+
+    def _kernel(self, kernel: str, values: tuple[tuple[str, int], ...]) -> Kernel:
         if (kernel, values) not in self._kernels:
             self._kernels[kernel, values] = self.gpu.load(compile_kernel(kernel, dict(values), self.gpu.device.sm))
         return self._kernels[kernel, values]
 
-    def _input(self, i: int, fmt: Format):
+    def _input(self, i: int, fmt: Format) -> Any:
         if (i, fmt) not in self._packed_inputs:
             self._packed_inputs[i, fmt] = to_memory(self._nchw[i], fmt, self.cupy)
         return self._packed_inputs[i, fmt]
@@ -297,7 +312,7 @@ class Bench:
         starts = range(on_gpu.data.ptr, on_gpu.data.ptr + on_gpu.nbytes, nbytes)
         return [{name: start + at for name, at in places.items()} for start in starts]
 
-    def _reference(self):
+    def _reference(self) -> tuple[Any, np.ndarray]:
         """(expected FP32 NCHW on the GPU, the images it is for)."""
         p, cupy = self.problem, self.cupy
         every = np.arange(p.out_shape[0])
@@ -311,7 +326,7 @@ class Bench:
         per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
         count = int(np.clip(SMALL_ELEMENTS // per_image, 1, total))
         some = np.unique(np.linspace(0, total - 1, count).astype(int)) if count > 1 else every[-1:]
-        part = replace(p, n=len(some))
+        part = of_images(p, len(some))
         inputs = [x[some] if len(x) == total else x for x in self.inputs]
         return cupy.asarray(reference(part, inputs, self.weights)), some
 
@@ -334,7 +349,7 @@ class Bench:
         return error
 
 
-def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.ndarray]):
+def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
     """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out."""
     cupy = gpu.cupy
     with gpu.stream:
@@ -345,7 +360,8 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs, weights: Mapping[str, np.n
         if p.prologue.scaled:
             scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
             x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
-        end, residual = p.epilogue, None
+        end = p.epilogue
+        residual: Any = None
         if end.residual:
             residual = inputs[1].repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = cupy.ascontiguousarray(space_to_depth(residual, end.d2s, end.d2s_mode))

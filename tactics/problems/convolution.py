@@ -13,13 +13,15 @@ import numpy as np
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature, Problem, Shape4
 
+Given = np.ndarray | None  # an array of the problem's, or none
+
 
 def key(problem: Problem, kind: str) -> str:
     """A problem on one line: its kind, and every field that is not what it mostly is."""
     return " ".join((kind, *_parts(problem)))
 
 
-def _parts(record: Problem | Prologue | Epilogue) -> Iterator[str]:
+def _parts(record: Any) -> Iterator[str]:
     for f in fields(record):
         v = getattr(record, f.name)
         if isinstance(v, (Prologue, Epilogue)):
@@ -160,7 +162,10 @@ class ConvProblem(Problem):
     def macs(self) -> int:
         return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
-    def reference(self, x, w, bias=None, residual=None, slope=None, scale=None, shift=None) -> np.ndarray:
+    def reference(
+        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
+        scale: Given = None, shift: Given = None,
+    ) -> np.ndarray:  # fmt: skip
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c]),
         FP32 out. Bias and slope belong to the k channels before depth-to-space.
         """
@@ -191,9 +196,11 @@ class ConvProblem(Problem):
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
         """The epilogue's pool over the convolution's result."""
-        r, s, stride_h, stride_w, top, left, *out = self.epilogue.pool
-        window = (r, s, tuple(out), (stride_h, stride_w), (top, left, 0, 0))
-        return PoolProblem(self.n, self.k, self.p, self.q, "max", *window).reference(y)
+        r, s, stride_h, stride_w, top, left, high, wide = self.epilogue.pool
+        pool = PoolProblem(
+            self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0)
+        )
+        return pool.reference(y)
 
 
 def with_epilogue(problem: ConvProblem, **changes: Any) -> ConvProblem:
@@ -271,7 +278,9 @@ class ConvTransposeProblem(Problem):
     def macs(self) -> int:
         return self.n * (self.c // self.groups) * self.h * self.w * self.k * self.r * self.s
 
-    def reference(self, x, w, bias=None, residual=None, slope=None) -> np.ndarray:
+    def reference(
+        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None
+    ) -> np.ndarray:
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
@@ -312,7 +321,7 @@ class PoolProblem(Problem):
     dilation: tuple[int, int] = (1, 1)
     count_pad: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in ("max", "avg"):
             raise ValueError(f"pool: expected kind max or avg, got {self.kind!r}")
         if min(self.n, self.c, self.h, self.w, self.r, self.s, *self.out, *self.stride, *self.dilation) < 1:
@@ -333,7 +342,7 @@ class PoolProblem(Problem):
     def is_global(self) -> bool:
         return self.out == (1, 1) and (self.r, self.s) == (self.h, self.w) and not any(self.pad)
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         x, columns = self._along(np.asarray(x, np.float32), 1)  # along the columns, then along the rows: R + S steps, not R * S
         x, rows = self._along(x, 0)
         return x if self.kind == "max" else x / np.maximum(np.outer(rows, columns), 1)
@@ -393,7 +402,7 @@ class BackToBackProblem(_Pair):
     first: ConvProblem
     second: ConvProblem
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.second.in_shapes[0] != self.first.out_shape or self.first.epilogue.residual:
             raise ValueError(f"back to back: expected a second convolution of the first one's output, got {self}")
 
@@ -404,14 +413,13 @@ class BackToBackProblem(_Pair):
     def in_shapes(self) -> tuple[Shape4, ...]:
         return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
-    def reference(self, x, residual=None, **weights) -> np.ndarray:
+    def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
         """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
         rounded to FP16."""
-        first = {k: weights.get(n) for k, n in (("w", "w"), ("bias", "b"), ("slope", "slope"))}
-        second = {k: weights.get(n) for k, n in (("w", "w2"), ("bias", "b2"), ("slope", "slope2"))}
         with np.errstate(over="ignore"):
-            z = self.first.reference(x, **first).astype(np.float16).astype(np.float32)
-        return self.second.reference(z, residual=residual, **second)
+            z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
+            z = z.astype(np.float16).astype(np.float32)
+        return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +430,7 @@ class SqueezeExciteProblem(_Pair):
     first: ConvProblem
     second: ConvProblem
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.first.in_shapes[0] != self.average.out_shape or self.second.in_shapes != (self.first.out_shape,):
             raise ValueError(f"squeeze_excite: expected each to read the one before, got {self}")
 
@@ -433,7 +441,7 @@ class SqueezeExciteProblem(_Pair):
     def in_shapes(self) -> tuple[Shape4, ...]:
         return self.average.in_shapes
 
-    def reference(self, x, **weights) -> np.ndarray:
+    def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
         """FP32 arrays; weights "w", "b" of the first and "w2", "b2" of the second convolution."""
         hidden = self.first.reference(self.average.reference(x), weights["w"], weights.get("b"))
         return self.second.reference(hidden, weights["w2"], weights.get("b2"))

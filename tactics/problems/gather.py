@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ class ViewProblem(Problem):
     shape: Shape4
     out: Shape4
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if np.prod(self.shape, dtype=object) != np.prod(self.out, dtype=object):
             raise ValueError(f"view: {self.shape} and {self.out} have different numbers of elements")
 
@@ -48,7 +49,7 @@ class ViewProblem(Problem):
     def out_shape(self) -> Shape4:
         return self.out
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float32).reshape(self.out)
 
 
@@ -65,7 +66,7 @@ class GatherProblem(Problem):
     index: tuple[tuple[int, ...], ...] = ((), (), (), ())
     fill: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if sorted(self.perm) != [0, 1, 2, 3] or len(self.index) != 4:
             raise ValueError(f"gather: expected a permutation of 4 axes and 4 tables, got {self.perm}, {len(self.index)}")
         for axis, table in zip(self.perm, self.index, strict=True):
@@ -83,13 +84,14 @@ class GatherProblem(Problem):
 
     @property
     def out_shape(self) -> Shape4:
-        return tuple(len(t) or self.shape[a] for a, t in zip(self.perm, self.index, strict=True))
+        n, c, h, w = (len(t) or self.shape[a] for a, t in zip(self.perm, self.index, strict=True))
+        return n, c, h, w
 
     @property
     def is_transpose(self) -> bool:
         return not any(self.index)
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         y = np.asarray(x, np.float32).transpose(self.perm)
         for axis, table in enumerate(self.index):
             if table:
@@ -123,7 +125,7 @@ class ResizeProblem(Problem):
     roi: tuple[float, float, float, float] = (0.0, 1.0, 0.0, 1.0)
     extrapolation: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.mode not in ("linear", "cubic") or self.turn not in COORDINATES:
             raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.turn!r}")
         if not all(0 < s < math.inf for s in self.scale) or not all(map(math.isfinite, (*self.roi, self.cubic_a))):
@@ -175,7 +177,7 @@ class ResizeProblem(Problem):
             index[(x < 0) | (x > size - 1)] = -1
         return index.astype(np.int32), weight.astype(np.float32)
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         y = np.asarray(x, np.float32)
         outside = np.zeros(self.out, bool)
         for axis in (0, 1):
@@ -196,20 +198,20 @@ def _keys(far: np.ndarray, a: float) -> np.ndarray:
     return np.where(far < 1, near, np.where(far < 2, outer, 0))
 
 
-def _half_pixel(i, scale, size, out, roi):
+def _half_pixel(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     return (i + 0.5) / scale - 0.5
 
 
-def _half_pixel_symmetric(i, scale, size, out, roi):
+def _half_pixel_symmetric(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     """The output's length is floor(size * scale): the part that is lost is taken from both ends alike."""
     return size / 2 * (1 - out / (scale * size)) + (i + 0.5) / scale - 0.5
 
 
-def _align_corners(i, scale, size, out, roi):
+def _align_corners(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     return i * (size - 1) / (out - 1) if out > 1 else i * 0.0
 
 
-def _crop(i, scale, size, out, roi):
+def _crop(i: np.ndarray, scale: float | np.float32, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
     start, end = roi
     if out > 1:
         return start * (size - 1) + i * (end - start) * (size - 1) / (out - 1)
@@ -217,7 +219,7 @@ def _crop(i, scale, size, out, roi):
 
 
 # ONNX Resize's coordinate_transformation_mode: output indices -> input coordinates.
-COORDINATES = {
+COORDINATES: dict[str, Callable[[np.ndarray, float | np.float32, int, int, Sequence[float]], np.ndarray]] = {
     "asymmetric": lambda i, scale, size, out, roi: i / scale,
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
@@ -225,7 +227,7 @@ COORDINATES = {
     "align_corners": _align_corners,
     "tf_crop_and_resize": _crop,
 }
-ROUNDINGS = {
+ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -233,7 +235,9 @@ ROUNDINGS = {
 }
 
 
-def nearest(size: int, out: int, scale: float, turn: str, rounding: str, roi=(0.0, 1.0)) -> tuple[int, ...]:
+def nearest(
+    size: int, out: int, scale: float, turn: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
+) -> tuple[int, ...]:
     """The input index of each of `out` pixels of a nearest Resize; -1 outside the image, with tf_crop_and_resize.
 
     In FP32, as other runtimes compute it: a coordinate that is exactly between two pixels, or on one, falls to the same side.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class LibraryProblem(Problem):
     constants: tuple[tuple[tuple[int, ...], str], ...] = ()
     part: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.function not in FUNCTIONS:
             raise ValueError(f"library: unknown function {self.function!r}, expected one of {', '.join(FUNCTIONS)}")
         for shape, shape4 in zip((*self.shapes, self.shape), self.shapes4, strict=True):
@@ -46,7 +47,7 @@ class LibraryProblem(Problem):
 
     def excess(self) -> str:
         """What of the attributes would take a function time or memory out of all proportion to its tensors, or ""."""
-        given = dict(self.attributes)
+        given: dict[str, Any] = dict(self.attributes)
         numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
         if any(abs(v) > LARGEST for v in numbers):
             return f"{self.function}: attributes above {LARGEST}"
@@ -79,7 +80,7 @@ class LibraryProblem(Problem):
     def out_shape(self) -> Shape4:
         return self.shapes4[-1]
 
-    def reference(self, *tensors, **weights) -> np.ndarray:
+    def reference(self, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
         """Arrays of in_shapes, floating-point ones FP32, and weights c0, c1, ...; an array of out_shape."""
         given = {f"t{i}": np.asarray(x).reshape(s) for i, (x, s) in enumerate(zip(tensors, self.shapes, strict=True))}
         for i, dtype in enumerate(self.dtypes):

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+Sizes = Sequence[int]
+Array = np.ndarray  # or CuPy's
+Taps = list[tuple[Any, Any]]  # (index, weight) of each neighbour along an axis, arrays
+Function = Callable[..., Any]  # (xp, arrays, attributes by name) -> an array, or a tuple of them
 
 def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Callable:
     """(xp, arrays as they lie in memory) -> output number `part` of a function in FUNCTIONS with these attributes."""
 
-    def run(xp, arrays):
+    def run(xp: ModuleType, arrays: Array) -> Array:
         wide = [a.astype(xp.float32) if a is not None and a.dtype.kind == "f" else a for a in arrays]
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
             y = FUNCTIONS[function](xp, *wide, **attributes)
@@ -29,7 +35,7 @@ def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Cal
 # ---- windows
 
 
-def lrn(xp, x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
+def lrn(xp: ModuleType, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Array:
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
     channels = x.shape[1]
     before, behind = min((size - 1) // 2, channels - 1), min(size // 2, channels - 1)  # there is nothing further away
@@ -38,13 +44,14 @@ def lrn(xp, x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
     return x / (bias + alpha / size * total) ** beta
 
 
-def _framed(xp, x, before, behind, value=0):
+def _framed(xp: ModuleType, x: Array, before: Sizes, behind: Sizes, value: float = 0) -> Array:
     """`x` with as many rows, columns, ... of `value` before and behind; a negative number before is that many cut off."""
     kept = x[(slice(None), slice(None), *(slice(max(-b, 0), None) for b in before))]
     return xp.pad(kept, [(0, 0), (0, 0), *((max(b, 0), e) for b, e in zip(before, behind, strict=True))], constant_values=value)
 
 
-def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
+def lp_pool(xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes,
+            p: float = 2) -> Array:  # fmt: skip
     """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
     n = len(kernel_shape)
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
@@ -56,13 +63,14 @@ def lp_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, p=2):
     return total ** (1 / p)
 
 
-def _taps(axis, kernel_shape, out, strides, dilations):
+def _taps(axis: int, kernel_shape: Sizes, out: Sizes, strides: Sizes, dilations: Sizes) -> list[tuple[slice, ...]]:
     """The slices of an array [N, C, ...] that hold the first element of each window along `axis`, the second, ..."""
     size, o, s, d = (row[axis] for row in (kernel_shape, out, strides, dilations))
     return [(slice(None),) * (2 + axis) + (slice(i * d, i * d + (o - 1) * s + 1, s),) for i in range(size)]
 
 
-def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_order=0):
+def max_pool(xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes,
+             storage_order: int = 0) -> tuple[Array, ...]:  # fmt: skip
     """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
     pixels of a channel are numbered column by column."""
     n, sizes = len(kernel_shape), x.shape[2:]
@@ -84,34 +92,35 @@ def max_pool(xp, x, *, kernel_shape, out, strides, pads, dilations, storage_orde
     return padded, numbers.astype(xp.int64)
 
 
-def global_lp_pool(xp, x, *, p=2):
+def global_lp_pool(xp: ModuleType, x: Array, *, p: float = 2) -> Array:
     return (abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)
 
 
 # ---- order
 
 
-def top_k(xp, x, *, k, axis=-1, largest=1, sorted=1):
+def top_k(xp: ModuleType, x: Array, *, k: int, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Array, ...]:
     """(values, indices) of the k largest or smallest, in order; of equal ones the first come first."""
     order = xp.argsort(-x if largest else x, axis=axis, kind="stable")
     chosen = xp.take(order, xp.arange(k), axis=axis)
     return xp.take_along_axis(x, chosen, axis=axis), chosen.astype(xp.int64)
 
 
-def arg_max(xp, x, *, axis=0, keepdims=1, select_last_index=0):
+def arg_max(xp: ModuleType, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
     found = xp.argmax(xp.flip(x, axis) if select_last_index else x, axis=axis)
     found = x.shape[axis] - 1 - found if select_last_index else found
     return (xp.expand_dims(found, axis) if keepdims else found).astype(xp.int64)
 
 
-def arg_min(xp, x, **attributes):
+def arg_min(xp: ModuleType, x: Array, **attributes: Any) -> Array:
     return arg_max(xp, -x, **attributes)
 
 
 # ---- sampling
 
 
-def grid_sample(xp, x, grid, *, mode="linear", padding_mode="zeros", align_corners=0):
+def grid_sample(xp: ModuleType, x: Array, grid: Array, *,
+                mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0) -> Array:  # fmt: skip
     """x [N,C,*sizes] at the points grid [N,*out,len(sizes)], whose last axis names the last axis of x first, -1 to 1."""
     sizes, n = x.shape[2:], x.shape[0]
     points = []
@@ -120,6 +129,7 @@ def grid_sample(xp, x, grid, *, mode="linear", padding_mode="zeros", align_corne
         if mode not in ("cubic", "bicubic"):
             at = _inside(xp, at, size, padding_mode, align_corners)
         points.append(at)
+    taps: list[Taps]
     if mode == "nearest":
         taps = [[(xp.rint(at).astype(xp.int64), 1.0)] for at in points]
     elif mode in ("cubic", "bicubic"):
@@ -141,7 +151,7 @@ def grid_sample(xp, x, grid, *, mode="linear", padding_mode="zeros", align_corne
     return xp.moveaxis(total, -1, 1).astype(xp.float32)
 
 
-def _inside(xp, at, size, padding_mode, align_corners):
+def _inside(xp: ModuleType, at: Array, size: int, padding_mode: str, align_corners: int) -> Array:
     """Coordinates brought back into the image, where `padding_mode` does so."""
     if padding_mode == "border":
         return xp.clip(at, 0, size - 1)
@@ -155,21 +165,21 @@ def _inside(xp, at, size, padding_mode, align_corners):
     return xp.clip(low + xp.where(away > span, 2 * span - away, away), 0, size - 1)
 
 
-def _linear_taps(xp, at):
+def _linear_taps(xp: ModuleType, at: Array) -> Taps:
     first = xp.floor(at)
     index = first.astype(xp.int64)
     return [(index, 1 - (at - first)), (index + 1, at - first)]
 
 
-def _cubic_taps(xp, at, a=-0.75):
+def _cubic_taps(xp: ModuleType, at: Array, a: float = -0.75) -> Taps:
     """Keys' cubic convolution over four neighbours."""
     first = xp.floor(at)
     index, t = first.astype(xp.int64), at - first
 
-    def near(d):
+    def near(d: Array) -> Array:
         return ((a + 2) * d - (a + 3)) * d * d + 1
 
-    def far(d):
+    def far(d: Array) -> Array:
         return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
     return [(index - 1, far(t + 1)), (index, near(t)), (index + 1, near(1 - t)), (index + 2, far(2 - t))]
@@ -178,11 +188,11 @@ def _cubic_taps(xp, at, a=-0.75):
 # ---- elements by computed indices
 
 
-def gather(xp, x, indices, *, axis=0):
+def gather(xp: ModuleType, x: Array, indices: Array, *, axis: int = 0) -> Array:
     return xp.take(x, _wrapped(xp, indices, x.shape[axis]), axis=axis)
 
 
-def gather_elements(xp, x, indices, *, axis=0):
+def gather_elements(xp: ModuleType, x: Array, indices: Array, *, axis: int = 0) -> Array:
     axis %= x.ndim
     rows = xp.ogrid[tuple(slice(d) for d in indices.shape)]
     rows = list(rows) if isinstance(rows, (list, tuple)) else [rows]
@@ -190,54 +200,54 @@ def gather_elements(xp, x, indices, *, axis=0):
     return x[tuple(rows)]
 
 
-def gather_nd(xp, x, indices, *, batch_dims=0):
+def gather_nd(xp: ModuleType, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     depth = indices.shape[-1]
     batch = [xp.arange(d).reshape(*(1,) * i, d, *(1,) * (indices.ndim - 2 - i)) for i, d in enumerate(x.shape[:batch_dims])]
     return x[(*batch, *(_wrapped(xp, indices[..., i], x.shape[batch_dims + i]) for i in range(depth)))]
 
 
-def _wrapped(xp, indices, size):
+def _wrapped(xp: ModuleType, indices: Array, size: Array) -> Array:
     return xp.where(indices < 0, indices + size, indices)
 
 
 # ---- elementwise, of any type
 
 
-def where(xp, condition, x, y):
+def where(xp: ModuleType, condition: Array, x: Array, y: Array) -> Array:
     return xp.where(condition, x, y)
 
 
-def cast(xp, x, *, to):
+def cast(xp: ModuleType, x: Array, *, to: str) -> Array:
     """`to`: float32, int32, int64 or bool; what is no integer is cut off towards zero."""
     return x != 0 if to == "bool" else x.astype(to)
 
 
-def is_inf(xp, x, *, detect_negative=1, detect_positive=1):
+def is_inf(xp: ModuleType, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
     return xp.isinf(x) & ((x > 0) & bool(detect_positive) | (x < 0) & bool(detect_negative))
 
 
-def cum_sum(xp, x, *, axis, exclusive=0, reverse=0):
+def cum_sum(xp: ModuleType, x: Array, *, axis: int, exclusive: int = 0, reverse: int = 0) -> Array:
     x = xp.flip(x, axis) if reverse else x
     y = xp.cumsum(x, axis=axis, dtype=x.dtype)
     y = y - x if exclusive else y
     return xp.flip(y, axis) if reverse else y
 
 
-def mod(xp, a, b, *, fmod=0):
+def mod(xp: ModuleType, a: Array, b: Array, *, fmod: int = 0) -> Array:
     return xp.fmod(a, b) if fmod else xp.mod(a, b)
 
 
-def div(xp, a, b):
+def div(xp: ModuleType, a: Array, b: Array) -> Array:
     """Of integers, cut off towards zero."""
     return xp.sign(a) * xp.sign(b) * (abs(a) // abs(b))
 
 
-def clip(xp, x, low=None, high=None):
+def clip(xp: ModuleType, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     x = x if low is None else xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)
 
 
-def power(xp, a, b):
+def power(xp: ModuleType, a: Array, b: Array) -> Array:
     """Of integers: exact where the exponent is not negative, else 1 / a ** -b, cut off towards zero."""
     if b.dtype.kind == "f":
         return xp.power(a.astype(xp.float64), b)
@@ -248,18 +258,18 @@ def power(xp, a, b):
 # ---- elements elsewhere, of any type
 
 
-def concat(xp, *arrays, axis):
+def concat(xp: ModuleType, *arrays: Array, axis: Array) -> Array:
     return xp.concatenate(arrays, axis=axis)
 
 
-def slice_(xp, x, *, axes, starts, counts, steps):
+def slice_(xp: ModuleType, x: Array, *, axes: Sizes, starts: Sizes, counts: Sizes, steps: Sizes) -> Array:
     """Along each of `axes`, `counts` elements from `starts` on, every `steps`."""
     for axis, start, count, step in zip(axes, starts, counts, steps, strict=True):
         x = xp.take(x, start + step * xp.arange(count), axis=axis)
     return x
 
 
-def split(xp, x, *, axis, sizes):
+def split(xp: ModuleType, x: Array, *, axis: int, sizes: Sizes) -> tuple[Array, ...]:
     ends = list(itertools.accumulate(sizes))
     return tuple(x[(*(slice(None),) * axis, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True))
 
@@ -267,39 +277,39 @@ def split(xp, x, *, axis, sizes):
 # ---- rows
 
 
-def _reduction(name):
-    def reduced(xp, x, *, axes, keepdims):
+def _reduction(name: str) -> Function:
+    def reduced(xp: ModuleType, x: Array, *, axes: Sizes, keepdims: int) -> Array:
         more = {"dtype": x.dtype} if name in ("sum", "prod") else {}  # NumPy would widen int32
         return getattr(xp, name)(x, axis=tuple(axes), keepdims=bool(keepdims), **more) if axes else x
 
     return reduced
 
 
-def lp_normalization(xp, x, *, axis=-1, p=2):
+def lp_normalization(xp: ModuleType, x: Array, *, axis: int = -1, p: float = 2) -> Array:
     size = abs(x).sum(axis=axis, keepdims=True) if p == 1 else xp.sqrt((x * x).sum(axis=axis, keepdims=True))
     return x / xp.where(size == 0, 1, size)
 
 
-def hardmax(xp, x, *, axis=-1):
+def hardmax(xp: ModuleType, x: Array, *, axis: int = -1) -> Array:
     first = xp.argmax(x, axis=axis)
     along = xp.arange(x.shape[axis]).reshape(*(1,) * (axis % x.ndim), -1, *(1,) * (x.ndim - 1 - axis % x.ndim))
     return (along == xp.expand_dims(first, axis)).astype(xp.float32)
 
 
-def shrink(xp, x, *, lambd=0.5, bias=0.0):
+def shrink(xp: ModuleType, x: Array, *, lambd: float = 0.5, bias: float = 0.0) -> Array:
     return xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, 0))
 
 
-def _unary(name):
+def _unary(name: str) -> Function:
     return lambda xp, x: getattr(xp, name)(x)
 
 
-def _binary(name):
+def _binary(name: str) -> Function:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
 
 # ONNX operator -> its function.
-FUNCTIONS = {
+FUNCTIONS: dict[str, Function] = {
     "LRN": lrn, "LpPool": lp_pool, "GlobalLpPool": global_lp_pool, "LpNormalization": lp_normalization, "Hardmax": hardmax,
     "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min, "GridSample": grid_sample,
     "Where": where, "Cast": cast, "IsInf": is_inf, "IsNaN": _unary("isnan"), "Not": _unary("logical_not"),

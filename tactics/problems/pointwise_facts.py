@@ -26,7 +26,7 @@ class Interval:
     low: float = -INF
     high: float = INF
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.low <= self.high:
             raise ValueError(f"expected an interval, got {self.low} to {self.high}")
 
@@ -72,7 +72,7 @@ class Fact:
 def _corners(op: Callable[[float, float], float]) -> Callable[..., Interval]:
     """The image of what is monotone in each of its arguments apart; anything where a corner is no number."""
 
-    def image(v: Interval, b: Interval, *_) -> Interval:
+    def image(v: Interval, b: Interval, *_: float) -> Interval:
         found = [op(x, y) for x in (v.low, v.high) for y in (b.low, b.high)]
         return ANY if any(map(math.isnan, found)) else Interval(min(found), max(found))
 
@@ -83,7 +83,7 @@ def _times(x: float, y: float) -> float:
     return 0.0 if not x or not y else x * y  # an infinite end is no value: 0 times what comes near it is 0
 
 
-def _div(v: Interval, b: Interval, *_) -> Interval:
+def _div(v: Interval, b: Interval, *_: float) -> Interval:
     if b.low > 0 or b.high < 0:
         return MUL(v, Interval(1 / b.high, 1 / b.low))
     positive = v.low >= 0 and b.low >= 0
@@ -99,17 +99,17 @@ def _rising(f: Callable[..., float]) -> Callable[..., Interval]:
     return image
 
 
-def _abs(v: Interval, *_) -> Interval:
+def _abs(v: Interval, *_: float) -> Interval:
     most = max(abs(v.low), abs(v.high))
     return Interval(0.0 if v.low <= 0 <= v.high else min(abs(v.low), abs(v.high)), most)
 
 
-def _square(v: Interval, *_) -> Interval:
+def _square(v: Interval, *_: float) -> Interval:
     size = _abs(v)
     return Interval(_safe(lambda x: x * x)(size.low), _safe(lambda x: x * x)(size.high))
 
 
-def _pow(v: Interval, b: Interval, *_) -> Interval:
+def _pow(v: Interval, b: Interval, *_: float) -> Interval:
     if v.low < 0:
         return POSITIVE if b.low == b.high and b.low % 2 == 0 else ANY
     if not 0 <= b.low == b.high < INF:
@@ -145,7 +145,7 @@ def _within(*interval: float) -> Callable[..., Interval]:
     return lambda v, *_: known
 
 
-def _leaky(v: Interval, b: Interval, *_) -> Interval:
+def _leaky(v: Interval, b: Interval, *_: float) -> Interval:
     """v where v >= 0, else v times the slope."""
     below = MUL(Interval(min(v.low, 0.0), min(v.high, 0.0)), b)
     return Interval(max(v.low, 0.0), max(v.high, 0.0)).hull(below)

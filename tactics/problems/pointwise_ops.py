@@ -14,12 +14,20 @@ import numpy as np
 
 MAX_STAGES, MAX_SOURCES = 8, 6  # of one chain: the digits that the kernel's compile-time values have room for
 
+Meaning = Callable[..., np.ndarray]
+
+
+def _prelu(v: np.ndarray, slope: np.ndarray | float = 0.25) -> np.ndarray:
+    """ONNX PRelu; Activation.apply gives it the slope of each channel."""
+    return np.where(v >= 0, v, v * slope)
+
+
 # name -> (number of parameters, meaning). `prelu` has its slope per channel as a weight. Order: include/activation.cuh.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, tuple[int, Meaning]] = {
     "none": (0, lambda v: v),
     "relu": (0, lambda v: np.maximum(v, 0)),
     "leaky_relu": (1, lambda v, a: np.where(v >= 0, v, a * v)),
-    "prelu": (0, None),
+    "prelu": (0, _prelu),
     "clip": (2, lambda v, lo, hi: np.minimum(np.maximum(v, lo), hi)),
     "sigmoid": (0, lambda v: 1 / (1 + np.exp(-v))),
     "silu": (0, lambda v: v / (1 + np.exp(-v))),
@@ -29,16 +37,16 @@ ACTIVATIONS = {
 }
 
 
-def _erf(v):
+def _erf(v: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[np.float32])(v)
 
 
-def _softplus(v):
+def _softplus(v: np.ndarray) -> np.ndarray:
     return np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v)))
 
 
 # name -> (number of parameters, meaning). Order: pointwise.cu.
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[int, Meaning]] = {
     "abs": (0, np.abs),
     "ceil": (0, np.ceil),
     "elu": (1, lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0)))),
@@ -92,7 +100,7 @@ class Activation:
     name: str = "none"
     params: tuple[float, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.name not in ACTIVATIONS:
             raise ValueError(f"unknown activation {self.name!r}: expected one of {', '.join(ACTIVATIONS)}")
         if len(self.params) != ACTIVATIONS[self.name][0]:
@@ -104,7 +112,7 @@ class Activation:
     def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
         """FP32 NCHW in, FP32 out; `slope` is [C], for prelu."""
         if self.name == "prelu":
-            return np.where(v >= 0, v, v * np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
+            return _prelu(v, np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
         with np.errstate(over="ignore"):
             return ACTIVATIONS[self.name][1](v, *(np.float32(p) for p in self.params)).astype(np.float32)
 
@@ -124,7 +132,7 @@ class Stage:
     operand: str = ""
     params: tuple[float, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.op not in CODES or self.op == "none":
             raise ValueError(f"unknown pointwise op {self.op!r}: expected one of {', '.join(list(CODES)[1:])}")
         count = (not self.operand) if self.op in OPERATIONS else (ACTIVATIONS | FUNCTIONS)[self.op][0]

@@ -21,7 +21,7 @@ from tactics.problems.convolution import (
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library import LibraryProblem
 from tactics.problems.pointwise_ops import Stage
-from tactics.problems.protocol import Problem, Shape4
+from tactics.problems.protocol import Problem, Shape4, spanned
 from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 
@@ -42,7 +42,7 @@ class PointwiseProblem(Problem):
     tensors: tuple[str, ...] = ("nchw",)
     constants: tuple[str, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         named = {f"t{i}" for i in range(len(self.tensors))} | {f"c{i}" for i in range(len(self.constants))}
         if unknown := [s for s in self.stages if s.operand and s.operand not in named]:
             raise ValueError(f"pointwise: {unknown[0]} reads none of {', '.join(sorted(named))}")
@@ -54,7 +54,7 @@ class PointwiseProblem(Problem):
 
     def span(self, axes: str) -> Shape4:
         """The shape of a tensor or constant that spans `axes`."""
-        return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
+        return spanned(self.out_shape, axes)
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
@@ -64,7 +64,7 @@ class PointwiseProblem(Problem):
     def out_shape(self) -> Shape4:
         return (self.n, self.c, self.h, self.w)
 
-    def reference(self, *tensors, **constants) -> np.ndarray:
+    def reference(self, *tensors: np.ndarray, **constants: np.ndarray) -> np.ndarray:
         """FP32 arrays of in_shapes, and constants c0, c1, ... as many values as they span; FP32 out."""
         operands = {f"t{i}": np.asarray(x, np.float32) for i, x in enumerate(tensors)}
         for i, axes in enumerate(self.constants):
@@ -96,7 +96,7 @@ class MoveProblem(Problem):
     step: tuple[int, int, int] = (1, 1, 1)
     fill: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"):
             raise ValueError(f"move: unknown kind {self.kind!r}")
         b, (k, high, wide) = self.step[1], self.out
@@ -126,11 +126,12 @@ class MoveProblem(Problem):
         rows_and_columns = (self.start[1:], self.step, self.out[1:]) == ((0, 0), (1, 1, 1), (self.h, self.w))
         return self.kind == "window" and rows_and_columns and self.start[0] >= 0 and self.start[0] + self.out[0] <= self.c
 
-    def source(self, c, h, w):
+    def source(self, c: np.ndarray, h: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Input coordinates of output coordinates (integer arrays that broadcast)."""
         b = self.step[1]
         if self.kind == "window":
-            return tuple(s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
+            c, h, w = (s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
+            return c, h, w
         if self.kind == "upsample":
             return c, h // self.step[1], w // self.step[2]
         if self.kind == "d2s_dcr":
@@ -142,7 +143,7 @@ class MoveProblem(Problem):
         corner, c = (c // self.c, c % self.c) if self.kind == "s2d_dcr" else (c % b**2, c // b**2)
         return c, h * b + corner // b, w * b + corner % b
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         x = np.asarray(x, np.float32)
         c, h, w = np.meshgrid(*(np.arange(d) for d in self.out), indexing="ij")
         c, h, w = self.source(c, h, w)
@@ -159,7 +160,7 @@ class ConcatProblem(Problem):
     rest: tuple[int, int, int]
     axis: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.axis not in range(4) or len(self.rest) != 3 or not self.sizes:
             raise ValueError(f"concat: expected an axis 0 to 3, sizes along it and 3 sizes along the others, got {self}")
 
@@ -167,7 +168,9 @@ class ConcatProblem(Problem):
         return key(self, "concat")
 
     def _shape(self, size: int) -> Shape4:
-        return (*self.rest[: self.axis], size, *self.rest[self.axis :])
+        dims = *self.rest[: self.axis], size, *self.rest[self.axis :]
+        n, c, h, w = dims
+        return n, c, h, w
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
@@ -177,7 +180,7 @@ class ConcatProblem(Problem):
     def out_shape(self) -> Shape4:
         return self._shape(sum(self.sizes))
 
-    def reference(self, *xs) -> np.ndarray:
+    def reference(self, *xs: np.ndarray) -> np.ndarray:
         return np.concatenate([np.asarray(x, np.float32) for x in xs], axis=self.axis)
 
 
@@ -203,7 +206,7 @@ class ReformatProblem(Problem):
     def out_shape(self) -> Shape4:
         return (self.n, self.c, self.h, self.w)
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float32)
 
 
@@ -222,7 +225,7 @@ class MatmulProblem(Problem):
     trans_a: bool = False
     trans_b: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if any(a != b and 1 not in (a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True)):
             raise ValueError(f"matmul: batches {self.a_batch} and {self.b_batch} do not broadcast")
 
@@ -231,7 +234,8 @@ class MatmulProblem(Problem):
 
     @property
     def batch(self) -> tuple[int, int]:
-        return tuple(max(a, b) for a, b in zip(self.a_batch, self.b_batch, strict=True))
+        (a, b), (c, d) = self.a_batch, self.b_batch
+        return max(a, c), max(b, d)
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
@@ -243,7 +247,7 @@ class MatmulProblem(Problem):
     def out_shape(self) -> Shape4:
         return (*self.batch, self.m, self.n)
 
-    def reference(self, a, b) -> np.ndarray:
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         return (a.swapaxes(2, 3) if self.trans_a else a) @ (b.swapaxes(2, 3) if self.trans_b else b)
 

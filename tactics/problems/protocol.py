@@ -10,6 +10,12 @@ import numpy as np
 Shape4 = tuple[int, int, int, int]
 
 
+def spanned(shape: Shape4, axes: str) -> Shape4:
+    """The shape of what spans some axes of a tensor, a substring of "nchw", and is repeated along the others."""
+    n, c, h, w = (d if a in axes else 1 for a, d in zip("nchw", shape, strict=True))
+    return n, c, h, w
+
+
 class Feature(StrEnum):
     """A step that a kernel has only if its family says so (tactics.families.table.SUPPORTS); its value is what a log says of
     a family without it, behind "no"."""
@@ -40,6 +46,9 @@ class Problem(Protocol):
     @property
     def macs(self) -> int:
         return 0
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
     def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The meaning: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""

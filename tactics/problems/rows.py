@@ -6,14 +6,16 @@ A row is all elements that differ along `axes` only, a substring of "nchw". As i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tactics.problems.protocol import Problem, Shape4
+from tactics.problems.protocol import Problem, Shape4, spanned
 
 # name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of rows.cu.
-REDUCTIONS = {
+REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "sum": lambda x, a: x.sum(a, keepdims=True),
     "mean": lambda x, a: x.mean(a, keepdims=True),
     "max": lambda x, a: x.max(a, keepdims=True),
@@ -24,7 +26,7 @@ REDUCTIONS = {
     "sum_square": lambda x, a: (x * x).sum(a, keepdims=True),
     "log_sum": lambda x, a: np.log(x.sum(a, keepdims=True)),
     "log_sum_exp": lambda x, a: np.log(np.exp(x - x.max(a, keepdims=True)).sum(a, keepdims=True)) + x.max(a, keepdims=True),
-    "inv_std": None,  # 1 / sqrt(variance + epsilon)
+    "inv_std": lambda x, a: 1 / np.sqrt(x.var(a, keepdims=True)),  # of variance + epsilon, see ReduceProblem
 }
 NORMALIZATIONS = ("softmax", "log_softmax", "standard")
 
@@ -33,7 +35,7 @@ def _indices(axes: str) -> tuple[int, ...]:
     return tuple("nchw".index(a) for a in axes)
 
 
-def _check(kind: str, known, axes: str) -> None:
+def _check(kind: str, known: Collection[str], axes: str) -> None:
     if kind not in known:
         raise ValueError(f"rows: unknown kind {kind!r}, expected one of {', '.join(known)}")
     if not axes or axes != "".join(a for a in "nchw" if a in axes):
@@ -52,7 +54,7 @@ class ReduceProblem(Problem):
     axes: str
     epsilon: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(self.kind, REDUCTIONS, self.axes)
 
     def __str__(self) -> str:
@@ -65,9 +67,9 @@ class ReduceProblem(Problem):
 
     @property
     def out_shape(self) -> Shape4:
-        return tuple(1 if a in self.axes else d for a, d in zip("nchw", self.in_shapes[0], strict=True))
+        return spanned(self.in_shapes[0], "".join(a for a in "nchw" if a not in self.axes))
 
-    def reference(self, x) -> np.ndarray:
+    def reference(self, x: np.ndarray) -> np.ndarray:
         x, axes = np.asarray(x, np.float32), _indices(self.axes)
         if self.kind == "inv_std":
             return 1 / np.sqrt(x.var(axes, keepdims=True) + np.float32(self.epsilon))
@@ -92,7 +94,7 @@ class NormalizeProblem(Problem):
     epsilon: float = 0.0
     affine: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(self.kind, NORMALIZATIONS, self.axes)
         if self.groups < 1 or self.c % self.groups or (self.groups > 1 and "c" not in self.axes):
             raise ValueError(f"normalize: c={self.c} along axes {self.axes} cannot be in {self.groups} groups")
@@ -114,9 +116,9 @@ class NormalizeProblem(Problem):
 
     def span(self, axes: str) -> Shape4:
         """The shape of a constant that spans `axes`."""
-        return tuple(d if a in axes else 1 for a, d in zip("nchw", self.out_shape, strict=True))
+        return spanned(self.out_shape, axes)
 
-    def reference(self, x, scale=None, bias=None) -> np.ndarray:
+    def reference(self, x: np.ndarray, scale: Any = None, bias: Any = None) -> np.ndarray:
         """FP32 in and out; scale and bias have as many values as they span."""
         x = np.asarray(x, np.float32).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
         axes = tuple({"n": 0, "c": 2, "h": 3, "w": 4}[a] for a in self.axes)
