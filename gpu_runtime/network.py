@@ -3,8 +3,10 @@ take a `Network` and give one; none of them changes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from tactics.format import Format, representative
 from tactics.problems.protocol import Feature, Problem, Shape4
 
 FP32 = Format("fp32", "chw")
+P_co = TypeVar("P_co", bound=Problem, covariant=True)
+Q = TypeVar("Q", bound=Problem)
+Literal = tuple[str, str]  # a group and one of its options
+Group = tuple[str, tuple[str, ...]]  # a decision and its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Op(Generic[P_co]):
     """One problem between named tensors.
 
     `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
@@ -38,17 +44,22 @@ class Op:
     """
 
     name: str
-    problem: Problem
+    problem: P_co
     inputs: tuple[str, ...]
     output: str
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
-    when: tuple[tuple[str, str], ...] = ()
+    when: tuple[Literal, ...] = ()
     layer: str = ""
     layers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+def computes(op: Op[Problem] | None, kind: type[Q]) -> TypeGuard[Op[Q]]:
+    """Whether there is an op, and its problem is of that kind."""
+    return op is not None and isinstance(op.problem, kind)
+
+
+@dataclass(frozen=True)
 class Network:
     """All ops with all alternatives, topologically ordered; `tensors`: NCHW shape of all that any op touches.
 
@@ -62,11 +73,43 @@ class Network:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     tensors: Mapping[str, Shape4]
-    ops: tuple[Op, ...]
-    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ops: tuple[Op[Problem], ...]
+    groups: tuple[Group, ...] = ()
     only: Mapping[str, Format] = field(default_factory=dict)
     wide: frozenset[str] = frozenset()
     reads_wide: frozenset[str] = frozenset()
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
+        """Tensor -> the ops that read it, each once, in the network's order. Tensors that nothing reads have none."""
+        found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
+        for op in self.ops:
+            for t in dict.fromkeys(op.inputs):
+                found.setdefault(t, []).append(op)
+        return {t: tuple(ops) for t, ops in found.items()}
+
+    @cached_property
+    def producers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
+        """Tensor -> the ops that give it, one of which does in each plan. Network inputs have none."""
+        found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
+        for op in self.ops:
+            found.setdefault(op.output, []).append(op)
+        return {t: tuple(ops) for t, ops in found.items()}
+
+    @cached_property
+    def output_names(self) -> frozenset[str]:
+        return frozenset(t.name for t in self.outputs)
+
+    def pruned(self) -> Network:
+        """Without the ops whose outputs nothing reads, and without the tensors that no op touches."""
+        kept, read = [], set(self.output_names)
+        for op in reversed(self.ops):
+            if op.output in read:
+                kept.append(op)
+                read.update(op.inputs)
+        used = {t.name for t in self.inputs} | read | {op.output for op in kept}
+        tensors = {t: shape for t, shape in self.tensors.items() if t in used}
+        return replace(self, ops=tuple(reversed(kept)), tensors=tensors)
 
     def formats(self, tensor: str) -> tuple[Format, ...]:
         """Those that a tensor may have inside the network, one name for each memory layout."""
@@ -74,20 +117,20 @@ class Network:
             return (self.only[tensor],)
         return (*((FP32,) if tensor in self.wide else ()), *representative(self.tensors[tensor]))
 
-    def is_single(self, tensor: str) -> bool:
+    def is_fp32(self, tensor: str) -> bool:
         """Whether the tensor is written in FP32, since FP16 cannot hold its values or would round them too much."""
         return tensor in self.wide or (tensor in self.only and self.only[tensor].dtype == "fp32")
 
-    def dtypes(self, op: Op) -> tuple[str, ...]:
+    def dtypes(self, op: Op[Problem]) -> tuple[str, ...]:
         """Of the op's inputs, then of its output, if FP32 is among them; else nothing."""
         found = tuple(fmts[-1].dtype for fmts in self.formats_in(op))
         return found if "fp32" in found else ()
 
-    def is_straight(self, op: Op) -> bool:
+    def is_straight(self, op: Op[Problem]) -> bool:
         """Whether the op makes an FP32 tensor of others, of values that FP16 could hold: so can kernels for FP16 tensors."""
         return op.output in self.wide and "fp32" not in self.dtypes(op)[:-1]
 
-    def formats_in(self, op: Op) -> tuple[tuple[Format, ...], ...]:
+    def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:
         """Those that each of the op's inputs, then its output, may have in this op."""
         reads = op.output in self.reads_wide
         added = Feature.RESIDUAL in op.problem.needs and op.output in self.wide  # the sum is what is to be exact
@@ -96,15 +139,61 @@ class Network:
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
 
 
-def exists(op: Op, choice: Mapping[str, str]) -> bool:
+def exists(op: Op[Problem], choice: Mapping[str, str]) -> bool:
     """Whether `op` is part of the network when each group has the option that `choice` names."""
     return all((group, choice[group]) in op.when for group, _ in op.when)
 
 
-def readers_of(network: Network) -> dict[str, list[Op]]:
-    """Tensor -> the ops that read it, each once, in the network's order."""
-    found: dict[str, list[Op]] = {}
-    for op in network.ops:
-        for t in dict.fromkeys(op.inputs):
-            found.setdefault(t, []).append(op)
-    return found
+class Options:
+    """Other ways to compute parts of a network, each an option of a group; `network()` is the network with all of them.
+
+    What an option does without is `limit`ed to the others; what it has instead is put `before` or `behind` an op, in whose
+    topological place it stands. All options of a group must compute the same outputs. Ops are told apart by identity.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._of = network
+        self._groups = dict(network.groups)
+        self._only: dict[str, Format] = {}
+        self._now: dict[int, Op[Problem]] = {id(op): op for op in network.ops}
+        self._before: dict[int, list[Op[Problem]]] = {}
+        self._behind: dict[int, list[Op[Problem]]] = {}
+
+    def group(self, name: str, *options: str) -> None:
+        """A decision between these options; more of them, where there is such a group."""
+        self._groups[name] = (*self._groups.get(name, ()), *options)
+
+    def limit(self, op: Op[Problem], group: str, *options: str) -> None:
+        """Let the op exist under these options of a group only."""
+        now = self._now[id(op)]
+        self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
+
+    def instead(self, op: Op[Problem], new: Op[Problem]) -> None:
+        """Put `new`, which gives the same tensor, in the op's place; later calls name the op by what it was."""
+        self._now[id(op)] = new
+
+    def before(self, op: Op[Problem], *new: Op[Problem]) -> None:
+        self._before.setdefault(id(op), []).extend(new)
+
+    def behind(self, op: Op[Problem], *new: Op[Problem]) -> None:
+        self._behind.setdefault(id(op), []).extend(new)
+
+    def fix_format(self, tensor: str, fmt: Format) -> None:
+        """Let a new tensor have this format only."""
+        self._only[tensor] = fmt
+
+    def network(self) -> Network:
+        """With all that was said, without what nothing reads any more."""
+        ops: list[Op[Problem]] = []
+        for op in self._of.ops:
+            ops += [*self._before.get(id(op), ()), self._now[id(op)], *self._behind.get(id(op), ())]
+        if len(ops) == len(self._of.ops) and all(a is b for a, b in zip(ops, self._of.ops, strict=True)):
+            return self._of
+        tensors = {**{op.output: op.problem.out_shape for op in ops}, **self._of.tensors}
+        only = {**self._of.only, **self._only}
+        return replace(self._of, ops=tuple(ops), tensors=tensors, groups=tuple(self._groups.items()), only=only).pruned()
+
+
+def unique(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, in order."""
+    return tuple(dict.fromkeys(names))

@@ -102,7 +102,7 @@ def build(
     ends = io_formats.resolve(input_formats, network.inputs, "input")
     ends |= io_formats.resolve(output_formats, network.outputs, "output")
     for t in network.outputs:
-        if t.name in network.only and network.is_single(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+        if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
             text = f"{network.name}: {dict(found.single)[t.name]}: ask for the output as fp32"
             warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
     timer = make_timer(target, timing_cache)

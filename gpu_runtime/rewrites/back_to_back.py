@@ -6,70 +6,66 @@ log that a layer could have run sparse. What lies between the two needs no forma
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from gpu_runtime.network import Network, Op
+from gpu_runtime.network import Network, Op, Options, computes
 from tactics.families.back_to_back import reason_against
 from tactics.problems.problem import BackToBackProblem, ConvProblem, SqueezeExciteProblem
+from tactics.problems.protocol import Problem
+
+APART, ONE = "apart", "one"
+Conv = Op[ConvProblem]
 
 
 def offer(network: Network) -> Network:
     """The network with the alternatives added; their `Op.layers` names both layers."""
-    groups, apart, beside = [], {}, {}
+    options = Options(network)
     for first, seconds in _pairs(network):
-        name = f"{first.layer} -> {seconds[0].layer}"
-        groups.append((name, ("apart", "one")))
+        group = f"{first.layer} -> {seconds[0].layer}"
+        options.group(group, APART, ONE)
         for op in (first, *seconds):
-            apart[op.name] = (name, "apart")
+            options.limit(op, group, APART)
         for second in seconds:
-            beside[second.name] = _joined(first, second, name)
-    ops = []
-    for op in network.ops:
-        ops.append(replace(op, when=(*op.when, apart[op.name])) if op.name in apart else op)
-        if op.name in beside:
-            ops.append(beside[op.name])
-    return replace(network, ops=tuple(ops), groups=(*network.groups, *groups)) if groups else network
+            options.behind(second, _joined(first, second, group))
+    return options.network()
 
 
-def _pairs(network: Network) -> list[tuple[Op, list[Op]]]:
+def _pairs(network: Network) -> list[tuple[Conv, list[Conv]]]:
     """(a convolution, the alternatives of the one that alone reads it); no layer is in two pairs."""
-    readers, alternatives = {}, {}
+    alternatives: dict[str, list[Op[Problem]]] = {}
     for op in network.ops:
-        for name in op.inputs:
-            readers.setdefault(name, []).append(op)
-        if not isinstance(op.problem, SqueezeExciteProblem):  # a choice of its own
+        if not computes(op, SqueezeExciteProblem):  # a choice of its own
             for layer in op.layers or (op.layer,):
                 alternatives.setdefault(layer, []).append(op)
-    whole, found, taken = {t.name for t in network.outputs} | {t for t in network.tensors if network.is_single(t)}, [], set()
+    found: list[tuple[Conv, list[Conv]]] = []
+    taken = {""}
     for first in network.ops:
-        seconds = readers.get(first.output, [])
-        layers = {op.layer for op in seconds}
-        if first.output in whole or len(layers) != 1 or layers & {"", *taken} or first.layer in taken:
+        readers = network.readers[first.output]
+        seconds = [op for op in readers if computes(op, ConvProblem) and _fits(first, op)]
+        layers = {first.layer, *(op.layer for op in readers)}
+        inside = first.output not in network.output_names and not network.is_fp32(first.output)
+        if not computes(first, ConvProblem) or not inside or not seconds or len(seconds) < len(readers):
             continue
-        if alternatives[first.layer] != [first] or not all(_fits(first, op) for op in seconds):
-            continue
-        if alternatives[seconds[0].layer] == seconds:
+        alone = len(layers) == 2 and not layers & taken and len(alternatives[first.layer]) == 1
+        if alone and alternatives[seconds[0].layer] == seconds:
             found.append((first, seconds))
-            taken |= {first.layer, *layers}
+            taken |= layers
     return found
 
 
-def _fits(first: Op, second: Op) -> bool:
+def _fits(first: Op[Problem], second: Conv) -> bool:
     """Whether the two can be one launch, and what fusion decisions they have in common ask the same of both."""
-    p, q = first.problem, second.problem
-    if not (isinstance(p, ConvProblem) and isinstance(q, ConvProblem)) or second.inputs[1:].count(first.output):
+    if not computes(first, ConvProblem) or first.output in second.inputs[1:]:
         return False
     common = {g for g, _ in first.when} & {g for g, _ in second.when}
     differ = any({w for w in first.when if w[0] == g} != {w for w in second.when if w[0] == g} for g in common)
-    if p.sparse24 or q.sparse24 or differ:
+    if first.problem.sparse24 or second.problem.sparse24 or differ:
         return False
-    return not reason_against(p, q)
+    return not reason_against(first.problem, second.problem)
 
 
-def _joined(first: Op, second: Op, group: str) -> Op:
+def _joined(first: Conv, second: Conv, group: str) -> Op[BackToBackProblem]:
     weights = {**first.weights, **{f"{name}2": array for name, array in second.weights.items()}}
     return Op(
         f"{first.name} + {second.name}", BackToBackProblem(first.problem, second.problem),
         (first.inputs[0], *second.inputs[1:]), second.output, weights, first.nodes + second.nodes,
-        (*dict.fromkeys((*first.when, *second.when)), (group, "one")), group, (first.layer, second.layer),
+        (*dict.fromkeys((*first.when, *second.when)), (group, ONE)), group, (first.layer, second.layer),
     )  # fmt: skip

@@ -1,117 +1,111 @@
-"""Space-to-depth written as strided Slices and a Concat, in front of convolutions (the Focus of some detectors).
+"""Space-to-depth in front of convolutions: one operator, or strided Slices and a Concat (the Focus of some detectors).
 
-Each Slice takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size. Either that
-is made (by one kernel, where the order is SpaceToDepth's); or there is no such tensor, and the convolutions read the image with
-kernels and strides b times as large. Which, is an option of a fusion group.
+Each corner of a block takes every b-th pixel of every b-th row; joined, they are b*b times the channels of a b-th of the size.
+Either that is made, by one kernel where the order is SpaceToDepth's; or there is no such tensor, and the convolutions read the
+image with kernels and strides b times as large. Which, is an option of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, readers_of
+from gpu_runtime.network import Network, Op, Options, computes, unique
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
-from tactics.problems.protocol import Feature
+from tactics.problems.protocol import Feature, Problem
 
 APART, IN_WEIGHTS = "apart", "in weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A Concat's output: channels t*c .. of it are the c channels of `image` at pixel `corners[t]` of every block."""
+    """A tensor of the blocks of `image`: channel `order[i][j][c]` of it is the image's channel c at pixel (i, j) of each.
 
-    concat: Op
+    `op` gives it, or `made` in its place; `only`: ops that nothing but `op` reads.
+    """
+
+    op: Op[Problem]
+    made: Op[Problem]
     image: str
-    size: int
-    corners: tuple[tuple[int, int], ...]
+    order: np.ndarray
     nodes: tuple[str, ...]
+    only: tuple[Op[Problem], ...] = ()
 
 
 def offer(network: Network) -> Network:
-    """The network with both alternatives instead of the Slices and the Concat, where convolutions alone read that."""
-    readers = readers_of(network)
-    found = {blocks.concat.output: blocks for blocks in _blocks(network, readers)}
-    if not found:
-        return network
-    slices = {t: blocks for blocks in found.values() for t in blocks.concat.inputs}
-    ops = []
-    for op in network.ops:
-        if op.output in found:
-            ops.append(_apart(network, found[op.output]))
-        elif op.output in slices:
-            only = len(readers[op.output]) == 1
-            ops.append(replace(op, when=((_group(slices[op.output]), APART),)) if only else op)
-        elif op.inputs[:1] and op.inputs[0] in found:
-            ops += _convolutions(network, op, found[op.inputs[0]])
-        else:
-            ops.append(op)
-    read = {t.name for t in network.outputs} | {t for op in ops for t in op.inputs}
-    ops = [op for op in ops if op.output in read or op.output not in slices]
-    used = {t.name for t in network.inputs} | {t for op in ops for t in (*op.inputs, op.output)}
-    groups = tuple((_group(blocks), (APART, IN_WEIGHTS)) for blocks in found.values())
-    tensors = {t: shape for t, shape in network.tensors.items() if t in used}
-    return replace(network, ops=tuple(ops), tensors=tensors, groups=(*network.groups, *groups))
-
-
-def _group(blocks: Blocks) -> str:
-    return f"space to depth {blocks.concat.name}"
-
-
-def _blocks(network: Network, readers: Mapping[str, list[Op]]) -> Iterator[Blocks]:
-    made = {op.output: op for op in network.ops if isinstance(op.problem, MoveProblem) and not op.when}
-    outputs = {t.name for t in network.outputs}
-    for op in network.ops:
-        slices = [made.get(t) for t in op.inputs]
-        if not isinstance(op.problem, ConcatProblem) or op.problem.axis != 1 or op.when or None in slices:
+    """The network with both alternatives, where convolutions alone read such blocks."""
+    options = Options(network)
+    for blocks in _blocks(network):
+        readers = [op for op in network.readers[blocks.op.output] if computes(op, ConvProblem) and _takes(op, blocks.op.output)]
+        if not readers or len(readers) < len(network.readers[blocks.op.output]) or blocks.op.output in network.output_names:
             continue
-        p, size = slices[0].problem, slices[0].problem.step[1]
-        corners = tuple(s.problem.start[1:] for s in slices)
-        alike = all(s.inputs == slices[0].inputs for s in slices)
-        alike &= all(s.problem == replace(p, start=(0, *at)) for s, at in zip(slices, corners, strict=True))
-        whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // size, p.w // size), (1, size, size))
-        every = sorted(corners) == [(i, j) for i in range(size) for j in range(size)]
-        fits = alike and whole and every and size > 1 and p.h % size == p.w % size == 0
-        around = readers.get(op.output, ())
-        if fits and op.output not in outputs and around and all(_takes(reader, op.output) for reader in around):
-            nodes = tuple(dict.fromkeys(name for o in (*slices, op) for name in o.nodes))
-            yield Blocks(op, slices[0].inputs[0], size, corners, nodes)
+        group = f"space to depth {blocks.op.name}"
+        options.group(group, APART, IN_WEIGHTS)
+        options.instead(blocks.op, blocks.made)
+        for op in (blocks.op, *blocks.only, *readers):
+            options.limit(op, group, APART)
+        for op in readers:
+            direct = _over_image(network, op, blocks)
+            options.behind(op, replace(direct, when=(*op.when, (group, IN_WEIGHTS))))
+    return options.network()
 
 
-def _takes(op: Op, tensor: str) -> bool:
-    p = op.problem
-    plain = isinstance(p, ConvProblem) and p.groups == 1 and p.dilation == (1, 1)
-    plain = plain and not p.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}
+def _blocks(network: Network) -> Iterator[Blocks]:
+    for op in network.ops:
+        if computes(op, MoveProblem) and op.problem.kind in ("s2d_dcr", "s2d_crd") and not op.when:
+            c, b = op.problem.c, op.problem.step[1]
+            order = np.arange(b * b * c).reshape(b, b, c)
+            order = order if op.problem.kind == "s2d_dcr" else np.arange(c * b * b).reshape(c, b, b).transpose(1, 2, 0)
+            yield Blocks(op, op, op.inputs[0], order, op.nodes)
+        elif computes(op, ConcatProblem) and op.problem.axis == 1 and not op.when and (blocks := _sliced(network, op)):
+            yield blocks
+
+
+def _sliced(network: Network, concat: Op[ConcatProblem]) -> Blocks | None:
+    """What a Concat joins, if that is every corner of blocks once."""
+    slices = [op for t in concat.inputs for op in network.producers[t] if computes(op, MoveProblem) and not op.when]
+    if len(slices) < len(concat.inputs):
+        return None
+    p, b, image = slices[0].problem, slices[0].problem.step[1], slices[0].inputs[0]
+    corners = [(s.problem.start[1], s.problem.start[2]) for s in slices]
+    whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // b, p.w // b), (1, b, b)) and p.h % b == p.w % b == 0 and b > 1
+    alike = all(s.inputs == (image,) and s.problem == replace(p, start=(0, *at)) for s, at in zip(slices, corners, strict=True))
+    if not whole or not alike or sorted(corners) != [(i, j) for i in range(b) for j in range(b)]:
+        return None
+    order = np.empty((b, b, p.c), int)
+    for t, (i, j) in enumerate(corners):
+        order[i, j] = np.arange(t * p.c, (t + 1) * p.c)
+    nodes = unique(name for op in (*slices, concat) for name in op.nodes)
+    made: Op[Problem] = concat
+    if corners == sorted(corners):
+        problem = MoveProblem(p.n, p.c, p.h, p.w, "s2d_dcr", (p.c * b * b, p.h // b, p.w // b), step=(1, b, b))
+        made = Op(concat.name, problem, (image,), concat.output, concat.weights, nodes)
+    only = tuple(op for op in slices if len(network.readers[op.output]) == 1)
+    return Blocks(concat, made, image, order, nodes, only)
+
+
+def _takes(op: Op[ConvProblem], tensor: str) -> bool:
+    """Whether the convolution can read the image instead of the tensor of its blocks."""
+    plain = op.problem.groups == 1 and op.problem.dilation == (1, 1)
+    plain = plain and not op.problem.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}
     return plain and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
 
 
-def _apart(network: Network, blocks: Blocks) -> Op:
-    n, c, h, w = network.tensors[blocks.image]
-    b = blocks.size
-    if list(blocks.corners) != sorted(blocks.corners):
-        return replace(blocks.concat, when=((_group(blocks), APART),))
-    problem = MoveProblem(n, c, h, w, "s2d_dcr", (c * b * b, h // b, w // b), step=(1, b, b))
-    return replace(
-        blocks.concat, problem=problem, inputs=(blocks.image,), nodes=blocks.nodes, when=((_group(blocks), APART),)
-    )  # fmt: skip
-
-
-def _convolutions(network: Network, op: Op, blocks: Blocks) -> tuple[Op, Op]:
-    """The convolution over the blocks, and over the image."""
-    p, b = op.problem, blocks.size
+def _over_image(network: Network, op: Op[ConvProblem], blocks: Blocks) -> Op[ConvProblem]:
+    """The convolution over the image: channels of its weights become taps."""
+    p, b = op.problem, blocks.order.shape[0]
     _, c, high, wide = network.tensors[blocks.image]
-    corners = [blocks.corners.index((i, j)) for i in range(b) for j in range(b)]
-    w = op.weights["w"].reshape(p.k, b * b, c, p.r, p.s)[:, corners].reshape(p.k, b, b, c, p.r, p.s)
+    w = op.weights["w"][:, blocks.order.reshape(-1)].reshape(p.k, b, b, c, p.r, p.s)
     taps = np.ascontiguousarray(w.transpose(0, 3, 4, 1, 5, 2)).reshape(p.k, c, p.r * b, p.s * b)
-    image = replace(
-        p, c=c, h=high, w=wide, r=p.r * b, s=p.s * b, stride=tuple(d * b for d in p.stride), pad=tuple(d * b for d in p.pad)
+    stride, (top, left, bottom, right) = p.stride, p.pad
+    problem = replace(
+        p, c=c, h=high, w=wide, r=p.r * b, s=p.s * b, stride=(stride[0] * b, stride[1] * b),
+        pad=(top * b, left * b, bottom * b, right * b), sparse24=p.sparse24 and c % 4 == 0 and bool(sparse24.fits(taps).all()),
     )  # fmt: skip
-    image = replace(image, sparse24=p.sparse24 and c % 4 == 0 and bool(sparse24.fits(taps).all()))
-    direct = replace(
-        op, name=f"{blocks.concat.name} + {op.name}", problem=image, inputs=(blocks.image, *op.inputs[1:]),
-        weights={**op.weights, "w": taps}, nodes=(*blocks.nodes, *op.nodes), when=(*op.when, (_group(blocks), IN_WEIGHTS)),
+    return replace(
+        op, name=f"{blocks.op.name} + {op.name}", problem=problem, inputs=(blocks.image, *op.inputs[1:]),
+        weights={**op.weights, "w": taps}, nodes=(*blocks.nodes, *op.nodes),
     )  # fmt: skip
-    return replace(op, when=(*op.when, (_group(blocks), APART))), direct

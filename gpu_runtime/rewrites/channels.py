@@ -68,7 +68,7 @@ def _composed(network: Network) -> tuple[Network, dict[str, Order]]:
                 source, before = op.inputs[0], ()
             run = runs[op.output] = source, (*before, op)
             index = _channels(network.tensors[source], [o.problem for o in run[1]])
-            if index is not None and not network.is_single(source):
+            if index is not None and not network.is_fp32(source):
                 nodes = tuple(dict.fromkeys(name for o in run[1] for name in o.nodes))
                 orders[op.output] = Order(source, index, nodes)
                 if before and not _is_run(index):
@@ -212,7 +212,7 @@ class _Weights:
         self.orders, self.depthwise = orders, depthwise
         self.tensors = dict(network.tensors)
         self.outputs = {t.name for t in network.outputs}
-        self.single = {t for t in network.tensors if network.is_single(t)}
+        self.single = {t for t in network.tensors if network.is_fp32(t)}
         self.readers: dict[str, list[Op]] = {}
         for op in network.ops:
             for tensor in op.inputs:

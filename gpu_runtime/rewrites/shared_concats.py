@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gpu_runtime.network import Network
+from gpu_runtime.network import Network, Options, computes
 from tactics.problems.problem import ConcatProblem, MoveProblem
+
+Parts = Mapping[str, tuple[str, int, int, int]]  # part -> tensor, first channel, end, channels of the tensor
+Joined = Mapping[str, Mapping[tuple[str, ...], str]]  # first input of a Concat -> all of its inputs -> its output
 
 
 def share(network: Network) -> Network:
@@ -16,26 +19,27 @@ def share(network: Network) -> Network:
     prefixes of one memory), and a run that is all parts of one tensor, in order, by that tensor. Parts that nothing
     reads any more are dropped.
     """
-    parts: dict[str, tuple[str, int, int, int]] = {}  # part -> tensor, first channel, end, channels of the tensor
-    joined: dict[str, dict[tuple[str, ...], str]] = {}  # first input of a Concat -> all of its inputs -> its output
-    result = []
+    parts: dict[str, tuple[str, int, int, int]] = {}
+    joined: dict[str, dict[tuple[str, ...], str]] = {}
+    options = Options(network)
     for op in network.ops:
-        p = op.problem
-        if isinstance(p, MoveProblem) and p.is_part and not op.when:
+        if op.when:
+            continue
+        if computes(op, MoveProblem) and op.problem.is_part:
+            p = op.problem
             parts[op.output] = op.inputs[0], p.start[0], p.start[0] + p.out[0], p.c
-        if isinstance(p, ConcatProblem) and p.axis == 1 and not op.when:
-            inputs, sizes = _shortest(op.inputs, p.sizes, joined, parts)
+        if computes(op, ConcatProblem) and op.problem.axis == 1:
+            inputs, sizes = _shortest(op.inputs, op.problem.sizes, joined, parts)
             for run in (op.inputs, inputs):
                 joined.setdefault(run[0], {}).setdefault(run, op.output)
-            op = replace(op, inputs=inputs, problem=replace(p, sizes=sizes))
-        result.append(op)
-    read = {t.name for t in network.outputs} | {t for op in result for t in op.inputs}
-    ops = tuple(op for op in result if op.output in read or op.output not in parts)
-    used = {t.name for t in network.inputs} | {t for op in ops for t in (*op.inputs, op.output)}
-    return replace(network, ops=ops, tensors={t: shape for t, shape in network.tensors.items() if t in used})
+            if inputs != op.inputs:
+                options.instead(op, replace(op, inputs=inputs, problem=replace(op.problem, sizes=sizes)))
+    return options.network()
 
 
-def _shortest(inputs, sizes, joined, parts) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _shortest(
+    inputs: tuple[str, ...], sizes: tuple[int, ...], joined: Joined, parts: Parts
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The pieces of a Concat after all replacements, the longest run first, of equals the first."""
     while runs := [*_runs(inputs, joined, parts)]:
         length, at, whole = max(runs, key=lambda run: (run[0], -run[1]))
@@ -44,7 +48,7 @@ def _shortest(inputs, sizes, joined, parts) -> tuple[tuple[str, ...], tuple[int,
     return inputs, sizes
 
 
-def _runs(inputs, joined, parts) -> Iterator[tuple[int, int, str]]:
+def _runs(inputs: tuple[str, ...], joined: Joined, parts: Parts) -> Iterator[tuple[int, int, str]]:
     """(length, position, tensor) of each run of two inputs or more that is all of a tensor."""
     for at, first in enumerate(inputs):
         for run, whole in joined.get(first, {}).items():

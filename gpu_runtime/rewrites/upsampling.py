@@ -9,51 +9,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpu_runtime.network import Network, Op, readers_of
+from gpu_runtime.network import Network, Op, Options, computes
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.problem import ConvProblem, MoveProblem
-from tactics.problems.protocol import Feature
+from tactics.problems.protocol import Feature, Problem
 
 
 def offer(network: Network) -> Network:
     """The network with the alternatives added."""
-    made = {op.output: op for op in network.ops if _repeats(op)}
-    groups, more = {group: options for group, options in network.groups}, {}
+    options, before = Options(network), dict(network.groups)
+    repeated = {op.output: op for op in network.ops if computes(op, MoveProblem) and _repeats(op)}
+    offered = set()
     for op in network.ops:
-        source = made.get(op.inputs[1]) if Feature.RESIDUAL in op.problem.needs else None
-        if not isinstance(op.problem, ConvProblem):
+        if not computes(op, ConvProblem) or Feature.RESIDUAL not in op.problem.needs or len(op.when) != 1:
             continue
-        if source is not None and len(op.when) == 1 and op.problem.epilogue.d2s in (1, source.problem.step[1]):
-            ((group, option),) = op.when
-            problem = with_epilogue(op.problem, up=source.problem.step[1])
-            groups[group] = (*groups[group], f"{option}, upsampled")
-            more[op.name] = replace(
-                op, name=f"{source.name} + {op.name}", problem=problem, inputs=(op.inputs[0], source.inputs[0]),
-                nodes=(*source.nodes, *op.nodes), when=((group, f"{option}, upsampled"),),
-            )  # fmt: skip
-    if not more:
-        return network
-    before, readers, outputs = dict(network.groups), readers_of(network), {t.name for t in network.outputs}
-    ops: list[Op] = []
-    for op in network.ops:
-        repeats = op is made.get(op.output) and op.output not in outputs
-        if repeats and (group := _only_group(readers.get(op.output, ()))) in before and groups[group] != before[group]:
-            op = replace(op, when=tuple((group, option) for option in before[group]))
-        ops.append(op)
-        if op.name in more:
-            ops.append(more[op.name])
-    return replace(network, ops=tuple(ops), groups=tuple(groups.items()))
+        source = repeated.get(op.inputs[1])
+        if source is None or op.problem.epilogue.d2s not in (1, source.problem.step[1]):
+            continue
+        ((group, option),) = op.when
+        offered.add(group)
+        options.group(group, f"{option}, upsampled")
+        options.behind(op, replace(
+            op, name=f"{source.name} + {op.name}", problem=with_epilogue(op.problem, up=source.problem.step[1]),
+            inputs=(op.inputs[0], source.inputs[0]), nodes=(*source.nodes, *op.nodes), when=((group, f"{option}, upsampled"),),
+        ))  # fmt: skip
+    for t, op in repeated.items():
+        group = _only_group(network.readers[t])
+        if group in offered and t not in network.output_names:
+            options.limit(op, group, *before[group])
+    return options.network()
 
 
-def _repeats(op: Op) -> bool:
+def _repeats(op: Op[MoveProblem]) -> bool:
     p = op.problem
-    if not isinstance(p, MoveProblem) or p.kind != "upsample" or op.when:
+    if p.kind != "upsample" or op.when:
         return False
     return p.step[1] == p.step[2] > 1 and p.out == (p.c, p.h * p.step[1], p.w * p.step[1])
 
 
-def _only_group(readers: Sequence[Op]) -> str | None:
-    """The one fusion group that decides about every one of a tensor's readers."""
+def _only_group(readers: Sequence[Op[Problem]]) -> str:
+    """The one fusion group that decides about every one of a tensor's readers; "" if there is none."""
     deciding = [{group for group, _ in reader.when} for reader in readers]
     common = set.intersection(*deciding) if deciding else set()
-    return min(common, default=None)
+    return min(common, default="")
