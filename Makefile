@@ -13,6 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
+BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
 QUICK := "not slow and not full and not long"
 
 .PHONY: demo test check test-full test-blas test-compiled test-long lint compiled bench gpu clean
@@ -21,17 +22,17 @@ demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not full and not long" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long" --durations=15
 
 check: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m $(QUICK)
+	$(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m "full and not long" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long" --durations=15
 
 test-blas: $(STAMP)
-	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(PARALLEL) -m $(QUICK)
-	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(PARALLEL) -m $(QUICK); fi
+	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
+	if grep -qm1 avx2 /proc/cpuinfo; then OPENBLAS_CORETYPE=Haswell $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK); fi
 
 BASE ?= $(shell git rev-list -1 --before='24 hours ago' HEAD 2>/dev/null)
 test-compiled: $(STAMP)

@@ -214,6 +214,7 @@ def copies(engine) -> list[dict]:
 # ---- whole networks
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_are_onnxruntimes(built, name):
     path, engine = built(name)

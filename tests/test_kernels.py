@@ -92,7 +92,7 @@ def test_every_tile_and_side(kernel, tile, sides):
     check_counters(data("conv_residual")[0], tactic, stats[-1])
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", [*CONVS, "conv"])
 def test_convolution(name):
     for tactic in variants(PROBLEMS[name]):

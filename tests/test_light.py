@@ -23,7 +23,7 @@ from tests.ort_budget import budgets
 pytestmark = pytest.mark.slow
 
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights: one at a time
-FULL = ("light_bvlc_alexnet", "light_densenet121", "light_inception_v1", "light_inception_v2")
+FULL = ("light_bvlc_alexnet", "light_densenet121", "light_inception_v1", "light_inception_v2", "light_resnet50")
 MARKS = {n: [pytest.mark.full] if n in FULL else [pytest.mark.long] * (n in LARGE) for n in NAMES}
 MARKS = {n: [*marks, *[pytest.mark.xdist_group("large")] * (n in LARGE)] for n, marks in MARKS.items()}
 JOINING = ("light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet", "light_squeezenet")
@@ -66,6 +66,14 @@ def test_light(name, tmp_path):
     written = [out for layer in engine.plan["layers"] if layer["type"] == "conv" for out in layer["outputs"]]
     pieces = {out["inside"]["format"] for out in written if "inside" in out}  # of Concats, written where they are joined
     assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_layer_with_weights_is_lowered(name, tmp_path):
+    model = light(name)
+    onnx.save(model, tmp_path / "m.onnx")
+    network = lower.lower(fuse.fuse(importer.read(tmp_path / "m.onnx")))
+    assert len({op.layer for op in network.ops if op.layer}) == sum(n.op_type in ("Conv", "Gemm") for n in model.graph.node)
 
 
 @pytest.mark.full

@@ -29,6 +29,7 @@ CASES = one_of_each()
 PLAIN = [t for _, t in CASES.values() if t.kernel in ("conv_dense", "conv_sparse24")]
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("case", CASES)
 def test_infinite_inputs_are_told(case):
     problem, tactic = CASES[case]

@@ -131,6 +131,7 @@ def test_pattern_violation_names_the_first_offender():
     assert row["reason"] == "pattern_violation" and row["first_violation"] == [0, 0, 0, 0] and row["pattern_share"] < 0.05
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device", ["a100", "rtx4090", "h200"])
 def test_named_devices_plan_run_and_say_so(device):
     e = engine(device=device)

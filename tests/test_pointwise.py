@@ -41,6 +41,7 @@ def chain(proto, bound=1e-5, low=-1.0):
 # ---- operators
 
 
+@pytest.mark.sample(100)
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"])
 @pytest.mark.parametrize("other", OTHER)
 @pytest.mark.parametrize("swap", [False, True])

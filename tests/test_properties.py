@@ -116,6 +116,7 @@ def check(problem: Problem, tactics) -> None:
         raise first
 
 
+@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", DRAWS)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.quotes import PAGES, Quote, comparable, printed, quotes
 
-MARKS = {"quick": (), "slow": (pytest.mark.slow,), "long": (pytest.mark.long,)}
+MARKS = {"quick": (), "slow": (pytest.mark.full,), "long": (pytest.mark.long,)}
 ALL = [q for page in PAGES for q in quotes(page)]
 
 

@@ -77,8 +77,11 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
     assert all(entries is inner[0] for entries in inner)
 
 
-SLOW, LONG = [("chain", 40), ("convs", 6)], [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 12)]
-GROWING = [pytest.param(*g, marks=pytest.mark.slow) for g in SLOW] + [pytest.param(*g, marks=pytest.mark.long) for g in LONG]
+LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 12)]
+GROWING = [
+    pytest.param("chain", 40, marks=pytest.mark.slow), pytest.param("convs", 6, marks=pytest.mark.full),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, nodes", GROWING)
@@ -91,7 +94,7 @@ def test_work_grows_with_the_graph_and_no_faster(model, kind, nodes):
     assert large - middle < 2.4 * (middle - small), (small, middle, large)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_thousand_convolutions_are_planned_in_seconds(model):
     start = time.process_time()
     build(model("convs", 1000), device="h200", sparsity="enable")

@@ -66,6 +66,7 @@ def tactic(kernel, p, x, y):
     return Tactic(kernel, TILE, tuple(formats) if p.epilogue.residual else tuple(formats[:1]), formats[1])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name, kernel):

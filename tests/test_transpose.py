@@ -75,6 +75,7 @@ def run(problem, tactic, inputs, weights, **options):
     return execute(gpu, problem, tactic, inputs, weights), gpu.stats
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_against_onnxruntime(seed):
     proto = draw(seed)
@@ -95,6 +96,7 @@ def test_against_onnxruntime(seed):
         assert_right(op.problem, tactic, got, expected)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(32))
 def test_groups_against_onnxruntime(seed):
     """Every kernel that may run it; nothing but the convolution is launched, and nothing between them is stored."""
