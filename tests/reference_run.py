@@ -122,9 +122,10 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
-def check_against_ort(path, bound: float = 1e-3, low: float = -1, **options) -> Network:
-    """Lower the model and compare every fusion choice with onnxruntime on the same file; -> the network."""
-    net = network(path, **options)
+def check_against_ort(path, bound: float = 1e-3, low: float = -1, rewrite=lambda network: network, **options) -> Network:
+    """Lower the model, `rewrite` the network and compare every choice of options with onnxruntime on the same file; -> the
+    network."""
+    net = rewrite(network(path, **options))
     feeds = feeds_for(net, low)
     expected = ort_run(path, feeds)
     assert [t.name for t in net.outputs] == list(expected)

@@ -1,4 +1,4 @@
-"""Depth-to-space, space-to-depth and channel shuffles next to a convolution are part of it: no layer, no bytes of their own."""
+"""Depth-to-space, space-to-depth and channel shuffles may be part of a convolution: no layer, no bytes of their own."""
 
 import itertools
 from dataclasses import replace
@@ -11,7 +11,7 @@ from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.network import exists
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from gpu_runtime.rewrites import upsampling
+from gpu_runtime.rewrites import blocks, channels, upsampling
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import padded_k, row_order
 from tactics.format import Format, num_bytes, padded_channels
@@ -241,6 +241,12 @@ def test_depth_to_space_of_a_tensor_with_other_readers_stays(tail):
     assert sum(isinstance(op.problem, MoveProblem) for op in net.ops) == 1
 
 
+def chosen(net, option):
+    """The problems that there are where the one group has that option."""
+    ((group, _),) = net.groups
+    return [op.problem for op in net.ops if exists(op, {group: option})]
+
+
 @pytest.mark.parametrize("kind", ["s2d_dcr", "s2d_crd", "SpaceToDepth"])
 def test_space_to_depth_becomes_taps(kind):
     w = {"w": weights(5, 32, 3, 3), "v": weights(4, 32, 1, 1)}
@@ -248,8 +254,8 @@ def test_space_to_depth_becomes_taps(kind):
     if kind == "SpaceToDepth":
         first, extra = [node("SpaceToDepth", "x", "d", blocksize=2)], {}
     nodes = [*first, node("Conv", "d w", "y", pads=(1, 0, 1, 1), strides=(1, 2)), node("Conv", "d v", "z")]
-    net = check_against_ort(model(nodes, X, "y z", w | extra), 1e-5)
-    a, b = (op.problem for op in net.ops)
+    net = check_against_ort(model(nodes, X, "y z", w | extra), 1e-5, rewrite=blocks.offer)
+    a, b = chosen(net, blocks.IN_WEIGHTS)
     assert (a.c, a.r, a.s, a.stride, a.pad) == (8, 6, 6, (2, 4), (2, 0, 2, 2))
     assert (b.c, b.r, b.s, b.stride, b.pad) == (8, 2, 2, (2, 2), (0, 0, 0, 0))
 
@@ -258,7 +264,8 @@ def test_space_to_depth_keeps_the_2_to_4_pattern():
     w = weights(8, 32, 1, 1)
     w[:, 1::2] = 0
     net = network(model([node("SpaceToDepth", "x", "d", blocksize=2), node("Conv", "d w", "y")], X, "y", {"w": w}))
-    assert net.ops[0].problem.sparse24
+    (problem,) = chosen(blocks.offer(net), blocks.IN_WEIGHTS)
+    assert problem.sparse24
 
 
 @pytest.mark.parametrize("kind", ["s2d_dcr", "s2d_crd", "channels", "SpaceToDepth"])
@@ -276,8 +283,8 @@ def test_a_dilated_or_grouped_convolution_takes_no_shuffle():
     w = {"w": weights(4, 32, 2, 2), "v": weights(32, 1, 3, 3)}
     nodes = [node("SpaceToDepth", "x", "d", blocksize=2), node("Conv", "d w", "y", dilations=(2, 1))]
     nodes += [node("Conv", "d v", "z", group=32, pads=(1, 1, 1, 1))]
-    net = check_against_ort(model(nodes, X, "y z", w), 1e-5)
-    assert sum(isinstance(op.problem, MoveProblem) for op in net.ops) == 1
+    net = check_against_ort(model(nodes, X, "y z", w), 1e-5, rewrite=blocks.offer)
+    assert sum(isinstance(op.problem, MoveProblem) for op in net.ops) == 1 and not net.groups
 
 
 @pytest.mark.parametrize("where", ["before", "after", "both"])
@@ -287,8 +294,10 @@ def test_channel_shuffle_is_an_order_of_rows_or_columns(where):
     nodes = [] if where == "after" else [node("Conv", "x w b", "a"), node("PRelu", "a s", "p")]
     more, extra = written_out("channels", "x" if where == "after" else "p", "d", (2, 8, 6, 4), 2)
     tail = [node("Relu", "d", "y")] if where == "before" else [node("Conv", "d v", "y"), node("Conv", "d u", "z")]
-    net = check_against_ort(model(nodes + more + tail, X, "y" if where == "before" else "y z", w | extra), 1e-5)
-    assert len(net.ops) == {"before": 2, "after": 2, "both": 3}[where]
+    proto = model(nodes + more + tail, X, "y" if where == "before" else "y z", w | extra)
+    net = check_against_ort(proto, 1e-5, rewrite=channels.offer)
+    one = chosen(net, channels.IN_ROWS if where == "before" else channels.IN_WEIGHTS)
+    assert len(one) == {"before": 2, "after": 2, "both": 3}[where] and len(chosen(net, channels.APART)) == len(one) + 1
 
 
 # ---- built engines

@@ -4,8 +4,8 @@ Always fused: scales and shifts by constants (BatchNormalization, Mul, Add, ...)
 double precision, and the activation after it. A residual Add can go into either of its producers: those are
 alternatives, and the plan chooses. Each such Add is a group of options, "apart" or "into <convolution>".
 
-Depth-to-space after a convolution is that convolution's store; space-to-depth before one is a larger kernel and stride; a
-channel shuffle is an order of weight rows (before it) or columns (after it). They stay layers only where nothing takes them.
+Depth-to-space after a convolution is that convolution's store, so that a residual Add behind it can be as well. Space-to-depth
+and channel shuffles are layers: whether weights take them is an option (rewrites.blocks, rewrites.channels).
 
 Pointwise nodes that read each other only are one layer, a chain: always, since apart they cost launches and bytes more.
 """
@@ -44,7 +44,7 @@ from gpu_runtime.frontend.queries import (
     shape_of,
     single_reader,
 )
-from gpu_runtime.frontend.shuffles import Shuffle, all_readers_take, shuffle_at, unshuffled, with_shuffle
+from gpu_runtime.frontend.shuffles import shuffle_at, with_depth_to_space
 from tactics.problems.pointwise_ops import NONE, Stage
 
 STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
@@ -63,12 +63,11 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What rules have found so far: nodes that need no other, convolutions that a residual Add alone reads, by the tensor they
-    give, and shuffled tensors whose readers, convolutions all, read what was shuffled instead."""
+    """What rules have found so far: nodes that need no other, and convolutions that a residual Add alone reads, by the tensor
+    they give."""
 
     covered: set[ir.Node] = field(default_factory=set)
     waiting: dict[ir.Value, Layer] = field(default_factory=dict)
-    shuffled: dict[ir.Value, Shuffle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,6 @@ class Found:
     used: tuple[ir.Node, ...]
     groups: tuple[Group, ...] = ()
     waits: Layer | None = None
-    shuffle: Shuffle | None = None
 
 
 def fuse(imported: Imported) -> Fused:
@@ -98,8 +96,6 @@ def fuse(imported: Imported) -> Fused:
         state.covered.update(found.used)
         if found.waits is not None:
             state.waiting[found.waits.output] = found.waits
-        if found.shuffle is not None:
-            state.shuffled[found.shuffle.output] = found.shuffle
     placed.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
     layers, more = _with_prologues([layer for _, layer in placed])
     return Fused(imported, tuple(layers), (*groups, *more))
@@ -113,8 +109,6 @@ def _shuffle(node: ir.Node, state: State) -> Found | None:
     if shuffle is None:
         return None
     nodes = shuffle.nodes
-    if all_readers_take(shuffle):
-        return Found((), nodes, shuffle=shuffle)
     name = name_of(nodes[len(nodes) // 2])
     layer = Layer(shuffle.kind, node, name, names(nodes), (shuffle.source,), shuffle.output, block=shuffle.size)
     return Found(((node, layer),), nodes)
@@ -129,13 +123,11 @@ def _convolution(node: ir.Node, state: State) -> Found | None:
     if core is None:
         return None
     layer, used = core
-    if node.op_type == "Conv" and layer.inputs[0] in state.shuffled:
-        layer = unshuffled(layer, state.shuffled[layer.inputs[0]])
-    layer, moved = with_shuffle(layer)
+    layer, moved = with_depth_to_space(layer)
     if _residual_after(layer, state) is not None:
         return Found((), (*used, *moved), waits=layer)
     layer, activation = with_activation(layer)
-    layer, last = with_shuffle(layer)
+    layer, last = with_depth_to_space(layer)
     used = (*used, *moved, *activation, *last)
     add = _residual_after(layer, state) if activation and layer.op != "ConvTranspose" else None
     if add is not None and not activation_after(add.outputs[0]):
@@ -295,7 +287,7 @@ def _with_prologues(layers: list[Layer]) -> tuple[list[Layer], list[Group]]:
         group, (apart, into) = groups[chain.output]
         result.append(replace(layer, when=(*layer.when, (group, apart))))
         result.append(replace(
-            layer, label=f"{chain.label} + {layer.label}", nodes=chain.nodes + layer.nodes, pre=True,
+            layer, label=f"{chain.label} + {layer.label}", nodes=chain.nodes + layer.nodes, prologue=True,
             inputs=(chain.inputs[0], *layer.inputs[1:]), weights={**layer.weights, "scale": scale, "shift": shift},
             when=(*layer.when, (group, into)),
         ))  # fmt: skip
@@ -303,7 +295,7 @@ def _with_prologues(layers: list[Layer]) -> tuple[list[Layer], list[Group]]:
 
 
 def _takes_prologue(layer: Layer) -> bool:
-    if layer.op != "Conv" or "w" not in layer.weights or layer.pool is not None or layer.s2d > 1:
+    if layer.op != "Conv" or "w" not in layer.weights or layer.pool is not None:
         return False
     if single_reader(layer.inputs[0]) is not layer.node:
         return False

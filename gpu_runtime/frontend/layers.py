@@ -34,8 +34,8 @@ class Layer:
     [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], all FP64 or
     FP32, not yet rounded. `when`: for every group named, the option chosen must be one of those listed, or the layer does
     not exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and
-    the activation comes before the residual; `s2d`: the block of space-to-depth over the input, whose
-    taps "w" holds already (kernel sizes, strides and pads of the node grow by it). `block`: of a shuffle left a layer.
+    the activation comes before the residual. `prologue`: the input is scaled,
+    shifted and rectified first, by "scale" and "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups.
     `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before).
     """
 
@@ -52,9 +52,8 @@ class Layer:
     stages: tuple[Stage, ...] = ()
     d2s: int = 1
     d2s_mode: str = "dcr"
-    s2d: int = 1
     pool: ir.Node | None = None
-    pre: bool = False
+    prologue: bool = False
     axis: int = 1
     block: int = 1
     when: tuple[tuple[str, str], ...] = ()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.layers import Layer, convolution_at, label, names
-from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of, single_reader
+from gpu_runtime.frontend.layers import Layer, label, names
+from gpu_runtime.frontend.queries import attribute, operand, shape_of, single_reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,58 +64,15 @@ def _is_of_blocks(kind: str, x: tuple[int, ...], apart: tuple[int, ...], y: tupl
     return (k, apart[2], apart[4]) == (c, h // b, w // b) and y == (n, c * b * b, h // b, w // b)
 
 
-def all_readers_take(shuffle: Shuffle) -> bool:
-    """Whether every reader is a convolution that can read the tensor unshuffled, with its weights' columns shuffled."""
-    readers = [(use.node, use.idx) for use in shuffle.output.uses()]
-    if shuffle.kind.startswith("d2s") or shuffle.output.is_graph_output():
-        return False
-    for node, slot in readers:
-        w = constant(node.inputs[1]) if node.op_type == "Conv" and slot == 0 else None
-        if w is None or w.ndim != 4 or attribute(node, "group", 1) != 1 or convolution_at(node) is None:
-            return False
-        plain = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
-        if shuffle.kind != "channels" and (not plain or attribute(node, "dilations", (1, 1)) != (1, 1)):
-            return False
-    return bool(readers)
-
-
-def unshuffled(layer: Layer, shuffle: Shuffle) -> Layer:
-    """The convolution that reads a shuffle's input: channels trade places with taps, or with each other."""
-    w, b = layer.weights["w"], shuffle.size
-    k, c, r, s = w.shape
-    if shuffle.kind == "channels":
-        w = w[:, np.argsort(_order(c, b))]
-    elif shuffle.kind == "s2d_dcr":
-        w = w.reshape(k, b, b, c // b**2, r, s).transpose(0, 3, 4, 1, 5, 2).reshape(k, c // b**2, r * b, s * b)
-    else:
-        w = w.reshape(k, c // b**2, b, b, r, s).transpose(0, 1, 4, 2, 5, 3).reshape(k, c // b**2, r * b, s * b)
-    return replace(
-        layer,
-        label=f"{label(shuffle.nodes)} + {layer.label}",
-        nodes=names(shuffle.nodes) + layer.nodes,
-        inputs=(shuffle.source, *layer.inputs[1:]),
-        weights={**layer.weights, "w": w},
-        s2d=1 if shuffle.kind == "channels" else b,
-    )
-
-
-def with_shuffle(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
-    """A convolution with the depth-to-space or channel shuffle that alone reads its output, and its nodes."""
+def with_depth_to_space(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
+    """A convolution with the depth-to-space that alone reads its output, and its nodes."""
     reader = single_reader(layer.output)
     shuffle = None if reader is None or layer.op != "Conv" or layer.d2s > 1 else shuffle_at(reader)
-    if shuffle is None or shuffle.kind.startswith("s2d"):
+    if shuffle is None or not shuffle.kind.startswith("d2s"):
         return layer, ()
     if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
         return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
-    layer = replace(
-        layer, label=f"{layer.label} + {label(shuffle.nodes)}", nodes=layer.nodes + names(shuffle.nodes), output=shuffle.output
-    )
-    if shuffle.kind == "channels":
-        order = _order(layer.weights["w"].shape[0], shuffle.size)
-        return replace(layer, weights={name: a[order] for name, a in layer.weights.items()}), shuffle.nodes
-    return replace(layer, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes
-
-
-def _order(c: int, groups: int) -> np.ndarray:
-    """Which channel each channel of a shuffle's output is."""
-    return np.arange(c).reshape(groups, c // groups).T.reshape(-1)
+    return replace(
+        layer, label=f"{layer.label} + {label(shuffle.nodes)}", nodes=layer.nodes + names(shuffle.nodes), output=shuffle.output,
+        d2s=shuffle.size, d2s_mode=shuffle.kind[4:],
+    ), shuffle.nodes  # fmt: skip

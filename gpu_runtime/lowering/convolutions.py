@@ -24,17 +24,16 @@ def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     if len(shape_of(node.inputs[0])) == 5:
         return _volume(layer, weights)
     kernel = _kernel(layer, weights)
-    b, groups = layer.s2d, attribute(node, "group", 1)
-    size = tuple(d // b for d in kernel.shape[2:])
+    groups, size = attribute(node, "group", 1), kernel.shape[2:]
     if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
     stride, dilation, pad = window(node, size, (h, w))
     weights["w"] = _rounded(kernel)
-    for name in ("scale", "shift") if layer.pre else ():
+    for name in ("scale", "shift") if layer.prologue else ():
         weights[name] = weights[name].astype(np.float16).astype(np.float32)
     return ConvProblem(
-        n, c, h, w, kernel.shape[0], *kernel.shape[2:], tuple(d * b for d in stride), tuple(d * b for d in pad), dilation,
-        groups, _fits(weights, c // groups), Prologue(layer.pre),
+        n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups, _fits(weights, c // groups),
+        Prologue(layer.prologue),
         replace(_epilogue(layer, weights), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first),
     )  # fmt: skip
 

@@ -71,9 +71,8 @@ def _sliced(network: Network, concat: Op[ConcatProblem]) -> Blocks | None:
         return None
     p, b, image = slices[0].problem, slices[0].problem.step[1], slices[0].inputs[0]
     corners = [(s.problem.start[1], s.problem.start[2]) for s in slices]
-    whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // b, p.w // b), (1, b, b)) and p.h % b == p.w % b == 0 and b > 1
     alike = all(s.inputs == (image,) and s.problem == replace(p, start=(0, *at)) for s, at in zip(slices, corners, strict=True))
-    if not whole or not alike or sorted(corners) != [(i, j) for i in range(b) for j in range(b)]:
+    if not alike or not _is_corner(p) or sorted(corners) != [(i, j) for i in range(b) for j in range(b)]:
         return None
     order = np.empty((b, b, p.c), int)
     for t, (i, j) in enumerate(corners):
@@ -85,6 +84,13 @@ def _sliced(network: Network, concat: Op[ConcatProblem]) -> Blocks | None:
         made = Op(concat.name, problem, (image,), concat.output, concat.weights, nodes)
     only = tuple(op for op in slices if len(network.readers[op.output]) == 1)
     return Blocks(concat, made, image, order, nodes, only)
+
+
+def _is_corner(p: MoveProblem) -> bool:
+    """Whether it takes one pixel of every block."""
+    b = p.step[1]
+    whole = (p.kind, p.out, p.step) == ("window", (p.c, p.h // b, p.w // b), (1, b, b))
+    return whole and p.h % b == p.w % b == 0 and b > 1
 
 
 def _takes(op: Op[ConvProblem], tensor: str) -> bool:

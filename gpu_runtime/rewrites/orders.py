@@ -1,0 +1,109 @@
+"""Runs of Reshape, Transpose, Gather, Split or Slice that leave every pixel where it is: an order of channels, as one op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpu_runtime.network import Network, Op, Options, unique
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import MoveProblem
+from tactics.problems.protocol import Problem, Shape4
+
+Moving = ViewProblem | GatherProblem | MoveProblem
+LONGEST_RUN = 16  # moves that may be one order: a shuffle and what splits it are 4 or 5
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Channel i of a tensor is channel `index[i]` of `source`, in every pixel; `nodes`: the ONNX nodes that say so."""
+
+    source: str
+    index: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def is_run(self) -> bool:
+        """Whether these are neighbouring channels in order: what a reader may take where they lie."""
+        return self.index == tuple(range(self.index[0], self.index[0] + len(self.index)))
+
+
+def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
+    """(the network where each order is one op, those orders by the tensor they give)."""
+    runs: dict[str, tuple[str, tuple[Op[Problem], ...]]] = {}  # tensor -> (what it was moved from, the ops that did)
+    orders: dict[str, Order] = {}
+    options = Options(network)
+    for op in network.ops:
+        if not isinstance(op.problem, Moving) or op.when:
+            continue
+        source, before = runs.get(op.inputs[0], (op.inputs[0], ()))
+        if len(before) == LONGEST_RUN:
+            source, before = op.inputs[0], ()
+        run = (*before, op)
+        runs[op.output] = source, run
+        order = _order(network.tensors[source], source, run)
+        if order is None or network.is_fp32(source):
+            continue
+        if before and order.is_run:  # a Slice of a Slice, say: the last move alone is cheaper than one of all that was there
+            order = _order(op.problem.in_shapes[0], op.inputs[0], (op,))
+        elif before:
+            problem = GatherProblem(network.tensors[source], index=((), order.index, (), ()))
+            options.instead(op, replace(op, problem=problem, inputs=(source,), nodes=order.nodes))
+        if order is not None:
+            orders[op.output] = order
+    return options.network(), orders
+
+
+def _order(shape: Shape4, source: str, run: Sequence[Op[Problem]]) -> Order | None:
+    """What a run of moves makes of a tensor, if pixels stay where they are."""
+    index = _channels(shape, [op.problem for op in run if isinstance(op.problem, Moving)])
+    return Order(source, index, unique(name for op in run for name in op.nodes)) if index else None
+
+
+def _channels(shape: Shape4, problems: Sequence[Moving]) -> tuple[int, ...] | None:
+    """Which channel of a tensor of that shape each one of the last problem's output is, if pixels stay where they are."""
+    out = problems[-1].out_shape
+    if (out[0], *out[2:]) != (shape[0], *shape[2:]):
+        return None
+    size = out[2] * out[3]
+    images, pixels, found = np.arange(out[0])[:, None], np.arange(size), []
+    if all(map(_only_channels, problems)):  # then one pixel speaks for all
+        images, pixels = images[:1], pixels[:1]
+    for c in range(out[1]):
+        at: np.ndarray | None = (images * out[1] + c) * size + pixels
+        for problem in reversed(problems):
+            at = None if at is None else _sources(problem, at)
+        if at is None:
+            return None
+        first = int(at[0, 0]) // size
+        if not np.array_equal(at, (images * shape[1] + first) * size + pixels):
+            return None
+        found.append(first)
+    return tuple(found)
+
+
+def _only_channels(p: Moving) -> bool:
+    """Whether the problem's own form says that pixels stay where they are."""
+    if isinstance(p, MoveProblem):
+        stays = (p.start[1:], p.step[1:], p.out[1:]) == ((0, 0), (1, 1), (p.h, p.w))
+        return p.kind == "channels" or (p.kind == "window" and stays)
+    return isinstance(p, GatherProblem) and p.perm == (0, 1, 2, 3) and not (p.index[0] or p.index[2] or p.index[3])
+
+
+def _sources(problem: Moving, at: np.ndarray) -> np.ndarray | None:
+    """Row-major input positions of row-major output positions; None where one has none."""
+    if isinstance(problem, ViewProblem):
+        return at
+    (shape,), where = problem.in_shapes, tuple(np.unravel_index(at, problem.out_shape))
+    if isinstance(problem, MoveProblem):
+        where = where[0], *problem.source(*where[1:])
+    else:
+        axes = [where[0]] * 4
+        for a, table, i in zip(problem.perm, problem.index, where, strict=True):
+            axes[a] = np.asarray(table)[i] if table else i
+        where = tuple(axes)
+    if any(np.any((i < 0) | (i >= size)) for i, size in zip(where, shape, strict=True)):
+        return None
+    return np.ravel_multi_index(where, shape)
