@@ -60,14 +60,14 @@ def source_path(kernel: str) -> Path:
 @lru_cache(maxsize=256)
 def source_hash(kernel: str = "") -> str:
     """sha256 over the kernel's source and the headers it includes; without a name, over every source of the project."""
-    files = _with_headers(source_path(kernel)) if kernel else [*sorted(INCLUDE.glob("*.cuh")), *sorted(ROOT.glob("*.cu"))]
+    files = sources(source_path(kernel)) if kernel else [*sorted(INCLUDE.glob("*.cuh")), *sorted(ROOT.glob("*.cu"))]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _with_headers(path: Path) -> list[Path]:
+def sources(path: Path) -> list[Path]:
     """A source and the project's headers that it includes, directly or through another: the source, then headers by name."""
     found, open_files = set(), [path]
     while open_files:
@@ -217,7 +217,7 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
     ]  # fmt: skip
     # -lineinfo writes the names of all sources into PTX and binary, relative ones behind the current folder. So they come from
     # memory under absolute names of our own.
-    headers = {header.name: header.read_text() for header in _with_headers(path)[1:]}
+    headers = {header.name: header.read_text() for header in sources(path)[1:]}
 
     def named(text: str) -> bytes:
         return INCLUDED.sub(lambda m: f'{m[1]}{NAMED}/include/{m[2]}"' if m[2] in headers else m[0], text).encode()

@@ -1,21 +1,26 @@
 """A launch as plain data, and how kernel arguments are written; shared by all kernel families.
 
-An argument is ("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for pointers, or
-("i32" | "i64" | "f32", value), in the order of the kernel's parameter struct. The first one is NONFINITE: a 4-byte word that
-the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh), and else leaves as it is.
+A family names each argument as the kernel's parameter struct does: {"x": ("in", 0), "k": ("i32", 64), ...}. Values are
+("in", i), ("out", 0), ("weights", section), ("workspace", 0), ("counters", 0) for addresses, or ("i32" | "i64" | "f32", value).
+`launch` puts them in the struct's order, which it reads from the source (cuda_kernels/params.py). NONFINITE is a 4-byte word
+that the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh), and else leaves as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from cuda_kernels.params import arrange
 from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
 from tactics.problems.pointwise_ops import ACTIVATIONS
+from tactics.problems.problem import ConvProblem, PoolProblem
 
 Arg = tuple[str, int | float | str]
+Args = dict[str, Arg]
 NULL: Arg = ("i64", 0)
 NONFINITE: Arg = ("nonfinite", 0)
 
@@ -76,29 +81,64 @@ def linear(fmt: Format) -> bool:
     return LAYOUTS[fmt.layout].vector < 8
 
 
-def ints(*values: int) -> tuple[Arg, ...]:
+def launch(
+    kernel: str, values: Mapping[str, int], grid: tuple[int, int, int], block: int, smem: int, args: Mapping[str, Arg],
+    workspace: int = 0, counters: int = 0,
+) -> Launch:  # fmt: skip
+    """A launch of blocks of `block` threads. Raises ValueError where `args` are not the members of the kernel's parameters."""
+    fixed = tuple(sorted(values.items()))
+    return Launch(kernel, fixed, grid, (block, 1, 1), smem, arrange(kernel, fixed, args), workspace, counters)
+
+
+def ints(**values: int) -> Args:
     """32-bit integers."""
-    return tuple(("i32", int(v)) for v in values)
+    return {name: ("i32", int(v)) for name, v in values.items()}
 
 
-def view(fmt: Format, shape) -> tuple[Arg, ...]:
-    """The strides of a tensor with memory of its own, as the kernels' struct View takes them."""
-    return view_args(strides(fmt, shape))
+def floats(**values: float) -> Args:
+    return {name: ("f32", float(v)) for name, v in values.items()}
 
 
-def view_args(s: Strides) -> tuple[Arg, ...]:
-    return ints(s.n, s.block, s.pixel, s.log2v)
+def member(name: str, args: Mapping[str, Arg]) -> Args:
+    """The arguments of a struct that is a member of the parameters."""
+    return {f"{name}.{inner}": value for inner, value in args.items()}
 
 
-def spread_args(s: Strides, axes: str, width: int, rows: bool) -> tuple[Arg, ...]:
+def view_args(name: str, s: Strides) -> Args:
+    """The strides of a tensor as the kernels' struct View takes them, or as four members that begin with `name`_."""
+    joined = name if name.endswith("_") else name + "."
+    parts = ("n", s.n), ("block", s.block), ("pixel", s.pixel), ("log2v", s.log2v)
+    return {joined + part: ("i32", int(v)) for part, v in parts}
+
+
+def spread_args(name: str, s: Strides, axes: str, width: int, rows: bool) -> Args:
     """The kernels' struct Spread of a tensor that spans `axes` and is repeated along the others; `width`: its own columns.
 
     Without `rows`, no one takes pixels apart: all of them are columns of one row.
     """
     row = s.pixel * width if "h" in axes else 0
     column = s.pixel if "w" in axes or (not rows and "h" in axes) else 0
-    vector = (s.log2v, (1 << s.log2v) - 1) if "c" in axes else (31, 0)
-    return ints(s.n if "n" in axes else 0, s.block, row, column, *vector)
+    log2v, mask = (s.log2v, (1 << s.log2v) - 1) if "c" in axes else (31, 0)
+    return member(name, ints(n=s.n if "n" in axes else 0, block=s.block, row=row, column=column, log2v=log2v, mask=mask))
+
+
+def conv_pointers(p: ConvProblem, name: str = "") -> Args:
+    """What every convolution's struct begins with; `name` is appended to the names of the weight sections."""
+    return {
+        "nonfinite": NONFINITE, "x": ("in", 0), "w": ("weights", "w" + name), "bias": ("weights", "b" + name),
+        "slope": ("weights", "slope" + name) if p.epilogue.act.name == "prelu" else NULL,
+        "residual": ("in", 1) if p.epilogue.residual else NULL, "y": ("out", 0),
+    }  # fmt: skip
+
+
+def window_args(p: ConvProblem | PoolProblem) -> Args:
+    (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
+    return ints(stride_h=stride_h, stride_w=stride_w, pad_t=p.pad[0], pad_l=p.pad[1], dil_h=dil_h, dil_w=dil_w)
+
+
+def pixel_args(store: Store) -> Args:
+    first, row, column = store.pixels
+    return ints(first=first, row_pixels=row, column_pixels=column)
 
 
 CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
@@ -146,10 +186,10 @@ def f32_values(x: Format, y: Format) -> dict[str, int]:
     return found if any(found.values()) else {}
 
 
-def alpha_beta(problem) -> tuple[Arg, Arg]:
-    """The activation's parameters."""
+def alpha_beta(problem: ConvProblem, number: str = "") -> Args:
+    """The activation's parameters; `number` is appended to their names."""
     a, b = (*problem.epilogue.act.params, 0.0, 0.0)[:2]
-    return ("f32", a), ("f32", b)
+    return floats(**{"alpha" + number: a, "beta" + number: b})
 
 
 def grid(threads: int) -> tuple[int, int, int]:

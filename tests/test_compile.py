@@ -209,7 +209,7 @@ def test_a_virtual_architecture_gives_the_same_ptx_and_no_machine_code(kernel, v
 
 def test_hash_covers_the_headers_a_kernel_includes_and_no_others():
     def names(kernel):
-        return [path.name for path in compiling._with_headers(compiling.source_path(kernel))]
+        return [path.name for path in compiling.sources(compiling.source_path(kernel))]
 
     assert names("conv_dense")[0] == "conv_dense.cu" and {"conv.cuh", "ptx.cuh"} <= set(names("conv_dense"))
     assert "conv.cuh" not in names("rows")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_kernels.compile import _with_headers, source_path
+from cuda_kernels.compile import source_path, sources
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "CONTRIBUTING.md"
@@ -60,7 +60,7 @@ def imports(path: Path) -> set[str]:
 @pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "cuda_kernels").glob("*.cu")))
 def test_every_kernel_waits_for_the_launch_ahead(kernel):
     """Launches may begin before the one ahead has ended; a kernel that does not wait would read what is not yet there."""
-    text = "".join(path.read_text() for path in _with_headers(source_path(kernel)) if path.name != "ptx.cuh")
+    text = "".join(path.read_text() for path in sources(source_path(kernel)) if path.name != "ptx.cuh")
     assert "  wait_for_previous_launch();" in text and "  release_next_launch();" in text
 
 

@@ -19,7 +19,7 @@ from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
 from tactics.roofline import moved_us, result
-from tactics.step import NULL, Launch, act_code, ints, linear
+from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Tactic, Tile, these
 
 TILES = tuple(
@@ -28,7 +28,6 @@ TILES = tuple(
         (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3),
     )
 )  # fmt: skip
-M16_ARG = 19  # where conv.cuh's parameters have the 16-row tiles of packed weights
 ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 
@@ -75,23 +74,17 @@ def shared_bytes(tactic: Tactic) -> int:
 
 def launches(p: BackToBackProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     one, two, t = p.first, p.second, tactic.tile
-    # The struct of a single convolution from x to y that loads like the first and stores like the second.
-    whole = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True))
-    (launch,) = conv_gemm.launches(whole, replace(tactic, kernel="conv_dense"), lie=lie)
-    args = [("weights", a[1] + "2") if a[0] == "weights" and a[1] in ("b", "slope") else a for a in launch.args]
-    args[M16_ARG] = ints(-(-one.k // 16))[0]
-    alpha, beta = (*one.epilogue.act.params, 0.0, 0.0)[:2]
-    more = (
-        ("weights", "w2"), ("weights", "b"), ("weights", "slope") if one.epilogue.act.name == "prelu" else NULL,
-        *ints(one.k, conv_gemm.padded_k(two) // 16, -(-two.k // 16)), ("f32", alpha), ("f32", beta),
-    )  # fmt: skip
+    # ConvParams of a single convolution from x to y that loads like the first and stores like the second.
+    whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), replace(tactic, kernel="conv_dense")
+    of_two, of_one = conv_pointers(two, "2"), conv_pointers(one)
+    args = conv_gemm.arguments(whole, dense, None, lie) | {name: of_two[name] for name in ("bias", "slope")}
+    args = member("c", args | ints(m16=-(-one.k // 16)))
+    args |= {"w2": of_two["w"], "bias1": of_one["bias"], "slope1": of_one["slope"]}
+    args |= ints(k1=one.k, steps=conv_gemm.padded_k(two) // 16, m16=-(-two.k // 16)) | alpha_beta(one, "1")
     given = ("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES", "ACT", "RES")
-    values = {name: v for name, v in launch.values if name in given} | {"ACT1": act_code(one)}
+    values = {name: v for name, v in conv_gemm.values(whole, dense, None).items() if name in given} | {"ACT1": act_code(one)}
     blocks = -(-one.n * one.p * one.q // t.n)
-    smem = shared_bytes(tactic)
-    return (
-        Launch("conv_back_to_back", tuple(sorted(values.items())), (blocks, 1, 1), (t.threads, 1, 1), smem, (*args, *more)),
-    )
+    return (launch("conv_back_to_back", values, (blocks, 1, 1), t.threads, shared_bytes(tactic), args),)
 
 
 def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

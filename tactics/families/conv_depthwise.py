@@ -22,7 +22,20 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
-from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import (
+    Launch,
+    Store,
+    act_code,
+    alpha_beta,
+    conv_pointers,
+    ints,
+    launch,
+    linear,
+    pixel_args,
+    residual_order,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Patch, Tactic, these
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -160,16 +173,12 @@ def launches(
         "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),
         "MULTIPLIED": int(multiplier > 1),
     }  # fmt: skip
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if p.epilogue.act.name == "prelu" else NULL,
-        ("in", 1) if p.epilogue.residual else NULL, ("out", 0), *view_args(x), *view_args(y),
-        *view_args(added[0] if added else y), *ints(*store.pixels),
-        *ints(p.h, p.w, p.k, p.p, p.q, y_c, _pitch(p), multiplier, *p.stride, p.pad[0], p.pad[1], *p.dilation, *steps),
-        *ints(*counts, *phases), *alpha_beta(p),
-    )  # fmt: skip
+    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
+    args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
+    args |= ints(h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, y_c=y_c, w_pitch=_pitch(p), multiplier=multiplier)
+    args |= ints(step_h=steps[0], step_w=steps[1], tiles_h=counts[0], tiles_w=counts[1], phases_h=phases[0], phases_w=phases[1])
     blocks = p.n * -(-y_c // t.channels) * math.prod(counts) * math.prod(phases)
-    return (Launch("conv_depthwise", tuple(sorted(values.items())), (blocks, 1, 1), (threads(tactic), 1, 1), 0, args),)
+    return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), 0, args),)
 
 
 def _pitch(p: ConvProblem) -> int:

@@ -15,7 +15,19 @@ from cuda_kernels.device import Device
 from tactics.format import Strides, num_bytes, padded_channels, strides
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, residual_order, view_args
+from tactics.step import (
+    Launch,
+    Store,
+    act_code,
+    alpha_beta,
+    conv_pointers,
+    ints,
+    launch,
+    pixel_args,
+    residual_order,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Tactic
 
 THREADS = 128
@@ -54,17 +66,14 @@ def launches(
         "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),
         "RES": residual_order(p),
     }  # fmt: skip
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if end.act.name == "prelu" else NULL,
-        ("in", 1) if end.residual else NULL, ("out", 0), *view_args(x), *view_args(y), *view_args(added[0] if added else y),
-        *ints(*store.pixels, p.n * p.p * p.q, p.p, p.q, p.h, p.w, p.k, padded_channels(y_fmt.layout, store.out[1])),
-        *ints(p.c // p.groups, p.k // p.groups, _tiles(p), end.d2s, end.d2s == 1 or end.d2s_mode == "crd", store.out[3]),
-        *ints(p.r, p.s, *p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *alpha_beta(p),
-    )  # fmt: skip
+    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
+    args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
+    args |= ints(pixels=p.n * p.p * p.q, p=p.p, q=p.q, h=p.h, w_in=p.w, r=p.r, s=p.s, k=p.k)
+    args |= ints(y_c=padded_channels(y_fmt.layout, store.out[1]), out_w=store.out[3])
+    args |= ints(c_group=p.c // p.groups, k_group=p.k // p.groups, tiles=_tiles(p))
+    args |= ints(block=end.d2s, crd=end.d2s == 1 or end.d2s_mode == "crd")
     blocks = -(-p.n * p.p * p.q // (THREADS * _pixels(p))) * p.groups * _tiles(p)
-    return (Launch("conv_fp32", tuple(sorted(values.items())), (blocks, 1, 1), (THREADS, 1, 1), 0, args),)
+    return (launch("conv_fp32", values, (blocks, 1, 1), THREADS, 0, args),)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

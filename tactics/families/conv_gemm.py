@@ -26,7 +26,21 @@ from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NONFINITE, NULL, Arg, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import (
+    NULL,
+    Args,
+    Launch,
+    Store,
+    act_code,
+    alpha_beta,
+    conv_pointers,
+    ints,
+    launch,
+    linear,
+    residual_order,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Tactic, Tile, these
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -200,54 +214,73 @@ def padded_k(problem: ConvProblem) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, x_fmt, y_fmt, m = tactic.tile, tactic.ins[0], tactic.out, merged(p)
-    one = m.one
-    end = p.epilogue
-    store = store or (Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None)
-    out, name = (store.out, store.name) if store else (p.out_shape, "")
-    x, *added, y = lie or (
-        strides(x_fmt, p.in_shapes[0]),
-        *(strides(y_fmt, out if end.up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out),
-    )  # fmt: skip
-    y_c = padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1]
-    first, row, column = store.pixels if store else (0, 0, 0)
+    t, m, store = tactic.tile, merged(p), store or _store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
     blocks = t.stream or tiles // m.count * t.split
-    values = {
+    args = arguments(p, tactic, store, lie)
+    if shared:
+        args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=tiles // m.count)}
+    scratch = (m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, tiles * 4) if shared else (0, 0)
+    smem = conv_smem(tactic, p.prologue.scaled)
+    return (launch(tactic.kernel, values(p, tactic, store), (blocks, m.count, 1), t.threads, smem, args, *scratch),)
+
+
+def _store(p: ConvProblem) -> Store | None:
+    """None where GEMM pixels are y's in their order."""
+    end = p.epilogue
+    return Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None
+
+
+def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int]:
+    """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
+    t, x, y = tactic.tile, tactic.ins[0], tactic.out
+    return {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
-        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
-        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": end.d2s} if store else {}),
-        **({"GROUPED": 1} if m.count > 1 else {}), **({"PRO": 1} if p.prologue.scaled else {}),
-        **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
+        "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), "ACT": act_code(p), "RES": residual_order(p),
+        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.epilogue.d2s} if store else {}),
+        **({"GROUPED": 1} if merged(p).count > 1 else {}), **({"PRO": 1} if p.prologue.scaled else {}),
+        **({"OUT_F32": 1} if y.dtype == "fp32" else {}),
     }  # fmt: skip
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w" + name), ("weights", "meta" + name) if tactic.sparse else NULL,
-        ("weights", "b" + name), ("weights", "slope" + name) if end.act.name == "prelu" else NULL,
-        ("in", 1) if end.residual else NULL, ("out", 0),
-        *ints(p.n, one.c, p.h, p.w, one.k, p.p, p.q, p.r, p.s),
-        *ints(-(-one.c // 8), padded_k(one) // t.k, -(-num_rows(one, y_fmt.layout) // 16)),
-        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
-        *(ints(row * y.pixel, column * y.pixel, first * y.pixel, out[3] * y.pixel) if store else ()),
-        *(_residual_pixels(p, store, added[0].pixel) if store and added else ()),
-        *((("workspace", 0), ("counters", 0), *ints(t.split, tiles // m.count)) if shared else ()),
-        *(ints(_first_channel(x, one.c), _first_channel(y, one.out_shape[1])) if m.count > 1 else ()),
-        *([("weights", "affine")] if p.prologue.scaled else ()),
+
+
+def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, lie: tuple[Strides, ...] | None) -> Args:
+    """Of the struct ConvParams (include/conv.cuh), without those of a split K."""
+    m, x_fmt, y_fmt, up = merged(p), tactic.ins[0], tactic.out, p.epilogue.up
+    one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
+    x, *added, y = lie or (
+        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out),
     )  # fmt: skip
-    return (Launch(
-        tactic.kernel, tuple(sorted(values.items())), (blocks, m.count, 1), (t.threads, 1, 1),
-        conv_smem(tactic, p.prologue.scaled), args,
-        **({"workspace": m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, "counters": tiles * 4} if shared else {}),
-    ),)  # fmt: skip
+    args = conv_pointers(p, name) | {"meta": ("weights", "meta" + name) if tactic.sparse else NULL}
+    args |= ints(n=p.n, c=one.c, h=p.h, w_in=p.w, k=one.k, p=p.p, q=p.q, r=p.r, s=p.s) | window_args(p)
+    args |= ints(c8=-(-one.c // 8), k_tiles=padded_k(one) // tactic.tile.k, m16=-(-num_rows(one, y_fmt.layout) // 16))
+    args |= view_args("x_", x) | view_args("y_", y) | alpha_beta(p)
+    args |= ints(y_c=padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1])
+    for s in added:
+        args |= view_args("r_", s)
+    if store:
+        args |= _pixels(store, y.pixel)
+    if store and added:
+        args |= _residual_pixels(p, store, added[0].pixel)
+    if m.count > 1:
+        args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
+    return args | ({"affine": ("weights", "affine")} if p.prologue.scaled else {})
 
 
-def _residual_pixels(p: ConvProblem, store: Store, step: int) -> tuple[Arg, ...]:
+def _pixels(store: Store, step: int) -> Args:
+    """Where the epilogue stores a GEMM pixel; `step`: elements from one pixel of y to the next."""
+    first, row, column = store.pixels
+    return ints(y_row=row * step, y_col=column * step, y_first=first * step, y_corner=store.out[3] * step)
+
+
+def _residual_pixels(p: ConvProblem, store: Store, step: int) -> Args:
     """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
     first, row, column = store.pixels
     up = p.epilogue.up
     if up > 1:  # one pixel of it for up x up of y: those of one GEMM pixel, or of as many GEMM pixels
-        return ints(0, p.out_shape[3] // up * step, step, up // p.epilogue.d2s, 0, 0)
-    return ints(first * step, row * step, column * step, 1, store.out[3] * step, step)
+        row = p.out_shape[3] // up * step
+        return ints(r_first=0, r_row=row, r_col=step, r_up=up // p.epilogue.d2s, r_corner=0, r_step=0)
+    corner = store.out[3] * step
+    return ints(r_first=first * step, r_row=row * step, r_col=column * step, r_up=1, r_corner=corner, r_step=step)
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:

@@ -22,7 +22,20 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_EFFICIENCY, moved_us, result
-from tactics.step import NONFINITE, NULL, Launch, Store, act_code, alpha_beta, ints, linear, residual_order, view_args
+from tactics.step import (
+    Launch,
+    Store,
+    act_code,
+    alpha_beta,
+    conv_pointers,
+    ints,
+    launch,
+    linear,
+    pixel_args,
+    residual_order,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Tactic, Tile, these
 
 MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
@@ -176,21 +189,15 @@ def launches(
         "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
     }  # fmt: skip
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w" + store.name), ("weights", "b" + store.name),
-        ("weights", "slope" + store.name) if p.epilogue.act.name == "prelu" else NULL,
-        ("in", 1) if p.epilogue.residual else NULL, ("out", 0),
-        *ints(p.c, p.h, p.w, p.k, p.p, p.q, p.s),
-        *ints(u.c, u.k, u.count, g.per_block, g.blocks),
-        *ints(u.chunks, g.span, p.r * p.s * u.chunks, u.steps),
-        *ints(*g.tile, *g.tiles),
-        *ints(g.patch[0], g.pitch, g.phase, g.patch[1], *used),
-        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(padded_channels(y_fmt.layout, p.k)),
-        *view_args(added[0] if added else y), *ints(*store.pixels), *alpha_beta(p),
-    )  # fmt: skip
+    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
+    args |= view_args("x_", x) | view_args("y_", y) | view_args("r_", added[0] if added else y)
+    args |= ints(c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, s=p.s, y_c=padded_channels(y_fmt.layout, p.k))
+    args |= ints(unit_c=u.c, unit_k=u.k, units=u.count, per_block=g.per_block, blocks_of_units=g.blocks)
+    args |= ints(chunks=u.chunks, span=g.span, chunks_k=p.r * p.s * u.chunks, steps=u.steps)
+    args |= ints(tile_h=g.tile[0], tile_w=g.tile[1], tiles_h=g.tiles[0], tiles_w=g.tiles[1])
+    args |= ints(patch_h=g.patch[0], pitch=g.pitch, phase=g.phase, patch_w=g.patch[1], row_mask=used[0], column_mask=used[1])
     grid = g.blocks * g.tiles[0] * g.tiles[1] * p.n
-    return (Launch(tactic.kernel, tuple(sorted(values.items())), (grid, 1, 1), (t.threads, 1, 1), smem_bytes(p, tactic), args),)
+    return (launch(tactic.kernel, values, (grid, 1, 1), t.threads, smem_bytes(p, tactic), args),)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

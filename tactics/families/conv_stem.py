@@ -21,7 +21,21 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import LATENCY_CLK, moved_us, result
-from tactics.step import NONFINITE, NULL, Launch, act_code, alpha_beta, ints, linear, own_strides, residual_order, view_args
+from tactics.step import (
+    NULL,
+    Launch,
+    act_code,
+    alpha_beta,
+    conv_pointers,
+    ints,
+    launch,
+    linear,
+    member,
+    own_strides,
+    residual_order,
+    view_args,
+    window_args,
+)
 from tactics.tactic import Tactic, Tile, these
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
@@ -203,6 +217,9 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     t, g = tactic.tile, _geometry(p, tactic)
     return max(g.steps * (64 + t.m * 32) + (p.c * g.plane * 2 + 15) // 16 * 16, t.m * t.n * 2 + t.n * 4)
 
+# Members of the kernel's struct under POOL: Epilogue.pool, then outputs of the pool per tile.
+POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l pool_h pool_w tile_h tile_w".split()
+
 
 def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, g, x_fmt, y_fmt = tactic.tile, _geometry(p, tactic), tactic.ins[0], tactic.out
@@ -215,20 +232,18 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
     }  # fmt: skip
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w"), NULL, ("weights", "b"),
-        ("weights", "slope") if p.epilogue.act.name == "prelu" else NULL,
-        ("in", 1) if p.epilogue.residual else NULL, ("out", 0),
-        *ints(p.n, p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s), *ints(1, g.steps, -(-p.k // 16)),
-        *ints(*p.stride, p.pad[0], p.pad[1], *p.dilation),
-        *view_args(x), *view_args(y), *ints(y_c), *alpha_beta(p), *(a for s in added for a in view_args(s)),
-        ("weights", "taps"), *ints(g.log2_tw, tiles_h, tiles_w, g.rows, g.cols, g.pitch, g.plane),
-        *ints(2**32 // g.pitch + 1, _signed(2**32 // (p.c if hwc else g.plane) + 1)),
-        *(ints(*p.epilogue.pool, *tile) if p.epilogue.pool else ()),
-    )  # fmt: skip
+    conv = conv_pointers(p) | {"meta": NULL} | window_args(p) | alpha_beta(p) | view_args("x_", x) | view_args("y_", y)
+    conv |= ints(n=p.n, c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s)
+    conv |= ints(c8=1, k_tiles=g.steps, m16=-(-p.k // 16), y_c=y_c)
+    for s in added:
+        conv |= view_args("r_", s)
+    args = member("c", conv) | {"taps": ("weights", "taps")}
+    args |= ints(log2_tw=g.log2_tw, tiles_h=tiles_h, tiles_w=tiles_w, rows=g.rows, cols=g.cols, pitch=g.pitch, plane=g.plane)
+    args |= ints(by_pitch=2**32 // g.pitch + 1, by_plane_or_c=_signed(2**32 // (p.c if hwc else g.plane) + 1))
+    if p.epilogue.pool:
+        args |= ints(**dict(zip(POOL_ARGS, (*p.epilogue.pool, *tile), strict=True)))
     blocks = -(-y_c // t.m) * p.n * tiles_h * tiles_w
-    smem = shared_bytes(p, tactic)
-    return (Launch("conv_stem", tuple(sorted(values.items())), (blocks, 1, 1), (t.threads, 1, 1), smem, args),)
+    return (launch("conv_stem", values, (blocks, 1, 1), t.threads, shared_bytes(p, tactic), args),)
 
 
 def _signed(v: int) -> int:

@@ -12,7 +12,7 @@ from tactics.families import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem, Problem
-from tactics.step import NONFINITE, NULL, Launch, f32_values, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
@@ -52,26 +52,24 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) ->
     for table in p.index:
         starts.append(at if table else -1)
         at += len(table)
-    args = (
-        NONFINITE, ("in", source), ("out", 0), ("weights", "table") if at else NULL,
-        *view_args(lie[source]), *view_args(lie[-1]),
-        *ints(p.shape[1], p.shape[3], n, c, h, w, covered, *first, whole[3], *p.perm, *starts), ("f32", p.fill),
-    )  # fmt: skip
-    return Launch("gather", tuple(sorted(values.items())), grid(n * -(-covered // 8) * h * w), (256, 1, 1), 0, args)
+    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0), "table": ("weights", "table") if at else NULL}
+    args |= view_args("in", lie[source]) | view_args("out", lie[-1]) | floats(fill=p.fill)
+    args |= ints(in_c=p.shape[1], in_w=p.shape[3], n=n, c=c, h=h, w=w, covered=covered, out_w=whole[3])
+    for name, numbers in (("first", first), ("axis", p.perm), ("table", starts)):
+        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("nchw", numbers, strict=True)})
+    return launch("gather", values, grid(n * -(-covered // 8) * h * w), 256, 0, args)
 
 
 def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
     x, y = tactic.ins[0], tactic.out
     vec = 1 if linear(x) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y, x))
-    taps = (p.num_taps(axis) for axis in (0, 1))
-    sections = (("weights", name) for name in ("row", "column", "row_weight", "column_weight"))
-    args = (
-        NONFINITE, ("in", 0), ("out", 0), *sections, *view_args(lie[0]), *view_args(lie[1]),
-        *ints(p.n, p.c, groups, in_groups, p.w, *p.out, *taps), ("f32", p.extrapolation),
-    )  # fmt: skip
-    values = ("VEC", vec), *f32_values(x, y).items()
-    return Launch("resize", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args)
+    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)} | view_args("in", lie[0]) | view_args("out", lie[1])
+    args |= {name: ("weights", name) for name in ("row", "column", "row_weight", "column_weight")}
+    args |= ints(n=p.n, c=p.c, groups=groups, in_groups=in_groups, w=p.w, out_h=p.out[0], out_w=p.out[1])
+    args |= ints(row_taps=p.num_taps(0), column_taps=p.num_taps(1)) | floats(outside=p.extrapolation)
+    values = {"VEC": vec} | f32_values(x, y)
+    return launch("resize", values, grid(p.n * groups * p.out[0] * p.out[1]), 256, 0, args)
 
 
 def pack(p: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from cuda_kernels.device import Device
 from tactics.format import Format, Strides, canonical, num_bytes, representative
 from tactics.problems.problem import MatmulProblem
 from tactics.roofline import moved_us, result, streamed
-from tactics.step import NONFINITE, Launch, grid, ints
+from tactics.step import NONFINITE, Launch, grid, ints, launch
 from tactics.tactic import Tactic
 
 LINEAR = Format("fp16", "chw")
@@ -37,18 +37,19 @@ def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     outer, inner = p.batch
     a_rows, a_columns = (p.k, p.m) if p.trans_a else (p.m, p.k)
     b_rows, b_columns = (p.n, p.k) if p.trans_b else (p.k, p.n)
-    a = [*_batch(p.a_batch, a_rows * a_columns), *((1, a_columns) if p.trans_a else (a_columns, 1))]  # outer, inner, m, k
-    b = [*_batch(p.b_batch, b_rows * b_columns), *((1, b_columns) if p.trans_b else (b_columns, 1))]  # outer, inner, k, n
-    pairs = {"A_PAIRS": int(not p.trans_a and p.k % 2 == 0), "B_PAIRS": int(p.trans_b and p.k % 2 == 0)}
-    args = (
-        NONFINITE, ("in", 0), ("in", 1), ("out", 0), *ints(outer * inner, inner, p.m, p.n, p.k, *a, *b, p.m * p.n, p.n),
-    )  # fmt: skip
+    a_outer, a_inner = _batch(p.a_batch, a_rows * a_columns)
+    b_outer, b_inner = _batch(p.b_batch, b_rows * b_columns)
+    (a_m, a_k), (b_k, b_n) = (1, a_columns) if p.trans_a else (a_columns, 1), (1, b_columns) if p.trans_b else (b_columns, 1)
+    args = {"nonfinite": NONFINITE, "a": ("in", 0), "b": ("in", 1), "c": ("out", 0)}
+    args |= ints(batch=outer * inner, inner=inner, m=p.m, n=p.n, k=p.k, c_batch=p.m * p.n, c_m=p.n)
+    args |= ints(a_outer=a_outer, a_inner=a_inner, a_m=a_m, a_k=a_k, b_outer=b_outer, b_inner=b_inner, b_k=b_k, b_n=b_n)
     if tactic.kernel == "matmul_fp32":
         types = zip(("A_F32", "B_F32", "Y_F32"), (*tactic.ins, tactic.out), strict=True)
-        values = tuple((name, int(fmt.dtype == "fp32")) for name, fmt in types)
-        return (Launch("matmul_fp32", values, grid(outer * inner * p.m * p.n), (256, 1, 1), 0, args),)
+        values = {name: int(fmt.dtype == "fp32") for name, fmt in types}
+        return (launch("matmul_fp32", values, grid(outer * inner * p.m * p.n), 256, 0, args),)
     blocks = -(-p.n // TILE) * -(-p.m // TILE) * outer * inner
-    return (Launch("matmul", tuple(sorted(pairs.items())), (blocks, 1, 1), (128, 1, 1), 0, args),)
+    pairs = {"A_PAIRS": int(not p.trans_a and p.k % 2 == 0), "B_PAIRS": int(p.trans_b and p.k % 2 == 0)}
+    return (launch("matmul", pairs, (blocks, 1, 1), 128, 0, args),)
 
 
 def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from tactics.problems.problem import (
     ReformatProblem,
 )
 from tactics.roofline import streamed
-from tactics.step import NONFINITE, Launch, f32_values, grid, ints, linear, own_strides, view_args
+from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
 
@@ -72,19 +72,16 @@ def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
-    values = (("AVG", int(p.kind == "avg")), ("VEC", vec), *f32_values(x_fmt, y_fmt).items())
-    views = (*view_args(lie[0]), *view_args(lie[1]))
+    values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
+    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)} | view_args("in", lie[0]) | view_args("out", lie[1])
+    args |= ints(n=p.n, groups=groups, in_groups=in_groups)
     if tactic.kernel == "pool_global":
-        args = (NONFINITE, ("in", 0), ("out", 0), *views, *ints(p.n, groups, in_groups, p.h * p.w), ("f32", 1.0 / (p.h * p.w)))
+        args |= ints(pixels=p.h * p.w) | floats(scale=1.0 / (p.h * p.w))
         blocks = p.n * -(-groups // 8) if vec == 8 else -(-p.n * groups // 8)
-        return (Launch("pool_global", values, (blocks, 1, 1), (256, 1, 1), 0, args),)
-    ends = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
-    args = (
-        NONFINITE, ("in", 0), ("out", 0), *views,
-        *ints(p.n, groups, in_groups, p.h, p.w, *p.out, p.r, p.s, *p.stride, p.pad[0], p.pad[1]),
-        *ints(*p.dilation, *ends, p.count_pad),
-    )  # fmt: skip
-    return (Launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), (256, 1, 1), 0, args),)
+        return (launch("pool_global", values, (blocks, 1, 1), 256, 0, args),)
+    h_end, w_end = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
+    args |= ints(h=p.h, w=p.w, p=p.out[0], q=p.out[1], r=p.r, s=p.s, h_end=h_end, w_end=w_end, count_pad=p.count_pad)
+    return (launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), 256, 0, args | window_args(p)),)
 
 
 POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
@@ -103,12 +100,12 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whol
     out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
     values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
               "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
-    args = (
-        NONFINITE, ("in", source), ("out", 0), *view_args(lie[source]), *view_args(lie[-1]), *ints(n, c, h, w),
-        *ints(covered, out_h, out_w, part_c, first_c, *start, *step), ("f32", fill),
-    )  # fmt: skip
-    threads = n * -(-covered // 8) * out_h * out_w
-    return Launch("move", tuple(sorted(values.items())), grid(threads), (256, 1, 1), 0, args)
+    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", lie[source])
+    args |= view_args("out", lie[-1]) | ints(n=n, c=c, h=h, w=w, out_c=covered, out_h=out_h, out_w=out_w) | floats(fill=fill)
+    args |= ints(filled=part_c, first_c=first_c)
+    for name, numbers in (("start", start), ("step", step)):
+        args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
+    return launch("move", values, grid(n * -(-covered // 8) * out_h * out_w), 256, 0, args)
 
 
 def _move(p: MoveProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:

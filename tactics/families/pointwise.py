@@ -16,13 +16,17 @@ from tactics.problems.problem import PointwiseProblem
 from tactics.roofline import streamed
 from tactics.step import (
     NONFINITE,
+    Args,
     Launch,
     constant_bytes,
     constant_section,
     constant_strides,
+    floats,
     grid,
     ints,
+    launch,
     linear,
+    member,
     own_strides,
     spread_args,
     view_args,
@@ -80,14 +84,15 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
     constants = [_long_axes(p, a) for a in p.constants]
     rows = p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in (*tensors, *constants))
 
-    sources, kinds = [], []
+    sources: list[Args] = []
+    kinds: list[int] = []
     for i, axes in enumerate(tensors):
-        sources += [("in", i), *spread_args(lie[i], axes, p.span(axes)[3], rows)]
+        sources.append({"at": ("in", i)} | spread_args("spread", lie[i], axes, p.span(axes)[3], rows))
         whole, half = axes == "nchw" or "c" in axes, tactic.ins[i].dtype == "fp16"
         kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
     for i, axes in enumerate(constants):
         shape = p.span(axes)
-        sources += [("weights", f"c{i}"), *spread_args(constant_strides(shape), axes, shape[3], rows)]
+        sources.append({"at": ("weights", f"c{i}")} | spread_args("spread", constant_strides(shape), axes, shape[3], rows))
         kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)
     place = {"": 0} | {f"t{i}": 1 + i for i in range(len(p.tensors))}
     place |= {f"c{i}": 1 + len(p.tensors) + i for i in range(len(p.constants))}
@@ -98,13 +103,13 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)), **({"Y_F32": 1} if fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     total = p.n * cp * p.h * p.w // vec
-    params = [(*s.params, 0.0, 0.0)[:2] for s in p.stages] or [(0.0, 0.0)]
-    args = (
-        NONFINITE, ("out", 0), *sources, *view_args(lie[-1]),
-        *ints(total, inner, p.h * p.w, blocks, v, p.c, p.w if rows else p.h * p.w),
-        *(("f32", float(x)) for pair in params for x in pair),
-    )  # fmt: skip
-    return (Launch("pointwise", tuple(sorted(values.items())), grid(total), (256, 1, 1), 0, args),)
+    args = {"nonfinite": NONFINITE, "y": ("out", 0)} | view_args("out", lie[-1])
+    for i, source in enumerate(sources):
+        args |= member(f"source[{i}]", source)
+    args |= ints(total=total, inner=inner, pixels=p.h * p.w, blocks=blocks, v=v, c=p.c, w=p.w if rows else p.h * p.w)
+    for i, params in enumerate([s.params for s in p.stages] or [()]):
+        args |= floats(**{f"param[{i}][{j}]": x for j, x in enumerate((*params, 0.0, 0.0)[:2])})
+    return (launch("pointwise", values, grid(total), 256, 0, args),)
 
 
 def pack(problem: PointwiseProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -20,8 +20,11 @@ from tactics.step import (
     constant_section,
     constant_strides,
     f32_values,
+    floats,
     ints,
+    launch,
     linear,
+    member,
     own_strides,
     spread_args,
 )
@@ -101,16 +104,15 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     constant = constant_strides(p.span(affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]
     count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // getattr(p, "groups", 1)
-    args = (
-        NONFINITE, ("in", 0), *spread_args(lie[0], "nchw", w, apart), ("out", 0),
-        *(("weights", name) if affine else NULL for name in ("scale", "bias")),
-        *spread_args(lie[-1], "nchw", p.out_shape[3], apart),
-        *spread_args(constant, affine, p.span(affine)[3] if affine else 1, apart),
-        *(a for n, channels, row, column in (kept, inside) for a in ints(n, channels, row, column)),
-        *ints(rows, elements, lanes, step, c, "c" in affine), ("f32", float(count)), ("f32", getattr(p, "epsilon", 0.0)),
-    )  # fmt: skip
-    blocks = -(-rows // (THREADS // lanes))
-    return (Launch("rows", tuple(sorted(values.items())), (blocks, 1, 1), (THREADS, 1, 1), 0, args),)
+    args = {"nonfinite": NONFINITE, "x.at": ("in", 0), "y": ("out", 0)} | spread_args("x.spread", lie[0], "nchw", w, apart)
+    args |= {name: ("weights", name) if affine else NULL for name in ("scale", "bias")}
+    args |= spread_args("out", lie[-1], "nchw", p.out_shape[3], apart)
+    args |= spread_args("affine", constant, affine, p.span(affine)[3] if affine else 1, apart)
+    for name, (n, channel, row, column) in (("kept", kept), ("element", inside)):
+        args |= member(name, ints(image=n, channel=channel, row=row, column=column))
+    args |= ints(rows=rows, elements=elements, lanes=lanes, lane_step=step, c=c, per_vector="c" in affine)
+    args |= floats(count=count, epsilon=getattr(p, "epsilon", 0.0))
+    return (launch("rows", values, (-(-rows // (THREADS // lanes)), 1, 1), THREADS, 0, args),)
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
-from tactics.step import NONFINITE, Launch, act_code, ints, linear, own_strides, view_args
+from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 THREADS, ROOM = 512, 12  # as in squeeze_excite.cu
@@ -53,14 +53,13 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     one, two = p.first, p.second
     c8, k8 = padded_channels("hwc8", p.average.c) // 8, padded_channels(tactic.out.layout, two.k) // 8
     smem = 4 * (c8 * ROOM + -(-one.k // 4) * 4 + THREADS // 32 * 8 * ROOM)
-    args = (
-        NONFINITE, ("in", 0), ("weights", "w"), ("weights", "w2"), ("weights", "b"), ("weights", "b2"), ("out", 0),
-        *view_args(x), *view_args(y), *ints(c8, p.average.h * p.average.w, one.k, two.k, k8),
-        ("f32", 1 / (p.average.h * p.average.w)),
-        *(("f32", v) for q in (one, two) for v in (*q.epilogue.act.params, 0.0, 0.0)[:2]),
-    )  # fmt: skip
-    values = (("ACT1", act_code(one)), ("ACT2", act_code(two)))
-    return (Launch("squeeze_excite", values, (p.average.n, 1, 1), (THREADS, 1, 1), smem, args),)
+    of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
+    args = {name: of_one[name] for name in ("nonfinite", "x", "y")} | {"w1": of_one["w"], "b1": of_one["bias"]}
+    args |= {"w2": of_two["w"], "b2": of_two["bias"]} | view_args("in", x) | view_args("out", y)
+    args |= ints(c8=c8, pixels=pixels, mid=one.k, k=two.k, k8=k8) | floats(scale=1 / pixels)
+    args |= alpha_beta(one, "1") | alpha_beta(two, "2")
+    values = {"ACT1": act_code(one), "ACT2": act_code(two)}
+    return (launch("squeeze_excite", values, (p.average.n, 1, 1), THREADS, smem, args),)
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

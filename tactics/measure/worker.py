@@ -30,6 +30,7 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from cuda_kernels.params import arrange
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import images, of_images, random_data, reference
@@ -42,7 +43,7 @@ from tactics.problems.problem import (
     Problem,
 )
 from tactics.problems.protocol import Feature
-from tactics.step import Arg, Call, Launch
+from tactics.step import Arg, Args, Call, Launch, alpha_beta, ints, window_args
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
@@ -202,7 +203,8 @@ class Stopwatch:
 
     def _launch(self, words: int, clocks: int) -> None:
         at = self._data.data.ptr
-        params = pack_params((("ptr", at), ("ptr", at + self._words * 16), ("i64", words), ("i64", clocks)))
+        args: Args = {"data": ("ptr", at), "sink": ("ptr", at + self._words * 16), "words": ("i64", words)}
+        params = pack_params(arrange("flush_l2", (), args | {"clocks": ("i64", clocks)}))
         self.gpu.launch(self._kernel, (8 * self.gpu.device.num_sms if words else 1, 1, 1), (256, 1, 1), 0, params)
 
 
@@ -379,11 +381,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
 
 def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, residual: int, y: int) -> bytes:
     """reference_conv.cu's parameters; 0 for a pointer that is not there."""
-    pointers = [("ptr", a) for a in (x, w, bias, slope, residual, y)]
-    ints = [p.c, p.h, p.w, p.k, p.p, p.q, p.r, p.s, p.groups, *p.stride, p.pad[0], p.pad[1], *p.dilation]
-    total = p.n * p.k * p.p * p.q
-    alpha_beta = [("f32", v) for v in (*p.epilogue.act.params, 0.0, 0.0)[:2]]
-    return pack_params([*pointers, ("i64", total), *(("i32", v) for v in ints), *alpha_beta])
+    named = {"x": x, "weights": w, "bias": bias, "slope": slope, "residual": residual, "y": y}
+    args: Args = {name: ("ptr", address) for name, address in named.items()} | {"total": ("i64", p.n * p.k * p.p * p.q)}
+    args |= ints(c=p.c, h=p.h, w=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s, groups=p.groups) | window_args(p) | alpha_beta(p)
+    return pack_params(arrange("reference_conv", (), args))
 
 
 def main() -> None:

@@ -1,0 +1,205 @@
+"""The parameter struct of a kernel, read from its source, and named arguments put in its order.
+
+    members("conv_dense", (("RES", 1),)) -> Member("nonfinite", "ptr"), ..., Member("beta", "f32"), Member("r_n", "i32"), ...
+
+Members of a struct within it are named behind a dot, elements of an array by their index: `out.block`, `source[0].spread.n`.
+What a kernel is launched with is named the same, so a member that is added, renamed, moved or of another type on one side only
+is an error where the launch is made, before anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import NamedTuple
+
+from cuda_kernels.compile import Values, source_path, sources
+
+TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64"}  # kinds as launch.pack_params has them
+NUMBERS = ("i32", "i64", "f32")
+Argument = tuple[str, int | float | str]  # (kind, value)
+
+
+class Member(NamedTuple):
+    """One parameter; `kind` is "ptr", "i32", "i64" or "f32"."""
+
+    name: str
+    kind: str
+
+
+class Declared(NamedTuple):
+    """A member as a struct declares it: under which macros, its type without const ("*" for a pointer), name, array lengths."""
+
+    when: tuple[str, ...]
+    kind: str
+    name: str
+    lengths: tuple[str, ...]
+
+
+class Source(NamedTuple):
+    """What a kernel's source says: the struct it takes, those within it, counts of digits (macro, base) by name, and the macros
+    that decide which members there are, each with its value where the host names none."""
+
+    params: str
+    structs: Mapping[str, tuple[Declared, ...]]
+    counts: Mapping[str, tuple[str, int]]
+    deciding: tuple[tuple[str, int], ...]
+
+
+class Order(NamedTuple):
+    """The parameters of a kernel, and the same as what picks their values out of a mapping, and as kinds alone."""
+
+    members: tuple[Member, ...]
+    pick: itemgetter[tuple[str, ...]]
+    kinds: tuple[str, ...]
+
+
+def members(kernel: str, values: Values) -> tuple[Member, ...]:
+    """The parameters of a kernel compiled with these values, in order. ValueError for a source that is not understood."""
+    return _order(kernel, values).members
+
+
+def _order(kernel: str, values: Values) -> Order:
+    given = dict(values)
+    return _order_under(kernel, tuple([int(given.get(name, n)) for name, n in _source(kernel).deciding]))
+
+
+@lru_cache(maxsize=4096)
+def _order_under(kernel: str, deciding: tuple[int, ...]) -> Order:
+    source = _source(kernel)
+    given = {name: n for (name, _), n in zip(source.deciding, deciding, strict=True)}
+    found = tuple(_flat(source, given, source.params, ""))
+    return Order(found, itemgetter(*(m.name for m in found)), tuple(m.kind for m in found))
+
+
+def arrange(kernel: str, values: Values, named: Mapping[str, Argument]) -> tuple[Argument, ...]:
+    """Named (kind, value) pairs in the order of the kernel's parameter struct.
+
+    Every kind but "i32", "i64" and "f32" stands for an address; ("i64", 0) is a null pointer. Raises ValueError that says what
+    is missing, what the struct does not have, and what is of another type.
+    """
+    order = _order(kernel, values)
+    try:
+        arguments: tuple[Argument, ...] = order.pick(named)
+    except KeyError:
+        arguments = ()
+    if len(arguments) == len(named) and all(k == a[0] or _fits(k, a) for k, a in zip(order.kinds, arguments, strict=True)):
+        return arguments
+    names = {m.name for m in order.members}
+    faults = [f"'{m.name}' is missing" for m in order.members if m.name not in named]
+    faults += [f"'{name}' is none of them" for name in named if name not in names]
+    both = [(m, named[m.name]) for m in order.members if m.name in named]
+    faults += [f"'{m.name}' is of type {m.kind}, got {value}" for m, value in both if not _fits(m.kind, value)]
+    struct = _source(kernel).params
+    raise ValueError(f"{kernel} {dict(values)}: expected arguments for the members of {struct}, but {'; '.join(faults)}")
+
+
+def _fits(kind: str, argument: Argument) -> bool:
+    got = argument[0]
+    return got == kind or (kind == "ptr" and (got not in NUMBERS or argument == ("i64", 0)))
+
+
+def _flat(source: Source, given: Mapping[str, int], struct: str, prefix: str) -> Iterator[Member]:
+    for d in source.structs[struct]:
+        if not all(given[macro] for macro in d.when):
+            continue
+        for name in _elements(prefix + d.name, [_length(source, given, text) for text in d.lengths]):
+            if d.kind in source.structs:
+                yield from _flat(source, given, d.kind, name + ".")
+            elif d.kind == "*" or d.kind in TYPES:
+                yield Member(name, TYPES.get(d.kind, "ptr"))
+            else:
+                known = f"a struct, a pointer, {', '.join(TYPES)}"
+                raise ValueError(f"struct {struct}: member '{d.name}' is of type {d.kind}, expected {known}")
+
+
+def _elements(name: str, lengths: list[int]) -> list[str]:
+    names = [name]
+    for length in lengths:
+        names = [f"{n}[{i}]" for n in names for i in range(length)]
+    return names
+
+
+def _length(source: Source, given: Mapping[str, int], text: str) -> int:
+    """An array's length: a number, a count of digits, or `N ? N : 1`."""
+    name, _, default = text.partition("?")
+    name = name.strip()
+    if text.isdigit():
+        return int(text)
+    if name not in source.counts or default.replace(" ", "") not in ("", f"{name}:1"):
+        raise ValueError(f"array length '{text}': expected a number, or a name that is a count of digits")
+    macro, base = source.counts[name]
+    packed, length = given[macro], 0
+    while packed:
+        packed, length = packed // base, length + 1
+    return length or int(bool(default))
+
+
+# ---- reading
+
+
+STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.M | re.S)
+KERNEL = re.compile(r"__global__[^;{]*?\bconst __grid_constant__ (\w+)")
+MACRO = re.compile(r"^#define (\w+) (\d+)$", re.M)
+COUNT = re.compile(r"(\w+) = count\((\w+), (\d+)\)")
+BODY = re.compile(r"\{[^{}]*\}")
+DECLARATION = re.compile(r"(?:const )?(unsigned \w+|long long|[\w:<>]+)\s*(.+)", re.S)
+DECLARATOR = re.compile(r"(\*?)\s*(\w+)((?:\[[^\]]*\])*)(?: = .*)?", re.S)
+
+
+@cache
+def _source(kernel: str) -> Source:
+    text = "\n".join(path.read_text() for path in sources(source_path(kernel)))
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.M)
+    taken = KERNEL.findall(text)
+    if len(taken) != 1:
+        raise ValueError(f"kernel {kernel}: expected one __global__ function of a __grid_constant__ struct, got {taken}")
+    structs = _reached(taken[0], dict(STRUCT.findall(text)))
+    counts = {name: (macro, int(base)) for name, macro, base in COUNT.findall(text)}
+    macros = {name: int(value) for name, value in MACRO.findall(text)}
+    used = {macro for declared in structs.values() for d in declared for macro in d.when}
+    used |= {macro for macro, _ in counts.values()}
+    return Source(taken[0], structs, counts, tuple((name, macros.get(name, 0)) for name in sorted(used)))
+
+
+def _reached(params: str, bodies: Mapping[str, str]) -> dict[str, tuple[Declared, ...]]:
+    """The parameter struct, and those that its members are."""
+    found: dict[str, tuple[Declared, ...]] = {}
+    names = [params]
+    for name in names:
+        found[name] = tuple(_declared(name, bodies[name]))
+        names += [d.kind for d in found[name] if d.kind in bodies and d.kind not in names]
+    return found
+
+
+def _declared(struct: str, body: str) -> Iterator[Declared]:
+    while BODY.search(body):  # methods: from the innermost braces outwards
+        body = BODY.sub(";", body)
+    when: list[str] = []
+    for line in re.split(r"(^#.*$)", body, flags=re.M):
+        if line.startswith("#if ") and line[4:].isidentifier():
+            when.append(line[4:])
+        elif line == "#endif":
+            when.pop()
+        elif line.startswith("#"):
+            raise ValueError(f"struct {struct}: '{line}': expected #if of one macro, or #endif")
+        else:
+            for statement in (s.strip() for s in line.split(";")):
+                if statement and "(" not in statement:
+                    yield from _declarators(struct, tuple(when), statement)
+
+
+def _declarators(struct: str, when: tuple[str, ...], statement: str) -> Iterator[Declared]:
+    match = DECLARATION.fullmatch(statement)
+    if not match:
+        raise ValueError(f"struct {struct}: cannot read '{statement}'")
+    for text in match[2].split(","):
+        declarator = DECLARATOR.fullmatch(text.strip())
+        if not declarator:
+            raise ValueError(f"struct {struct}: cannot read '{text.strip()}' in '{statement}'")
+        star, name, dimensions = declarator.groups()
+        lengths = tuple(part.strip() for part in re.findall(r"\[([^\]]*)\]", dimensions))
+        yield Declared(when, star or match[1], name, lengths)
