@@ -13,10 +13,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tactics.planner import eliminate, formulation
-from tactics.planner.graph import NEVER, Choice, Entry, Graph
+from tactics.planner.factors import NEVER
+from tactics.planner.graph import Choice, Entry, Graph
 from tactics.planner.plan import best_single_format, cheapest, forced, greedy, solve
 from tactics.planner.reformats import cost, evaluate
 
@@ -655,21 +657,21 @@ def test_minimise_equals_enumeration():
         for _ in range(rng.randint(1, 7)):
             scope = tuple(rng.sample(range(len(sizes)), rng.randint(1, min(3, len(sizes)))))
             table = eliminate.np.empty([sizes[v] for v in scope], eliminate.np.int64)
-            table.flat[:] = [eliminate.NEVER if rng.random() < 0.1 else rng.randint(0, 9) for _ in range(table.size)]
+            table.flat[:] = [NEVER if rng.random() < 0.1 else rng.randint(0, 9) for _ in range(table.size)]
             factors.append((scope, table))
         best = min(
-            min(eliminate.NEVER, sum(int(t[tuple(states[v] for v in scope)]) for scope, t in factors))
+            min(NEVER, sum(int(t[tuple(states[v] for v in scope)]) for scope, t in factors))
             for states in itertools.product(*map(range, sizes))
         )
         for max_cells in (10**6, 2, 0):
             found = eliminate.minimise(sizes, factors, max_cells=max_cells)
             assert found.cost == best and found.bound == best, (seed, max_cells)
-            assert (found.states is None) == (best == eliminate.NEVER)
+            assert (found.states is None) == (best == NEVER)
 
 
 def test_impossible_cells_of_many_tables_do_not_overflow():
     for count in range(1, 40):
-        never = eliminate.np.array([eliminate.NEVER, 1])
+        never = np.array([NEVER, 1])
         found = eliminate.minimise([2, 2], [((0,), never)] * count + [((0, 1), never + never[:, None] * 0)])
         assert (found.cost, found.states) == (count + 1, (1, 1)), count
 

@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
 from cuda_kernels.device import Device
+from tactics.format import Format
 from tactics.launches import launches
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.worker import device_key
@@ -81,6 +82,8 @@ def source_key(kernel: str) -> str:
     if kernel == "library":
         return sha256(Path(library_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
+
+Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell apart: formats, and whether sparse
 
 
 class Timer(Protocol):
@@ -192,24 +195,15 @@ class Measured:
 
     def _race(self, problem: Problem, todo: list[Tactic], known: list[Tactic]) -> None:
         """Measure `todo`; each result goes into the cache when it is final. `known`: the others of the same problem."""
-        best: dict[tuple, float] = {}
+        best: dict[Cell, float] = {}
         for tactic in known:
             record = self.cache.get(self.key(problem, tactic))
             if record is not None and "error" not in record:
                 best[_cell(tactic)] = min(record["us"], best.get(_cell(tactic), record["us"]))
-        if self._compile_first:
-            broken = self._compile([(problem, t) for t in todo])
-            for tactic in list(todo):
-                texts = [broken[s.kernel, s.values] for s in launches(problem, tactic)
-                         if isinstance(s, Launch) and (s.kernel, s.values) in broken]  # fmt: skip
-                if texts:
-                    self.cache.add(self.key(problem, tactic), error=f"does not compile: {texts[0][:2000]}")
-                    todo.remove(tactic)
-
-        alive = list(todo)
+        facts: dict[Tactic, dict[str, Any]] = {}
+        alive = self._compiling(problem, todo)
         random.Random(str(problem)).shuffle(alive)  # so that a drifting clock favours no tile
         samples: dict[Tactic, list[float]] = {t: [] for t in alive}
-        facts: dict[Tactic, dict] = {}
         for goal in ROUNDS:
             for tactic in list(alive):
                 reply = self._ask(problem, {"op": "time", "tactic": tactic.name, "samples": goal - len(samples[tactic])})
@@ -217,10 +211,7 @@ class Measured:
                     self.failures |= {(str(problem), t.name): reply["setup"] for t in alive}
                     return
                 if "error" in reply:
-                    if reply.get("passing"):
-                        self.failures[str(problem), tactic.name] = reply["error"]
-                    else:
-                        self.cache.add(self.key(problem, tactic), error=reply["error"])
+                    self._failed(problem, tactic, reply)
                     alive.remove(tactic)
                     continue
                 samples[tactic] += reply["us"]
@@ -229,14 +220,30 @@ class Measured:
                 best[_cell(tactic)] = min(median, best.get(_cell(tactic), median))
                 if goal == ROUNDS[-1]:
                     self._finish(problem, tactic, samples[tactic], facts[tactic])
-            if goal == ROUNDS[-1]:
-                return
-            for tactic in list(alive):
-                first = best[_cell(tactic)]
-                far = (FAR_SHORT if first < FAR_SHORT_US else FAR) if goal == ROUNDS[0] else CLOSE
-                if quantiles(samples[tactic])[goal == ROUNDS[0]] > first * far:
+            for tactic in list(alive) if goal < ROUNDS[-1] else ():
+                if _is_far(samples[tactic], best[_cell(tactic)], first=goal == ROUNDS[0]):
                     self._finish(problem, tactic, samples[tactic], facts[tactic])
                     alive.remove(tactic)
+
+    def _compiling(self, problem: Problem, todo: list[Tactic]) -> list[Tactic]:
+        """Those of `todo` whose kernels compile; why the others do not goes into the cache."""
+        if not self._compile_first:
+            return list(todo)
+        broken, able = self._compile([(problem, t) for t in todo]), []
+        for tactic in todo:
+            kernels = [(s.kernel, s.values) for s in launches(problem, tactic) if isinstance(s, Launch)]
+            texts = [broken[kernel] for kernel in kernels if kernel in broken]
+            if texts:
+                self.cache.add(self.key(problem, tactic), error=f"does not compile: {texts[0][:2000]}")
+            else:
+                able.append(tactic)
+        return able
+
+    def _failed(self, problem: Problem, tactic: Tactic, reply: dict[str, Any]) -> None:
+        if reply.get("passing"):
+            self.failures[str(problem), tactic.name] = reply["error"]
+        else:
+            self.cache.add(self.key(problem, tactic), error=reply["error"])
 
     def _finish(self, problem: Problem, tactic: Tactic, samples: list[float], facts: dict) -> None:
         low, median, high = (round(v, 4) for v in quantiles(samples))
@@ -361,8 +368,14 @@ def _good_samples(us: object, count: int) -> bool:
     return isinstance(us, list) and len(us) == count and all(isinstance(v, int | float) and 0 < v < MOST_US for v in us)
 
 
-def _cell(tactic: Tactic) -> tuple:
+def _cell(tactic: Tactic) -> Cell:
     return tactic.ins, tactic.out, tactic.sparse
+
+
+def _is_far(samples: Sequence[float], best: float, *, first: bool) -> bool:
+    """Whether a tactic is too slow to come first among those of its formats, after the first round or a later one."""
+    far = (FAR_SHORT if best < FAR_SHORT_US else FAR) if first else CLOSE
+    return quantiles(samples)[first] > best * far
 
 
 def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tactics.planner import formulation
 from tactics.planner.graph import Entry, Graph, Plan, holds
-from tactics.planner.reformats import cost
+from tactics.planner.reformats import Hop, cost, hop_ps
+
+Cells = Mapping[tuple[tuple[str, ...], str], Entry]  # (formats of the inputs, of the output) -> entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,8 @@ class Change:
 
     options: Mapping[str, str]
     entries: Mapping[str, Entry | None]
-    gone: tuple[tuple[str, str, str], ...]
-    new: tuple[tuple[str, str, str], ...]
+    gone: tuple[Hop, ...]
+    new: tuple[Hop, ...]
     total_ps: int
 
 
@@ -35,7 +38,7 @@ class Changes:
         self.made: dict[str, str] = {t: graph.pinned[t] for t in graph.inputs}
         self.wanted: dict[str, Counter[str]] = {t: Counter() for t in model.copies}  # tensor -> formats read, how often
         self.near: dict[int, list[int]] = {}  # variable -> the choices that depend on it
-        self.hops: dict[str, list[tuple[str, str, str]]] = {}
+        self.hops: dict[str, list[Hop]] = {}
         for t in graph.outputs:
             if t in graph.pinned:
                 self.wanted[t][graph.pinned[t]] += 1
@@ -51,50 +54,74 @@ class Changes:
         for hop in self.plan.reformats:
             self.hops.setdefault(hop[0], []).append(hop)
 
-    def of(self, states: Mapping[int, int], cells: Mapping[int, Mapping[tuple, Entry]]) -> Change:
+    def of(self, states: Mapping[int, int], cells: Mapping[int, Cells]) -> Change:
         """`states`: variable -> state, where it differs; `cells`: of the choices that have other cells than in the model."""
         graph, model = self.graph, self.model
         value = {v: model.domains[v][s] for v, s in states.items()}
         options = {self.names[v]: option for v, option in value.items() if v in self.names}
-        taken = ChainMap(options, self.plan.options)
+        taken = {**self.plan.options, **options}
+        changed = self._entries(states, value, taken, cells)
+        made, wanted = self._formats(changed)
+        gone, new = self._hops(made, wanted)
+        total = self.plan.total_ps + sum(_ps(entry) - _ps(self.entry[i]) for i, entry in changed.items())
+        total += sum(hop_ps(graph, hop) for hop in new) - sum(hop_ps(graph, hop) for hop in gone)
+        entries: dict[str, Entry | None] = {graph.choices[i].name: None for i in changed}
+        entries |= {graph.choices[i].name: entry for i, entry in changed.items() if entry is not None}
+        return Change(options, entries, tuple(gone), tuple(new), total)
+
+    def _entries(
+        self, states: Mapping[int, int], value: Mapping[int, Any], taken: Mapping[str, str], cells: Mapping[int, Cells]
+    ) -> dict[int, Entry | None]:
+        """Choice -> its entry with these values of variables and options of groups, where that is another than in the plan."""
         changed: dict[int, Entry | None] = {}
         for i in dict.fromkeys((*cells, *(i for v in states for i in self.near.get(v, ())))):
             entry = None
-            if holds(graph.choices[i].when, taken):
-                *ins, out = (value.get(v, self.value[v]) for v in formulation.tensors(graph, model, i))
-                entry = cells.get(i, model.cells[i])[tuple(ins), out]
+            if holds(self.graph.choices[i].when, taken):
+                *ins, out = (value.get(v, self.value[v]) for v in formulation.tensors(self.graph, self.model, i))
+                entry = cells.get(i, self.model.cells[i])[tuple(ins), out]
             if entry != self.entry[i]:
                 changed[i] = entry
+        return changed
+
+    def _formats(self, changed: Mapping[int, Entry | None]) -> tuple[dict[str, str | None], dict[str, Counter[str]]]:
+        """(tensor -> the format it is made in, tensor -> formats read, how often), of those near a changed entry."""
         made: dict[str, str | None] = {}
         wanted: dict[str, Counter[str]] = {}
-        for side, by in ((self.entry, -1), (changed, +1)):
-            for i in changed:
-                c, entry = graph.choices[i], side[i]
+        before = {i: self.entry[i] for i in changed}
+        for side, by in ((before, -1), (changed, +1)):
+            for i, entry in side.items():
+                c = self.graph.choices[i]
                 if entry is not None:
                     made[c.output] = entry.out if by > 0 else None
                     for t, f in zip(c.inputs, entry.ins, strict=True):
                         wanted.setdefault(t, self.wanted[t].copy())[f] += by
-        total, gone, new = self.plan.total_ps, [], []
-        for i, entry in changed.items():
-            total += (entry.time_ps if entry else 0) - (self.entry[i].time_ps if self.entry[i] else 0)
+        return made, wanted
+
+    def _hops(self, made: Mapping[str, str | None], wanted: Mapping[str, Counter[str]]) -> tuple[list[Hop], list[Hop]]:
+        """The reformats that only the plan has, and those that only the changed one has."""
+        gone: list[Hop] = []
+        new: list[Hop] = []
         for t in dict.fromkeys((*made, *wanted)):
             formats = {f for f, n in wanted.get(t, self.wanted[t]).items() if n}
             source = made.get(t, self.made.get(t))
-            hops = [(t, *hop) for hop in model.copies[t].hops(source, formats)] if formats - {source} else []
+            hops: list[Hop] = []
+            if source is not None and formats - {source}:
+                hops = [(t, *hop) for hop in self.model.copies[t].hops(source, formats) or ()]
             before = self.hops.get(t, [])
             gone += [hop for hop in before if hop not in hops]
             new += [hop for hop in hops if hop not in before]
-        total += sum(graph.reformat_ps(*hop) for hop in new) - sum(graph.reformat_ps(*hop) for hop in gone)
-        entries = {graph.choices[i].name: None for i in changed}
-        entries |= {graph.choices[i].name: entry for i, entry in changed.items() if entry is not None}
-        return Change(options, entries, tuple(gone), tuple(new), total)
+        return gone, new
+
+
+def _ps(entry: Entry | None) -> int:
+    return entry.time_ps if entry else 0
 
 
 def changed(graph: Graph, plan: Plan, change: Change) -> Plan:
     """The whole plan that a change makes of a plan."""
     options = {**plan.options, **change.options}
     found = {**plan.entries, **change.entries}
-    entries = {c.name: found[c.name] for c in graph.choices if holds(c.when, options)}
+    entries = {c.name: entry for c in graph.choices if holds(c.when, options) and (entry := found[c.name]) is not None}
     total, reformats = cost(graph, options, entries)
     return replace(plan, entries=entries, options=options, reformats=reformats, total_ps=total)
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tactics.planner import integer_program
 from tactics.planner.elimination_order import order
+from tactics.planner.factors import NEVER, Factor, added, summed
 
-NEVER = 1 << 60  # the cost of an impossible cell
-ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
 SMALL_CELLS = 4096  # variables whose table is at most this large are eliminated before HiGHS sees the rest
 
-Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
+Leaders = dict[int, tuple[int, np.ndarray]]  # variable v -> (u that determines it, state of v per state of u)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def minimise(
 
     sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
-    some, bound = _milp(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
+    some, bound = integer_program.solve(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
     if some is None:
         return Solution(None, NEVER, bound, "milp", width)
     states = assigned(tree, _ranks(tree, some))
@@ -95,7 +94,7 @@ class Tree:
     near: list[list[int]]
     stands: list[list[int]]
 
-    def ranked(self, scope, table) -> Factor:
+    def ranked(self, scope: Sequence[int], table: np.ndarray) -> Factor:
         """A table over variables as one over ranks."""
         for axis, v in enumerate(scope):
             states = self.place[v][1]
@@ -130,7 +129,7 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     for to in reversed(range(len(made.buckets))):  # what a message does not know: all else in the bucket that it goes to
         own = [(s, t) for s, t, name in made.buckets[to] if name < made.messages]
         sent = [(name - made.messages, (s, t)) for s, t, name in made.buckets[to] if name >= made.messages]
-        known = _sum(made.sizes, made.scopes[to], [*own, made.rest[to]])
+        known = summed(made.sizes, made.scopes[to], [*own, made.rest[to]])
         for b, table in _without_each(made.sizes, made.scopes[to], sent, known):
             over = made.scopes[b][1:]
             gone = tuple(k for k, v in enumerate(made.scopes[to]) if v not in over)
@@ -138,7 +137,9 @@ def calibrate(sizes: Sequence[int], factors: Sequence[Factor], *, max_cells: int
     return made
 
 
-def _without_each(sizes, scope, items: list[tuple[int, Factor]], known: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _without_each(
+    sizes: Sequence[int], scope: tuple[int, ...], items: list[tuple[int, Factor]], known: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
     """(name, `known` and all tables but its own, added up over `scope`) for each (name, table) of `items`: by halves, so that
     a table is added log2(n) times rather than n."""
     if len(items) <= 1:
@@ -146,7 +147,7 @@ def _without_each(sizes, scope, items: list[tuple[int, Factor]], known: np.ndarr
         return
     half = len(items) // 2
     for mine, others in ((items[:half], items[half:]), (items[half:], items[:half])):
-        rest = _sum(sizes, scope, [(scope, known), *(factor for _, factor in others)])
+        rest = summed(sizes, scope, [(scope, known), *(factor for _, factor in others)])
         yield from _without_each(sizes, scope, mine, np.minimum(rest, NEVER))
 
 
@@ -159,48 +160,73 @@ def replaced(tree: Tree, swaps: Mapping[int, Factor], below: int = NEVER) -> tup
     it is known from the pass down (min-marginals). States are looked for from there on, as far as they differ.
     """
     new = {i: tree.ranked(*factor)[1] for i, factor in swaps.items()}
-    changed, todo = {tree.home[i] for i in swaps}, set()
+    b, remade = _remade(tree, new, {tree.home[i] for i in swaps})
+    found = _climbed(tree, new, b, below)
+    if found is None:
+        return None
+    states, cost = found
+    _descended(tree, new, remade, states)
+    changed: dict[int, int] = {}
+    for rank, state in states.items():
+        for v in tree.stands[rank] if state != tree.best[rank] else ():
+            by = tree.place[v][1]
+            changed[v] = state if by is None else int(by[state])
+    return changed, cost
+
+
+def _remade(tree: Tree, new: dict[int, np.ndarray], changed: set[int]) -> tuple[int, set[int]]:
+    """Add to `new` the messages of the `changed` buckets up to the first that knows them all: (that bucket, those before)."""
+    todo: set[int] = set()
     while len(changed) > 1:
         b = min(changed)
-        table = _sum(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
+        table = summed(tree.sizes, tree.scopes[b], [(s, new.get(name, t)) for s, t, name in tree.buckets[b]])
         new[tree.messages + b] = np.minimum(table.min(axis=0), NEVER)
         changed = changed - {b} | {tree.receiver(b)}
         todo.add(b)
-    (b,) = changed
+    return min(changed), todo
+
+
+def _climbed(tree: Tree, new: Mapping[int, np.ndarray], b: int, below: int) -> tuple[dict[int, int], int] | None:
+    """(rank -> best state, cost): of bucket b, then on the way to the last bucket, until all is as it was. None: the cost is
+    not `below` that."""
     states: dict[int, int] = {}
     cost = None
-    while True:  # the best states there, then on the way to the last bucket, until all is as it was
+    while True:
         items = [(s, new.get(name, t)) for s, t, name in tree.buckets[b]] + [tree.rest[b]]
         cut = [(tuple(v for v in s if v not in states), t[tuple(states.get(v, slice(None)) for v in s)]) for s, t in items]
         free = [v for v in tree.scopes[b] if v not in states]
-        table = _sum(tree.sizes, free, cut)
+        table = summed(tree.sizes, free, cut)
         cost = int(table.min()) if cost is None else cost
         if cost >= below:
             return None
         states |= zip(free, _least(table, tuple(tree.best[v] for v in free)), strict=True)
         if all(states[v] == tree.best[v] for v in tree.scopes[b][1:]):
-            break
+            return states, cost
         b = tree.receiver(b)
-    heap = [-b for b in todo.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
+
+
+def _descended(tree: Tree, new: Mapping[int, np.ndarray], remade: set[int], states: dict[int, int]) -> None:
+    """Add to `states` those of the buckets before, as far as they depend on one that differs or on what was made anew."""
+    heap = [-b for b in remade.union(*(tree.near[v] for v, state in states.items() if state != tree.best[v]))]
     heapq.heapify(heap)
-    while heap:  # downwards, what depends on a state that differs
+    while heap:
         b = -heapq.heappop(heap)
         if b in states:
             continue
         cut = [
-            new.get(name, t)[(slice(None), *(states.get(v, tree.best[v]) for v in scope[1:]))]
+            _column(new.get(name, t), [states.get(v, tree.best[v]) for v in scope[1:]])
             for scope, t, name in tree.buckets[b]
         ]
-        (states[b],) = _least(_added(cut), (tree.best[b],)) if cut else (0,)
+        (states[b],) = _least(added(cut), (tree.best[b],)) if cut else (0,)
         if states[b] != tree.best[b]:
             for near in tree.near[b]:
                 heapq.heappush(heap, -near)
-    found: dict[int, int] = {}
-    for rank, state in states.items():
-        for v in tree.stands[rank] if state != tree.best[rank] else ():
-            by = tree.place[v][1]
-            found[v] = state if by is None else int(by[state])
-    return found, cost
+
+
+def _column(table: np.ndarray, states: Sequence[int]) -> np.ndarray:
+    """A table's cells over its first variable, the others in these states."""
+    found: np.ndarray = table[(slice(None), *states)]  # type: ignore[arg-type]  # numpy's stubs know no such index
+    return found
 
 
 def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,7 +236,7 @@ def _least(table: np.ndarray, usual: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(k) for k in np.unravel_index(table.argmin(), table.shape))
 
 
-def _up(sizes, factors, leaders, sequence) -> Tree:
+def _up(sizes: Sequence[int], factors: Sequence[Factor], leaders: Leaders, sequence: Sequence[int]) -> Tree:
     """Minimises variable after variable out of the sum: what is left over has the same minimum."""
     first = set(sequence)
     by_rank = [*sequence, *(v for v in range(len(sizes)) if v not in first)]
@@ -222,10 +248,10 @@ def _up(sizes, factors, leaders, sequence) -> Tree:
             v, its = leaders[v]
             states = its if states is None else states[its]
         place.append((rank[v], states))
-    buckets = [[] for _ in range(len(sequence) + 1)]
+    buckets: list[list[tuple[tuple[int, ...], np.ndarray, int]]] = [[] for _ in range(len(sequence) + 1)]
     made = Tree(place, [sizes[v] for v in by_rank], buckets, {}, [], len(factors), [], [], [], [])
 
-    def put(scope, table, name) -> None:
+    def put(scope: tuple[int, ...], table: np.ndarray, name: int) -> None:
         made.home[name] = b = min((*scope, len(sequence)))
         made.buckets[b].append((scope, table, name))
 
@@ -233,7 +259,7 @@ def _up(sizes, factors, leaders, sequence) -> Tree:
         put(*made.ranked(*factor), i)
     for b, items in enumerate(made.buckets[:-1]):
         made.scopes.append((b, *sorted({v for scope, *_ in items for v in scope[1:]})))
-        table = _sum(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
+        table = summed(made.sizes, made.scopes[b], [(scope, table) for scope, table, _ in items])
         put(made.scopes[b][1:], np.minimum(table.min(axis=0), NEVER), made.messages + b)
     made.scopes.append(tuple(sorted({v for scope, *_ in made.buckets[-1] for v in scope})))
     return made
@@ -244,8 +270,8 @@ def _ranks(tree: Tree, known: Mapping[int, int]) -> list[int]:
     states = dict(known)
     for b in reversed(range(len(tree.buckets) - 1)):
         if b not in states:
-            cut = [t[(slice(None), *map(states.__getitem__, scope[1:]))] for scope, t, _ in tree.buckets[b]]
-            states[b] = int(_added(cut).argmin()) if cut else 0  # in no table: any state will do
+            cut: list[np.ndarray] = [_column(t, [states[v] for v in scope[1:]]) for scope, t, _ in tree.buckets[b]]
+            states[b] = int(added(cut).argmin()) if cut else 0  # in no table: any state will do
     return [states.get(rank, 0) for rank in range(len(tree.sizes))]
 
 
@@ -254,7 +280,7 @@ def assigned(tree: Tree, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(ranks[rank] if by is None else int(by[ranks[rank]]) for rank, by in tree.place)
 
 
-def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[int, tuple[int, np.ndarray]]]:
+def _substitute(sizes: Sequence[int], factors: Iterable[Factor]) -> tuple[list[Factor], Leaders]:
     """Where a table leaves variable v one state per state of u (a join of equal formats), write u for v everywhere: wide tables
     of joins fall apart. Returns the tables without such v, and v -> (u, state of v per state of u)."""
     factors = list(factors)
@@ -262,8 +288,9 @@ def _substitute(sizes, factors: Iterable[Factor]) -> tuple[list[Factor], dict[in
     for i, (scope, _) in enumerate(factors):
         for v in scope:
             holds[v].append(i)
-    leaders = {}
-    known: dict[int, tuple] = {}  # id of a table -> what `_follows` says of it, and the table, which many factors may share
+    leaders: Leaders = {}
+    # id of a table -> what `_follows` says of it, and the table, which many factors may share
+    known: dict[int, tuple[tuple[int, int, np.ndarray] | None, np.ndarray]] = {}
     for i in range(len(factors)):
         while True:
             scope, table = factors[i]
@@ -299,101 +326,5 @@ def _follows(table: np.ndarray) -> tuple[int, int, np.ndarray] | None:
     return None
 
 
-def _sum(sizes, scope, factors) -> np.ndarray:
-    """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
-    spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
-    shape = tuple(sizes[v] for v in scope)
-    total = _added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
-    return total if total.shape == shape else np.broadcast_to(total, shape)
-
-
-def _added(tables: list[np.ndarray]) -> np.ndarray:
-    """The sum of tables that broadcast, the first ones first: the small ones are best added up before they meet a large one."""
-    total = tables[0]
-    for i, table in enumerate(tables[1:]):
-        if i % ADDED == ADDED - 1:
-            total = np.minimum(total, NEVER)
-        total = total + table
-    return total
-
-
-def _total(cells) -> int:
+def _total(cells: Iterable[np.ndarray]) -> int:
     return min(NEVER, sum(int(c) for c in cells))
-
-
-def _milp(sizes, factors, quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
-    """HiGHS on the local polytope: one binary per state, one column per finite cell whose marginals are the states.
-
-    Returns (states of the variables in `factors`, or None where it found nothing; lower bound of the sum). Whole quanta
-    go in, divided by 1000: one quantum must stand well above HiGHS's absolute tolerances of 1e-6, or plans that differ
-    by one look equal to it, and the largest costs well below 1e9.
-    """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
-    base = sum(int(table) for scope, table in factors if not scope)
-    factors = _absorb([(scope, table) for scope, table in factors if scope], sizes)
-    used = sorted({v for scope, _ in factors for v in scope})
-    if base >= NEVER:
-        return None, NEVER
-    if not used:
-        return {}, base
-    first, columns = {}, 0
-    for v in used:
-        first[v] = columns
-        columns += sizes[v]
-    num_states = columns
-    rows, cols, data, right, cost = [], [], [], [], [np.zeros(columns)]
-    for i, v in enumerate(used):  # exactly one state each
-        rows.append(np.full(sizes[v], i))
-        cols.append(first[v] + np.arange(sizes[v]))
-        data.append(np.ones(sizes[v]))
-    num_rows = len(used)
-    right.append(np.ones(num_rows))
-    floor = base // quantum
-    for scope, table in factors:
-        where = np.nonzero(table < NEVER)
-        if not len(where[0]):
-            return None, NEVER
-        whole = table[where] // quantum
-        floor += int(whole.min())
-        cost.append((whole - whole.min()) / 1000.0)
-        cell = columns + np.arange(len(whole))
-        columns += len(whole)
-        for v, state in zip(scope, where, strict=True):  # cells with v in state s add up to that state's binary
-            rows += [num_rows + state, num_rows + np.arange(sizes[v])]
-            cols += [cell, first[v] + np.arange(sizes[v])]
-            data += [np.ones(len(cell)), -np.ones(sizes[v])]
-            right.append(np.zeros(sizes[v]))
-            num_rows += sizes[v]
-    matrix = coo_array((np.concatenate(data), (np.concatenate(rows), np.concatenate(cols))), shape=(num_rows, columns))
-    right = np.concatenate(right)
-    found = milp(
-        np.concatenate(cost),
-        constraints=LinearConstraint(matrix.tocsr(), right, right),
-        integrality=np.arange(columns) < num_states,
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0, "time_limit": seconds},
-    )
-    if found.status == 2:
-        return None, NEVER
-    dual = found.mip_dual_bound
-    # The bound is a float that carries rounding of its own: a hundredth of a quantum is given away before rounding up.
-    extra = math.ceil(dual * 1000.0 - 0.01) if dual is not None and math.isfinite(dual) else 0
-    bound = (floor + max(0, extra)) * quantum
-    if found.x is None:
-        return None, bound
-    return {v: int(found.x[first[v] : first[v] + sizes[v]].argmax()) for v in used}, bound
-
-
-def _absorb(factors: list[Factor], sizes) -> list[Factor]:
-    """Add each table into one whose variables include its own: fewer columns and a tighter relaxation."""
-    kept: list[Factor] = []
-    for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f[0])):
-        for i, (wide, _) in enumerate(kept):
-            if set(scope) <= set(wide):
-                kept[i] = wide, np.minimum(_sum(sizes, wide, [kept[i], (scope, table)]), NEVER)
-                break
-        else:
-            kept.append((scope, table))
-    return kept

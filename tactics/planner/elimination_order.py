@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 MANY_CELLS = 20_000_000  # tables of more cells than this in all: a better order is worth looking for, which takes time too
 TOO_MANY = 1 << 60  # cells: so many, or more
+
+Score = Callable[[Sequence[int], Sequence[set[int]], int], int]
 
 
 def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int) -> tuple[list[int], int]:
@@ -21,12 +23,12 @@ def order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: in
     return found[:2]
 
 
-def _table(sizes, near, v: int) -> int:
+def _table(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     """Cells of the table that eliminating v makes; TOO_MANY where they are as many, which is all there is to know then."""
     return min(TOO_MANY, sizes[v] * _message(sizes, near, v))
 
 
-def _message(sizes, near, v: int) -> int:
+def _message(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     """Cells of the table that is left when v is gone, or TOO_MANY: a tensor may have thousands of readers."""
     cells = 1
     for u in near[v]:
@@ -36,14 +38,16 @@ def _message(sizes, near, v: int) -> int:
     return cells
 
 
-def _fill(sizes, near, v: int) -> int:
+def _fill(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     """Pairs of neighbours that eliminating v is the first to bring together, by their states."""
     if _message(sizes, near, v) >= TOO_MANY:
         return TOO_MANY
     return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
 
 
-def _order(sizes, scopes, max_cells: int, score) -> tuple[list[int], int, int]:
+def _order(
+    sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, score: Score
+) -> tuple[list[int], int, int]:
     """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
     variable)."""
     near: list[set[int]] = [set() for _ in sizes]

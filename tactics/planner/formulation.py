@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from tactics.planner import eliminate
+from tactics.planner.factors import NEVER, Factor
 from tactics.planner.graph import (
     MOST_STATES,
     Choice,
@@ -50,10 +51,10 @@ def costs_of(graph: Graph) -> Costs:
     n = len(graph.choices)
     scale = 1 + (n + 1) * (n + 1 + sum(len(formats_of(graph, t)) for t in tensors_of(graph)))
     worst = worst_ps(graph)
-    if (worst + 1) * scale < eliminate.NEVER:
+    if (worst + 1) * scale < NEVER:
         return Costs(scale, n + 1, 1)
-    if worst >= eliminate.NEVER // 2:
-        raise ValueError(f"times add up to {worst} ps, more than the planner's {eliminate.NEVER // 2} ps")
+    if worst >= NEVER // 2:
+        raise ValueError(f"times add up to {worst} ps, more than the planner's {NEVER // 2} ps")
     return Costs(1, 0, 0)  # times too long for that: ties are then broken by order alone
 
 
@@ -64,7 +65,7 @@ class Model:
     many tensors."""
 
     sizes: list[int]
-    factors: list[eliminate.Factor]
+    factors: list[Factor]
     domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
     produced: dict[str, int]  # tensor -> variable
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
@@ -91,32 +92,9 @@ def model_of(graph: Graph, costs: Costs) -> Model:
         same.setdefault(c.name, []).append(i)
         for k, t in enumerate(c.inputs):
             readers[t].append((i, k))
-    options, inputs, outputs, used = dict(graph.groups), set(graph.inputs), set(graph.outputs), _formats_used(model.cells)
-
-    def domain(formats: tuple[str, ...], at: list[tuple[int, int]], there: bool) -> tuple:
-        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
-        return _domain(graph, formats, set().union(*columns), there)
-
+    used = _formats_used(model.cells)
     for t in tensors:
-        formats = formats_of(graph, t)
-        whens = [()] if t in inputs else [graph.choices[i].when for i in makers[t]]
-        there = always(options, whens)
-        if t in inputs:
-            own = _domain(graph, formats, {graph.pinned[t]}, True)
-        else:
-            own = domain(formats, [(i, -1) for i in makers[t]], there or t in outputs)
-        model.produced[t] = p = _variable(model, own)
-        if not there:
-            model.factors.append(_presence(model, p, whens))
-
-        slots = []
-        for slot in _slots(graph, readers[t]):  # ops that never exist together read through one slot
-            v = _variable(model, domain(formats, slot, always(options, [graph.choices[i].when for i, _ in slot])))
-            slots.append(v)
-            model.read.update(dict.fromkeys(slot, v))
-        if t in outputs and t in graph.pinned:
-            slots.append(_variable(model, (graph.pinned[t],)))
-        _add_reformats(model, copies[t], p, slots)
+        _add_tensor(graph, model, t, makers[t], readers[t], used)
 
     prices: dict[int, dict[tuple, int]] = {}
     for cells in model.cells:
@@ -125,6 +103,33 @@ def model_of(graph: Graph, costs: Costs) -> Model:
     for ops in same.values():
         _add_ops(graph, model, {i: prices[id(model.cells[i])] for i in ops})
     return model
+
+
+def _add_tensor(
+    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[str]]]
+) -> None:
+    """The variables of a tensor, and what its reformats cost. `makers`: choices; `readers`: (choice, input position)."""
+    options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
+    formats = formats_of(graph, t)
+    whens: list[Literals] = [()] if given else [graph.choices[i].when for i in makers]
+    there = always(options, whens)
+
+    def domain(at: list[tuple[int, int]], exists: bool) -> tuple:
+        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
+        return _domain(graph, formats, set().union(*columns), exists)
+
+    own = _domain(graph, formats, {graph.pinned[t]}, True) if given else domain([(i, -1) for i in makers], there or wanted)
+    model.produced[t] = p = _variable(model, own)
+    if not there:
+        model.factors.append(_presence(model, p, whens))
+    slots = []
+    for slot in _slots(graph, readers):  # ops that never exist together read through one slot
+        v = _variable(model, domain(slot, always(options, [graph.choices[i].when for i, _ in slot])))
+        slots.append(v)
+        model.read.update(dict.fromkeys(slot, v))
+    if wanted and t in graph.pinned:
+        slots.append(_variable(model, (graph.pinned[t],)))
+    _add_reformats(model, model.copies[t], p, slots)
 
 
 def _formats_used(cells: list[dict[tuple, Entry]]) -> dict[int, list[set[str]]]:
@@ -149,21 +154,21 @@ def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width
     return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
 
 
-def forbidden(graph: Graph, ring: Mapping[str, str]) -> eliminate.Factor:
+def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
     """A table that leaves out one combination of options."""
     over = [(v, names, ring[name]) for v, (name, names) in enumerate(graph.groups) if name in ring]
     table = np.zeros([len(names) for _, names, _ in over], np.int64)
-    table[tuple(names.index(option) for _, names, option in over)] = eliminate.NEVER
+    table[tuple(names.index(option) for _, names, option in over)] = NEVER
     return tuple(v for v, _, _ in over), table
 
 
 # ---- ops
 
 
-def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> eliminate.Factor:
+def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
     """What choice i costs, over the options it depends on and its tensors' formats. `costs`: (ins, out) -> cost."""
     variables = tensors(graph, model, i)
-    table = np.full([model.sizes[v] for v in variables], eliminate.NEVER, np.int64)
+    table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
     for state, value in _states(graph, model, i, costs).items():
         table[state] = value
     return _where_taken(model, graph.choices[i], variables, table)
@@ -185,7 +190,7 @@ def _asked(model: Model, when: Iterable[tuple[str, str]]) -> list[tuple[int, str
     return sorted((model.groups[name][0], name, model.groups[name][1]) for name in {name for name, _ in when})
 
 
-def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> eliminate.Factor:
+def _where_taken(model: Model, choice: Choice, variables: list[int], table: np.ndarray) -> Factor:
     """`table` with an axis in front for each group in the op's `when`, and 0 where the op does not exist."""
     if not choice.when:
         return tuple(variables), table
@@ -230,15 +235,15 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     if not wide:
         return
     if not always(dict(graph.groups), [graph.choices[i].when for i in wide]):
-        picks.append((None, eliminate.NEVER, ()))
+        picks.append((None, NEVER, ()))
     picked = _variable(model, picks)
     model.blocks.update(wide)
     for i in wide:
         for k, v in enumerate(tensors(graph, model, i)):
             states = range(model.sizes[v])
-            agrees = [[0 if owner != i or s in block[k] else eliminate.NEVER for s in states] for owner, _, block in picks]
+            agrees = [[0 if owner != i or s in block[k] else NEVER for s in states] for owner, _, block in picks]
             model.factors.append(((picked, v), np.array(agrees, np.int64)))
-        table = np.array([value if owner == i else eliminate.NEVER for owner, value, _ in picks], np.int64)
+        table = np.array([value if owner == i else NEVER for owner, value, _ in picks], np.int64)
         model.ops[i] = len(model.factors)
         model.factors.append(_where_taken(model, graph.choices[i], [picked], table))
 
@@ -252,9 +257,9 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
     for value, cells in alike.items():
         todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
         while todo:  # the first tensor's states that agree with the same states of the others belong together, and so on
-            block, cells = todo.pop()
+            block, rest = todo.pop()
             tails: dict[int, list] = {}
-            for head, *tail in cells:
+            for head, *tail in rest:
                 tails.setdefault(head, []).append(tuple(tail))
             heads_of: dict[tuple, list[int]] = {}
             for head, tail in tails.items():
@@ -270,7 +275,7 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 # ---- tensors
 
 
-def _presence(model: Model, produced: int, whens: list[Literals]) -> eliminate.Factor:
+def _presence(model: Model, produced: int, whens: list[Literals]) -> Factor:
     """The tensor is absent exactly where none of its makers exists. (Readers need no such table: one that exists has
     no cell for an absent tensor, and one that does not gains nothing by reading.)"""
     over = _asked(model, [pair for when in whens for pair in when])
@@ -278,7 +283,7 @@ def _presence(model: Model, produced: int, whens: list[Literals]) -> eliminate.F
     taken = ({name: option for (_, name, _), option in zip(over, state, strict=True)} for state in states)
     there = np.array([any(holds(when, options) for when in whens) for options in taken])
     is_format = np.array([f is not None for f in model.domains[produced]])
-    table = np.where(there[:, None] == is_format, 0, eliminate.NEVER)
+    table = np.where(there[:, None] == is_format, 0, NEVER)
     sizes = [model.sizes[v] for v, _, _ in over]
     return (*(v for v, _, _ in over), produced), table.reshape(*sizes, len(is_format))
 
@@ -309,7 +314,7 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
     def table(sets: np.ndarray) -> np.ndarray:
         """Cost over (produced, *sets.shape); from an absent tensor nothing can be made."""
         rows = [
-            np.where(sets == 0, 0, eliminate.NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
+            np.where(sets == 0, 0, NEVER) if f is None else copies.serve[sets, copies.formats.index(f)]
             for f in model.domains[p]
         ]
         return np.stack(rows)
@@ -343,8 +348,12 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
     made = _variable(model, sets)
     masked = np.array(sets, np.int64)
     add((p, made), "made", lambda: table(masked))
+
+    def unread(v: int) -> np.ndarray:
+        return np.where((masks(v)[:, None] & ~masked) != 0, NEVER, 0)
+
     for v in free:
-        add((v, made), "read", lambda v=v: np.where((masks(v)[:, None] & ~masked) != 0, eliminate.NEVER, 0))
+        add((v, made), "read", partial(unread, v))
 
 
 def _slots(graph: Graph, readers: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:

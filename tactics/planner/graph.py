@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from operator import contains
 
-NEVER = 1 << 60  # a time of this much or more, in picoseconds: cannot run
+from tactics.planner.factors import NEVER
+
 MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
 MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
@@ -216,18 +217,23 @@ def may_close(graph: Graph) -> bool:
 
 def check(graph: Graph) -> None:
     """ValueError with a sentence where the graph contradicts itself."""
+    _check_ends(graph)
+    _check_choices(graph)
+    _check_tensors(graph)
+
+
+def _check_ends(graph: Graph) -> None:
     options, inputs, outputs = dict(graph.groups), set(graph.inputs), set(graph.outputs)
     if len(options) != len(graph.groups) or not all(options.values()):
         raise ValueError("fusion groups must have distinct names and at least one option each")
-    for t in graph.pinned:
-        if t not in inputs and t not in outputs:
-            raise ValueError(f"pinned tensor {t} is neither an input nor an output of the network")
-    for t in graph.inputs:
-        if t not in graph.pinned:
-            raise ValueError(f"network input {t} is not pinned to the format in which it exists")
-    makers: dict[str, list[Choice]] = {}
-    readers = {t: "the network's output" for t in graph.outputs}
-    names: dict[str, list[Choice]] = {}
+    if lost := [t for t in graph.pinned if t not in inputs and t not in outputs]:
+        raise ValueError(f"pinned tensor {lost[0]} is neither an input nor an output of the network")
+    if free := [t for t in graph.inputs if t not in graph.pinned]:
+        raise ValueError(f"network input {free[0]} is not pinned to the format in which it exists")
+
+
+def _check_choices(graph: Graph) -> None:
+    options, inputs = dict(graph.groups), set(graph.inputs)
     sound: set[tuple[int, int]] = set()  # tuples of entries that were looked at, with that many inputs
     for c in graph.choices:
         for g, o in c.when:
@@ -235,17 +241,22 @@ def check(graph: Graph) -> None:
                 raise ValueError(f"op {c.name} exists when {g} = {o!r}, which is not an option of a group")
         if c.output in inputs:
             raise ValueError(f"network input {c.output} is also produced by {c.name}")
+        if (id(c.entries), len(c.inputs)) not in sound:
+            sound.add((id(c.entries), len(c.inputs)))
+            if wrong := [e for e in c.entries if len(e.ins) != len(c.inputs) or e.time_ps < 0]:
+                raise ValueError(f"op {c.name}: {wrong[0]} must have {len(c.inputs)} input formats and no negative time")
+
+
+def _check_tensors(graph: Graph) -> None:
+    makers: dict[str, list[Choice]] = {}
+    names: dict[str, list[Choice]] = {}
+    readers = {t: "the network's output" for t in graph.outputs}
+    for c in graph.choices:
         makers.setdefault(c.output, []).append(c)
         names.setdefault(c.name, []).append(c)
         readers |= dict.fromkeys(c.inputs, c.name)
-        if (id(c.entries), len(c.inputs)) in sound:
-            continue
-        sound.add((id(c.entries), len(c.inputs)))
-        for e in c.entries:
-            if len(e.ins) != len(c.inputs) or e.time_ps < 0:
-                raise ValueError(f"op {c.name}: {e} must have {len(c.inputs)} input formats and no negative time")
     for t, by in readers.items():
-        if t not in inputs and t not in makers:
+        if t not in graph.inputs and t not in makers:
             raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")
     for what, sets in (("produce tensor", makers), ("are named", names)):
         for key, same in sets.items():

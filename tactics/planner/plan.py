@@ -10,9 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tactics.planner import changes, eliminate, formulation
 from tactics.planner.changes import Change
+from tactics.planner.factors import NEVER
 from tactics.planner.graph import (
     Entry,
     Force,
@@ -71,19 +73,19 @@ def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float,
     scale, model = costs.scale, formulation.model_of(graph, costs)
     model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
     found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
-    if found.bound >= eliminate.NEVER:
+    if found.bound >= NEVER:
         raise ValueError(why_none(graph))
     bound_ps = found.bound // scale
     plans = []
-    if found.states is not None and found.cost < eliminate.NEVER:
+    if found.states is not None and found.cost < NEVER:
         plan = formulation.read(graph, model, found.states, found.method, found.width)
         # HiGHS, stopped early, may hold a set of reformats that is not the cheapest for its formats; `read` takes that.
         if plan.total_ps > found.cost // scale or plan.total_ps < bound_ps:
             raise RuntimeError(f"planner: plan costs {plan.total_ps} ps, the solver said {found.cost // scale} ps")
         plans.append(plan)
     if found.method == "milp" and (not plans or plans[0].total_ps > bound_ps):
-        others = [_attempt(rival, graph) for rival in rivals]
-        others = [p for p in others if p is not None and cycle(graph, p.options) is None]
+        tried = [_attempt(rival, graph) for rival in rivals]
+        others = [p for p in tried if p is not None and cycle(graph, p.options) is None]
         plans += [replace(p, method="milp", width=found.width) for p in others]
     if not plans:
         raise ValueError(f"no plan found within {milp_seconds} s, though one may exist: raise max_cells or the time")
@@ -173,7 +175,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
         return _forced_alone(q.graph, q.best, names, sparse)
     cells = {i: _only(q.graph, i, sparse) for i in mine}
 
-    def least(faster: float, below: int = eliminate.NEVER) -> tuple[Change, int] | None:
+    def least(faster: float, below: int = NEVER) -> tuple[Change, int] | None:
         """The best such plan, and its cost, if all kernels of the layer were faster by this factor."""
         table = {i: {cell: q.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
         swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
@@ -192,7 +194,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
     rival, faster, speedup = first, 1.0, q.break_even(first, names)
     if speedup == math.inf:  # whatever its kernels take; perhaps not so with another plan
         faster = math.inf
-        rival, cost = least(faster)
+        rival, cost = least(faster) or (rival, cost)
         speedup = q.break_even(rival, names)
     while 1.0 < speedup < math.inf:
         found = least(speedup, cost + sum(q.costs.of(e, speedup) - q.costs.of(e, faster) for e in q.after(rival, names)))
@@ -268,8 +270,8 @@ def greedy(graph: Graph) -> Plan:
         live.take(options, group, min(possible)[3] if possible else before, deciding.get(group, ()))
     if not live.complete():
         raise ValueError("greedy: the fastest entries and options make no complete plan")
-    entries = {c.name: fastest[i] for i, c in enumerate(graph.choices) if holds(c.when, options)}
-    return _rival(graph, options, entries, "greedy")
+    taken = [(c.name, fastest[i]) for i, c in enumerate(graph.choices) if holds(c.when, options)]
+    return _rival(graph, options, {name: entry for name, entry in taken if entry is not None}, "greedy")
 
 
 class _Live:
@@ -340,12 +342,12 @@ def _fitting(cells: Mapping[tuple, Entry], wanted: tuple[tuple[str, ...], ...]) 
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
 
 
-def _rival(graph, options, entries, method: str) -> Plan:
+def _rival(graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], method: str) -> Plan:
     total, reformats = cost(graph, options, entries)
     return Plan(entries, options, reformats, total, "gap", method, 0, math.inf)
 
 
-def _attempt(function, *args, **options) -> Plan | None:
+def _attempt(function: Callable[..., Plan], *args: Any, **options: Any) -> Plan | None:
     try:
         return function(*args, **options)
     except ValueError:

@@ -13,38 +13,61 @@ from functools import cache
 
 import numpy as np
 
-from tactics.planner import eliminate
-from tactics.planner.graph import NEVER, Entry, Graph, Plan, formats_of, holds, tensors_of
+from tactics.planner.factors import NEVER
+from tactics.planner.graph import Choice, Entry, Graph, Plan, formats_of, holds, tensors_of
+
+Hop = tuple[str, str, str]  # (tensor, source format, target format)
 
 
 def cost(
     graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry], copies: Mapping[str, Copies] | None = None
-) -> tuple[int, tuple[tuple[str, str, str], ...]]:
+) -> tuple[int, tuple[Hop, ...]]:
     """(total_ps, reformats): the least that these entries cost, with the reformats for it. ValueError: none will do.
 
     `copies`: the tables of all tensors' reformats, where they are known already.
     """
     live = [c for c in graph.choices if holds(c.when, options)]
     made = {t: graph.pinned[t] for t in graph.inputs} | {c.output: entries[c.name].out for c in live}
-    wanted: dict[str, list[str]] = {t: [] for t in tensors_of(graph)}
-    for c in live:
-        for t, f in zip(c.inputs, entries[c.name].ins, strict=True):
-            wanted[t].append(f)
-    for t in graph.outputs:
-        wanted[t].append(graph.pinned.get(t, made.get(t)))
-    for t, formats in wanted.items():
-        if formats and t not in made:
-            raise ValueError(f"tensor {t} is read, but no op in the plan produces it")
-    todo = [t for t, formats in wanted.items() if set(formats) - {made.get(t)}]
+    wanted = _wanted(graph, live, entries, made)
+    todo = [t for t, formats in wanted.items() if formats - {made[t]}]
     copies = copies or copies_of(graph, todo, 1, 0)
-    reformats = []
+    reformats: list[Hop] = []
     for t in todo:
         hops = copies[t].hops(made[t], wanted[t])
         if hops is None:
-            raise ValueError(f"tensor {t}: no reformats lead from {made[t]} to {', '.join(sorted(set(wanted[t])))}")
+            raise ValueError(f"tensor {t}: no reformats lead from {made[t]} to {', '.join(sorted(wanted[t]))}")
         reformats += [(t, src, dst) for src, dst in hops]
-    total = sum(entries[c.name].time_ps for c in live) + sum(graph.reformat_ps(*hop) for hop in reformats)
+    total = sum(entries[c.name].time_ps for c in live) + sum(hop_ps(graph, hop) for hop in reformats)
     return total, tuple(reformats)
+
+
+def _wanted(
+    graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, str]
+) -> dict[str, set[str]]:
+    """Tensor -> the formats in which it is read, or bound as an output, of those that are."""
+    reads = [(t, f) for c in live for t, f in zip(c.inputs, entries[c.name].ins, strict=True)]
+    if lost := [t for t in (*(t for t, _ in reads), *graph.outputs) if t not in made]:
+        raise ValueError(f"tensor {lost[0]} is read, but no op in the plan produces it")
+    wanted: dict[str, set[str]] = {t: set() for t in tensors_of(graph) if t in made}
+    for t, f in (*reads, *((t, graph.pinned.get(t, made[t])) for t in graph.outputs)):
+        wanted[t].add(f)
+    return wanted
+
+
+def hop_ps(graph: Graph, hop: Hop) -> int:
+    """The time of a reformat that is in a plan, and so exists."""
+    time = graph.reformat_ps(*hop)
+    if time is None:
+        raise ValueError(f"reformat of {hop[0]} from {hop[1]} to {hop[2]}: there is none")
+    return time
+
+
+def _add_targets(has: set[tuple[str, str]], reformats: Iterable[Hop]) -> None:
+    """Add what reformats, one after the other, make of what there is."""
+    for t, src, dst in reformats:
+        if (t, src) not in has or (t, dst) in has:
+            raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
+        has.add((t, dst))
 
 
 def evaluate(graph: Graph, plan: Plan) -> int:
@@ -52,26 +75,18 @@ def evaluate(graph: Graph, plan: Plan) -> int:
     live = [c for c in graph.choices if holds(c.when, plan.options)]
     if [c.name for c in live] != list(plan.entries):
         raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
-    has = {(t, graph.pinned[t]) for t in graph.inputs}
-    for c in live:
-        if plan.entries[c.name] not in c.entries:
-            raise ValueError(f"op {c.name} has no entry {plan.entries[c.name]}")
-        has.add((c.output, plan.entries[c.name].out))
-    total = sum(e.time_ps for e in plan.entries.values())
-    for t, src, dst in plan.reformats:
-        if (t, src) not in has or (t, dst) in has:
-            raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
-        has.add((t, dst))
-        total += graph.reformat_ps(t, src, dst)
+    if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
+        raise ValueError(f"op {wrong[0]} has no entry {plan.entries[wrong[0]]}")
+    has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
+    _add_targets(has, plan.reformats)
     needs = [(t, f) for c in live for t, f in zip(c.inputs, plan.entries[c.name].ins, strict=True)]
     needs += [(t, graph.pinned[t]) for t in graph.outputs if t in graph.pinned]
-    for t, f in needs:
-        if (t, f) not in has:
-            raise ValueError(f"tensor {t} is wanted in {f}, which nothing makes")
+    if lacking := [need for need in needs if need not in has]:
+        raise ValueError("tensor {} is wanted in {}, which nothing makes".format(*lacking[0]))
     lost = set(graph.outputs) - {t for t, _ in has}
     if lost:
         raise ValueError(f"network outputs {sorted(lost)} are not produced")
-    return total
+    return sum(e.time_ps for e in plan.entries.values()) + sum(hop_ps(graph, hop) for hop in plan.reformats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,7 @@ class Copies:
         """Cheapest (src, dst) list that makes `wanted` out of `produced`, sources first; None: impossible."""
         p, need = self.formats.index(produced), self.mask(wanted)
         least = int(self.serve[need, p])
-        if least >= eliminate.NEVER:
+        if least >= NEVER:
             return None
         sets = [a for a in range(len(self.exact)) if a & need == need and self.exact[a, p] == least]
         made = min(sets, key=lambda a: (a.bit_count(), a))
@@ -128,8 +143,8 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
         alike = {t: first.setdefault(row, t) for t, row in rows.items()}
         ts = [*first.values()]
         step = np.array([rows[t][1] for t in ts], np.int64).reshape(len(ts), n, n)
-        near = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
-        exact = np.full((len(ts), 1 << n, n), eliminate.NEVER, np.int64)
+        near = np.full((len(ts), 1 << n, n), NEVER, np.int64)
+        exact = np.full((len(ts), 1 << n, n), NEVER, np.int64)
         for f in range(n):  # the sets whose last member is f: those before it, and f
             np.minimum(near[:, : 1 << f], step[:, f, None], out=near[:, 1 << f : 2 << f])
             exact[:, 1 << f, f] = 0
@@ -160,5 +175,5 @@ def _steps(graph: Graph, tensor: str, scale: int, launch: int) -> tuple[tuple[in
         times = [0 if src == dst else graph.reformat_ps(tensor, src, dst) for dst in formats]
         if any(ps is not None and ps < 0 for ps in times):
             raise ValueError(f"tensor {tensor}: a reformat from {src} takes negative time")
-        rows.append(tuple(eliminate.NEVER if ps is None or ps >= NEVER else ps * scale + launch for ps in times))
+        rows.append(tuple(NEVER if ps is None or ps >= NEVER else ps * scale + launch for ps in times))
     return tuple(rows)

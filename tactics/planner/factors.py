@@ -1,0 +1,30 @@
+"""Tables of costs over some variables, and their sums: what the planner's question is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+NEVER = 1 << 60  # the cost of an impossible cell
+ADDED = 6  # so many cells of at most NEVER, added to one of at most NEVER, still fit int64
+
+Factor = tuple[tuple[int, ...], np.ndarray]  # (variables, int64 table with one axis per variable)
+
+
+def summed(sizes: Sequence[int], scope: Sequence[int], factors: Iterable[Factor]) -> np.ndarray:
+    """The sum of tables, over `scope`, which names their variables in the same order; cells of NEVER or more are impossible."""
+    spread = [t.reshape([sizes[v] if v in variables else 1 for v in scope]) for variables, t in factors]
+    shape = tuple(sizes[v] for v in scope)
+    total = added(sorted(spread, key=np.size)) if spread else np.zeros(shape, np.int64)
+    return total if total.shape == shape else np.broadcast_to(total, shape)
+
+
+def added(tables: list[np.ndarray]) -> np.ndarray:
+    """The sum of tables that broadcast, the first ones first: the small ones are best added up before they meet a large one."""
+    total = tables[0]
+    for i, table in enumerate(tables[1:]):
+        if i % ADDED == ADDED - 1:
+            total = np.minimum(total, NEVER)
+        total = total + table
+    return total
