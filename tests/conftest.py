@@ -7,9 +7,14 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
+import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
+from gpu_runtime import cli as command_line
+from tests.reference_run import model, node
 
 ROOT = Path(__file__).parents[1]
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", ROOT.parent / "shared" / "models"))
@@ -63,3 +68,51 @@ def model_path(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{path.name} not found in {MODELS}: set GPU_RUNTIME_MODELS to the folder of real networks")
     return path
+
+
+# ---- the command line, in this process
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """cli("build tiny.onnx") -> (exit code, stdout, stderr), in a folder that holds the files of `files`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        words = [word for arg in args for word in arg.split()]
+        code = 0
+        capsys.readouterr()
+        try:
+            command_line.main(words)
+        except SystemExit as e:
+            code = e.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> dict[str, bytes]:
+    """Files by name: a model of two convolutions, its engine and input, and the digits network, which is dynamic."""
+    folder = tmp_path_factory.mktemp("made")
+    rng = np.random.default_rng(0)
+    weights = {"w1": rng.normal(0, 0.1, (16, 8, 3, 3)), "w2": rng.normal(0, 1, (8, 16, 1, 1))}
+    nodes = [
+        node("Conv", "x w1", "a", name="first", pads=[1, 1, 1, 1]), node("Relu", "a", "b", name="act"),
+        node("Conv", "b w2", "y", name="second"),
+    ]  # fmt: skip
+    onnx.save(
+        model(nodes, {"x": (1, 8, 6, 6)}, "y", {k: w.astype(np.float32) for k, w in weights.items()}), folder / "tiny.onnx"
+    )
+    gr.build(folder / "tiny.onnx", device="h200").save(folder / "tiny.engine")
+    np.save(folder / "x.npy", rng.uniform(-1, 1, (1, 8, 6, 6)).astype(np.float32))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files | {"sparse.onnx": (DIGITS / "digits_sparse.onnx").read_bytes()}
+
+
+@pytest.fixture
+def files(tmp_path, made) -> Path:
+    for name, data in made.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path

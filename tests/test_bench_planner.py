@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.bench_planner import plain_highs, text
 from tactics.planner.plan import solve
-from tests.test_plan import conv_net, faster, merging_graph, runs, small_graph
+from tests.planner_graphs import conv_net, faster, merging_graph, runs, small_graph
 
 
 def answer(graph) -> float | None:

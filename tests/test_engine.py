@@ -15,7 +15,7 @@ import pytest
 
 from gpu_runtime.runtime import engine as eng
 from gpu_runtime.runtime.engine import Engine, EngineError
-from tests.test_report import example_plan
+from tests.example_plan import example_plan
 
 ROOT = Path(__file__).parents[1]
 

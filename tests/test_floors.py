@@ -124,3 +124,8 @@ def test_running_an_engine_needs_no_builder():
     builders = "tactics.planner.plan tactics.planner.eliminate gpu_runtime.planning.tables gpu_runtime.lowering.lower"
     planner = {"gpu_runtime.pipeline", *builders.split()}
     assert not seen & planner, seen & planner
+
+
+def test_a_test_file_is_about_one_thing():
+    long = {path.name: lines for path in (ROOT / "tests").glob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
+    assert not long, f"{long}: at most 450 lines"

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -21,292 +20,20 @@ from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
 from tactics.planner.plan import best_single_format, cheapest, forced, greedy, solve
 from tactics.planner.reformats import cost, evaluate
-
-SIX = ("chw", "chw16", "chw32", "hwc", "hwc8", "hwc16")
-PAIRS = [(a, b) for a in SIX for b in SIX]
-
-
-# ---- graphs
-
-
-def small_graph(seed: int) -> Graph:
-    """1 to 6 ops on up to 3 formats: branches, joins, one tensor read twice, fusion with absent tensors, missing cells,
-    missing reformats, pinned ends. Times are small integers, so that exact ties are common."""
-    rng = random.Random(seed)
-    names = ("a", "b", "c")[: rng.choice((2, 3, 3))]
-    inputs = ("x0",) if rng.random() < 0.7 else ("x0", "x1")
-    tensors, ops = list(inputs), []
-    fan_out = rng.random() < 0.3
-    for k in range(rng.randint(1, 5)):
-        pool = tensors[:1] if fan_out and rng.random() < 0.7 else tensors[-3:]
-        ins = tuple(rng.choice(pool) for _ in range(rng.choice((1, 1, 2))))
-        if len(ins) == 2 and rng.random() < 0.2:
-            ins = (ins[0], ins[0])
-        ops.append((f"op{k}", ins, f"t{k}"))
-        tensors.append(f"t{k}")
-    formats = {t: names if rng.random() < 0.8 else tuple(sorted(rng.sample(names, len(names) - 1))) for t in tensors}
-
-    def entries(num_inputs: int) -> tuple[Entry, ...]:
-        made = []
-        for k in range(rng.randint(1, 4)):
-            ps = NEVER if rng.random() < 0.05 else rng.randint(0, 20)
-            made.append(Entry(f"k{k}", tuple(rng.choice(names) for _ in range(num_inputs)), rng.choice(names), ps, k % 2 == 1))
-        return tuple(made)
-
-    choices = {name: [Choice(name, ins, out, entries(len(ins)))] for name, ins, out in ops}
-    groups = []
-    for name, ins, out in ops:  # `name` may run inside any of the ops that produce its inputs
-        hosts = list(dict.fromkeys(op for op in ops if op[2] in ins and op[0] in choices))
-        if not hosts or rng.random() < 0.5 or len(groups) == 2 or any(len(choices[h[0]]) > 1 for h in hosts):
-            continue
-        if choices[name][0].when or any(choices[h[0]][0].when for h in hosts):
-            continue
-        options = ("apart", *(f"into {h[0]}" for h in hosts))
-        groups.append((name, options))
-        choices[name] = [replace(choices[name][0], when=((name, "apart"),))]
-        for host, host_ins, host_out in hosts:
-            rest = [t for t in ins if t != host_out]
-            left = [o for o in options if o != f"into {host}"]
-            plain = choices[host][0]
-            if rng.random() < 0.5:  # both ways to say "apart or into the other"
-                choices[host] = [replace(plain, when=((name, o),)) for o in left]
-            else:
-                choices[host] = [replace(plain, when=tuple((name, o) for o in left))]
-            both = (*host_ins, *rest)
-            fused = Choice(f"{host} + {name}", both, out, entries(len(both)), ((name, f"into {host}"),))
-            choices[host].append(fused)
-    table = {}
-    for t in tensors:
-        for src, dst in itertools.permutations(names, 2):
-            r = rng.random()
-            table[t, src, dst] = None if r < 0.05 else NEVER if r < 0.1 else rng.randint(0, 15)
-    read = {t for _, ins, _ in ops for t in ins}
-    outputs = tuple(t for t in tensors[len(inputs) :] if t not in read or rng.random() < 0.1)
-    pinned = {t: rng.choice(formats[t]) for t in inputs}
-    pinned |= {t: rng.choice(names) for t in outputs if rng.random() < 0.7}
-    every = tuple(c for cs in choices.values() for c in cs)
-    return Graph(every, tuple(groups), pinned, inputs, outputs, formats, lambda t, a, b: table[t, a, b])
-
-
-def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fuse: bool = True, tactics: int = 1) -> Graph:
-    """A ResNet with bottlenecks: convolutions with every pair of formats; the add apart or inside either producer."""
-    rng = random.Random(seed)
-    choices, groups, tensors = [], [], ["image"]
-
-    def times(base, *rows):
-        made = []
-        for n in range(tactics):
-            for ins, out in rows:
-                ps = int(base * rng.lognormvariate(0, 0.35))
-                made += [
-                    Entry(f"dense{n}", ins, out, ps),
-                    Entry(f"sparse{n}", ins, out, int(ps * rng.uniform(0.6, 1.4)), True),
-                ]
-        return tuple(made)
-
-    def add_op(name, ins, rows, when=(), base=None, out=None):
-        out = out or f"{name}.out"
-        choices.append(Choice(name, ins, out, times(base or rng.lognormvariate(2.5, 0.8) * 1e6, *rows), when))
-        if out not in tensors:
-            tensors.append(out)
-        return out
-
-    pairs = [((a,), b) for a in formats for b in formats]
-    same = [((a,), a) for a in formats]
-    join = [((a, a), a) for a in formats]
-    residual = [((a, b), b) for a in formats for b in formats]
-    x = add_op("stem", ("image",), pairs)
-    x = add_op("pool", (x,), same, base=3e6)
-    for stage, count in enumerate(blocks):
-        for b in range(count):
-            n = f"s{stage}b{b}."
-            y = add_op(n + "conv2", (add_op(n + "conv1", (x,), pairs),), pairs)
-            g, out = n + "add", n + "add.out"
-            hosts = [("conv3", y)] + ([("down", x)] if b == 0 else [])
-            left = {
-                h: [o for o in ("apart", "into conv3", "into down")[: len(hosts) + 1] if o != f"into {h}"] for h, _ in hosts
-            }
-            parts = [add_op(n + h, (src,), pairs, tuple((g, o) for o in left[h]) if fuse else ()) for h, src in hosts]
-            parts = parts if b == 0 else [*parts, x]
-            add_op(g, tuple(parts), join, ((g, "apart"),) if fuse else (), 3e6, out)
-            if fuse:
-                groups.append((g, ("apart", *(f"into {h}" for h, _ in hosts))))
-                for k, (h, src) in enumerate(hosts):
-                    add_op(f"{n}{h} + {g}", (src, parts[1 - k]), residual, ((g, f"into {h}"),), out=out)
-            x = out
-    out = add_op("fc", (add_op("mean", (x,), same, base=3e6),), pairs)
-    table = {
-        (t, a, b): int(3e6 + 1e6 * rng.lognormvariate(1, 0.8)) for t in tensors for a, b in itertools.permutations(formats, 2)
-    }
-    ends = {"image": formats[0], out: formats[0]}
-    return Graph(
-        tuple(choices),
-        tuple(groups),
-        ends,
-        ("image",),
-        (out,),
-        dict.fromkeys(tensors, formats),
-        lambda t, a, b: table[t, a, b],
-    )
-
-
-# ---- brute force: shares nothing with the planner
-
-
-def holds(choice: Choice, options: dict) -> bool:
-    """Literals of one group are alternatives."""
-    return all(any(g == h and options[g] == o for g, o in choice.when) for h, _ in choice.when)
-
-
-def spread(hop, names, produced, wanted) -> float:
-    """Least sum of a set of hops that reaches all `wanted` from `produced`, over all sets of hops."""
-    hops = [(a, b) for a, b in itertools.permutations(names, 2) if hop(a, b) is not None and hop(a, b) < NEVER]
-    best = float("inf")
-    for chosen in itertools.product((False, True), repeat=len(hops)):
-        taken = [h for h, yes in zip(hops, chosen, strict=True) if yes]
-        reached = {produced}
-        for _ in taken:
-            reached |= {b for a, b in taken if a in reached}
-        if reached >= wanted:
-            best = min(best, sum(hop(a, b) for a, b in taken))
-    return best
-
-
-def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
-    """The least total over all options and entries; inf: no plan. `allowed`: op name -> predicate; `cyclic`: also of plans
-    whose ops wait for each other."""
-    allowed = allowed or {}
-    formats = {t: tuple(dict.fromkeys((*fs, graph.pinned.get(t, fs[0])))) for t, fs in graph.formats.items()}
-
-    @functools.cache
-    def reformats(tensor, produced, wanted):
-        return spread(lambda a, b: graph.reformat_ps(tensor, a, b), formats[tensor], produced, wanted)
-
-    best = float("inf")
-    for taken in itertools.product(*(options for _, options in graph.groups)):
-        options = {name: option for (name, _), option in zip(graph.groups, taken, strict=True)}
-        live = [c for c in graph.choices if holds(c, options)]
-        present = {*graph.inputs, *(c.output for c in live)}
-        if not present.issuperset((*graph.outputs, *(t for c in live for t in c.inputs))):
-            continue
-        if not cyclic and not runs(graph, options):
-            continue
-        usable = [
-            [
-                e
-                for e in c.entries
-                if e.time_ps < NEVER
-                and all(f in formats[t] for t, f in zip((*c.inputs, c.output), (*e.ins, e.out), strict=True))
-                and allowed.get(c.name, lambda e: True)(e)
-            ]
-            for c in live
-        ]
-        for entries in itertools.product(*usable):
-            made = {t: graph.pinned[t] for t in graph.inputs}
-            made |= {c.output: e.out for c, e in zip(live, entries, strict=True)}
-            wanted = {t: set() for t in made}
-            for c, e in zip(live, entries, strict=True):
-                for t, f in zip(c.inputs, e.ins, strict=True):
-                    wanted[t].add(f)
-            for t in graph.outputs:
-                wanted[t] |= {graph.pinned[t]} if t in graph.pinned else set()
-            total = sum(e.time_ps for e in entries)
-            total += sum(reformats(t, made[t], frozenset(fs)) for t, fs in wanted.items())
-            best = min(best, total)
-    return best
-
-
-def solved(graph: Graph, **kwargs):
-    """The plan after an independent check of its total; None if the planner says that there is none."""
-    try:
-        plan = solve(graph, **kwargs)
-    except ValueError as e:
-        assert str(e).startswith("no plan exists: "), e
-        return None
-    assert evaluate(graph, plan) == plan.total_ps
-    assert list(plan.options) == [g for g, _ in graph.groups]
-    return plan
-
-
-def merging_graph(seed: int) -> Graph:
-    """A small graph in which some pairs of ops may also run as one, whose outputs are parts of its own: where one of the two
-    depends on the other, that closes a cycle, alone or with another pair's merging."""
-    rng = random.Random(seed)
-    names = ("a", "b")
-    ops, tensors = [], ["x0"]
-    for k in range(rng.randint(3, 4)):
-        ops.append((f"op{k}", (rng.choice(tensors[-3:]),), f"t{k}"))
-        tensors.append(f"t{k}")
-
-    def entries(n: int, low: int, high: int) -> tuple[Entry, ...]:
-        formats = [(tuple(rng.choice(names) for _ in range(n)), rng.choice(names)) for _ in range(2)]
-        return tuple(Entry(f"k{i}", ins, out, rng.randint(low, high), i % 2 == 1) for i, (ins, out) in enumerate(formats))
-
-    choices = {name: Choice(name, ins, out, entries(1, 5, 20)) for name, ins, out in ops}
-    every, groups, used = [], [], set()
-    for a, b in rng.sample(list(itertools.combinations(ops, 2)), rng.randint(1, 2)):
-        if {a[0], b[0]} & used:
-            continue
-        used |= {a[0], b[0]}
-        group = f"{a[0]} || {b[0]}"
-        groups.append((group, ("apart", "merged")))
-        ins = tuple(dict.fromkeys((*a[1], *b[1])))
-        every.append(Choice(group, ins, f"{group}.out", entries(len(ins), 0, 8), ((group, "merged"),)))
-        tensors.append(f"{group}.out")
-        for name, _, out in (a, b):
-            every.append(Choice(f"{name} part", (f"{group}.out",), out, entries(1, 0, 2), ((group, "merged"),)))
-            choices[name] = replace(choices[name], when=((group, "apart"),))
-    every += choices.values()
-    hops = {(t, a, b): rng.randint(0, 9) for t in tensors for a, b in itertools.permutations(names, 2)}
-    read = {t for c in every for t in c.inputs}
-    outputs = tuple(t for t in (op[2] for op in ops) if t not in read) or (ops[-1][2],)
-    return Graph(
-        tuple(every), tuple(groups), {"x0": "a"}, ("x0",), outputs, dict.fromkeys(tensors, names), lambda t, a, b: hops[t, a, b]
-    )
-
-
-def sibling_graph(seed: int) -> Graph:
-    """A module of an inception network: two or three convolutions of one input, apart or merged; the first is a piece of a join
-    beside what another's output becomes. The join exists in two forms: of the pieces, and around all that was merged."""
-    rng = random.Random(seed)
-    names = ("a", "b")
-    members = ("f0", "f1", "f2")[: rng.choice((2, 2, 3))]
-
-    def entries(n: int, low: int, high: int, count: int = 3) -> tuple[Entry, ...]:
-        formats = [(tuple(rng.choice(names) for _ in range(n)), rng.choice(names)) for _ in range(count)]
-        made = [(ins, out, rng.randint(low, high), rng.random() < 0.5) for ins, out in formats]
-        return tuple(Entry(f"k{i}", *entry) for i, entry in enumerate(made))
-
-    group, whole = " || ".join(members), "y of all"
-    apart, merged, around = ((group, o) for o in ("apart", "merged", "around"))
-    choices = [Choice(group, ("x",), whole, entries(1, 5, 20, 4), (merged, around))]
-    for m in members:
-        choices.append(Choice(f"{m} part", (whole,), f"y{m}", entries(1, 0, 2), (merged,) if m == "f0" else (merged, around)))
-        choices.append(Choice(m, ("x",), f"y{m}", entries(1, 2, 12), (apart,)))
-    choices.append(Choice("g", ("yf1",), "z", entries(1, 2, 9)))
-    choices.append(Choice("join", ("yf0", "z"), "out", entries(2, 0, 4, 5), (apart, merged)))
-    choices.append(Choice("join", (whole, "z"), "wide", entries(2, 0, 4, 5), (around,)))
-    choices.append(Choice("join part", ("wide",), "out", entries(1, 0, 1), (around,)))
-    tensors = ["x", *dict.fromkeys(c.output for c in choices)]
-    hops = {(t, a, b): rng.randint(0, 5) for t in tensors for a, b in itertools.permutations(names, 2)}
-    outputs = ("out", "yf2") if "f2" in members else ("out",)
-    groups = ((group, ("apart", "merged", "around")),)
-    return Graph(
-        tuple(choices), groups, {"x": "a"}, ("x",), outputs, dict.fromkeys(tensors, names), lambda t, a, b: hops[t, a, b]
-    )
-
-
-def runs(graph: Graph, options: dict) -> bool:
-    """Whether the ops of these options can be put into an order."""
-    left, made = [c for c in graph.choices if holds(c, options)], set(graph.inputs)
-    while left:
-        ready = [c for c in left if set(c.inputs) <= made]
-        if not ready:
-            return False
-        made |= {c.output for c in ready}
-        left = [c for c in left if c not in ready]
-    return True
-
+from tests.planner_graphs import (
+    PAIRS,
+    SIX,
+    brute,
+    chain,
+    conv_net,
+    faster,
+    layers_of,
+    merging_graph,
+    runs,
+    sibling_graph,
+    small_graph,
+    solved,
+)
 
 # ---- tests
 
@@ -519,13 +246,6 @@ def test_single_format_names_translate_keys():
     assert plan.method == "single format q" and plan.entries["f"].ins == ("x.q",) and plan.total_ps == 10
 
 
-def chain(entries, pinned, reformat, formats=("a", "b", "c"), outputs=("y",)) -> Graph:
-    """One op, x -> y."""
-    return Graph(
-        (Choice("f", ("x",), "y", tuple(entries)),), (), pinned, ("x",), outputs, {"x": formats, "y": formats}, reformat
-    )
-
-
 def test_reformat_is_charged_once_and_hops_are_shared():
     """x exists in a; four readers want b, b, c, c: a -> b, b -> c is cheaper than a -> b, a -> c."""
     ps = {("a", "b"): 5, ("b", "c"): 1, ("a", "c"): 4, ("b", "a"): 9, ("c", "a"): 9, ("c", "b"): 9}
@@ -674,36 +394,6 @@ def test_impossible_cells_of_many_tables_do_not_overflow():
         never = np.array([NEVER, 1])
         found = eliminate.minimise([2, 2], [((0,), never)] * count + [((0, 1), never + never[:, None] * 0)])
         assert (found.cost, found.states) == (count + 1, (1, 1)), count
-
-
-def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
-    """All times in millionths of a picosecond, so that none is lost to rounding; those of some entries divided."""
-
-    def entry(c, e):
-        return replace(e, time_ps=round(e.time_ps * 1e6 / (factor if c.name in names and e.sparse == sparse else 1)))
-
-    choices = tuple(replace(c, entries=tuple(entry(c, e) for e in c.entries)) for c in graph.choices)
-
-    def reformat_ps(*hop):
-        ps = graph.reformat_ps(*hop)
-        return None if ps is None or ps >= NEVER else ps * 10**6
-
-    return replace(graph, choices=choices, reformat_ps=reformat_ps)
-
-
-def layers_of(graph: Graph) -> list[tuple[str, ...]]:
-    """Ops of one layer: an op and whatever it is fused into, siblings merged and apart; some of them exist in every plan."""
-    absorbed = {name for name, _ in graph.groups}
-    layers: dict[str, dict] = {}
-    for c in graph.choices:
-        host = c.name.split(" + ")[0]
-        if host not in absorbed and "join" not in c.name and "part" not in c.name:
-            layers.setdefault(host, {})[c.name] = None
-    for merged, members in ((g, g.split(" || ")) for g in absorbed if " || " in g):
-        for m in members:
-            layers[m] = {m: None, merged: None}
-        layers[merged] = dict.fromkeys((merged, *members))
-    return [tuple(names) for names in layers.values()]
 
 
 @pytest.mark.parametrize("make, seeds, least", [(small_graph, 250, (500, 100)), (sibling_graph, 40, (200, 60))])
