@@ -60,6 +60,16 @@ class Fused:
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
 
+    @property
+    def graph(self) -> ir.Graph:
+        return graph_of(self.imported)
+
+
+def graph_of(imported: Imported) -> ir.Graph:
+    if imported.model is None:
+        raise ValueError("expected a model with its graph, got one whose layers are made already: read it again")
+    return imported.model.graph
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -83,9 +93,7 @@ class Found:
 
 def fuse(imported: Imported) -> Fused:
     """Find the layers of a cleaned graph. Nothing fails here: what no rule covers stays a layer of its ONNX type."""
-    if imported.model is None:
-        raise ValueError("expected a model with its graph, got one whose layers are made already: read it again")
-    position = {node: i for i, node in enumerate(imported.model.graph)}
+    position = {node: i for i, node in enumerate(graph_of(imported))}
     state, placed, groups = State(), list[tuple[int, Layer]](), list[Group]()
     for node in position:
         if node in state.covered:

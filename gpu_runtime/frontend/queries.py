@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from tactics.problems.library import EXACT, FLOAT
 
+Node = ir.Node  # the two types that lowering names; it imports no onnx of its own
+Value = ir.Value
 TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 

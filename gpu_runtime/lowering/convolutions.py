@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.layers import Layer
-from gpu_runtime.frontend.queries import attribute, constant, shape_of
-from gpu_runtime.lowering.moves import Refused
+from gpu_runtime.frontend.queries import Node, attribute, constant, operand, operands, shape_of
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights
 from tactics.problems.convolution import Epilogue, Prologue
 from tactics.problems.gather import GatherProblem
-from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, Problem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
+from tactics.problems.protocol import Problem, Shape4
 
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
 
-def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+def conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     node, (n, c, h, w) = layer.node, shapes[0]
-    if len(shape_of(node.inputs[0])) == 5:
+    if len(shape_of(operand(node))) == 5:
         return _volume(layer, weights)
     kernel = _kernel(layer, weights)
-    groups, size = attribute(node, "group", 1), kernel.shape[2:]
+    groups, size = attribute(node, "group", 1), pair(kernel.shape[2:])
     if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
     stride, dilation, pad = window(node, size, (h, w))
@@ -32,18 +33,24 @@ def conv(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
     for name in ("scale", "shift") if layer.prologue else ():
         weights[name] = weights[name].astype(np.float16).astype(np.float32)
     return ConvProblem(
-        n, c, h, w, kernel.shape[0], *size, stride, pad, dilation, groups, _fits(weights, c // groups),
+        n, c, h, w, kernel.shape[0], *size, pair(stride), around(pad), pair(dilation), groups, _fits(weights, c // groups),
         Prologue(layer.prologue),
         replace(_epilogue(layer, weights), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first),
     )  # fmt: skip
 
 
-def _volume(layer: Layer, weights) -> tuple[Problem, ...]:
+def around(pads: Sequence[int]) -> Shape4:
+    """top, left, bottom, right."""
+    top, left, bottom, right = pads
+    return top, left, bottom, right
+
+
+def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     """A convolution of rank 5: for each image of the output's depth those that its taps along the depth read, as channels.
 
     Groups become zeros between the channels of others: dense kernels, which suffice where volumes are rare.
     """
-    node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(layer.node.inputs[0]), shape_of(layer.node.outputs[0])
+    node, (n, c, *image), (_, _, depth, *_) = layer.node, shape_of(operand(layer.node)), shape_of(layer.node.outputs[0])
     if "w" not in weights or layer.weights["w"].ndim != 5:
         raise Refused("expected constant weights and bias")
     kernel, groups = layer.weights["w"], attribute(node, "group", 1)
@@ -60,51 +67,61 @@ def _volume(layer: Layer, weights) -> tuple[Problem, ...]:
     table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
     spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
     product = ConvProblem(
-        n * depth, size[0] * c, *image[1:], k, *size[1:], stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
+        n * depth, size[0] * c, image[1], image[2], k, size[1], size[2], pair(stride[1:]), around((*pad[1:3], *pad[4:])),
+        pair(dilation[1:]),
         sparse24=_fits(weights, size[0] * c), epilogue=_epilogue(layer, weights),
     )  # fmt: skip
     back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
     return spread, product, back
 
 
-def conv_transpose(layer: Layer, shapes, out, weights) -> Problem:
+def conv_transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     """Where kernel and stride agree, output blocks do not overlap: a 1x1 convolution with depth-to-space. With stride 1: a
     convolution whose taps stand in reverse."""
     node, (n, c, h, w) = layer.node, shapes[0]
-    rank = len(shape_of(node.inputs[0]))
+    rank = len(shape_of(operand(node)))
     if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
         raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
     kernel = weights["w"] = _rounded(_kernel(layer, weights))
-    k, groups, size = kernel.shape[0], attribute(node, "group", 1), kernel.shape[2:]
+    k, groups, size = kernel.shape[0], attribute(node, "group", 1), pair(kernel.shape[2:])
     if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
-    stride, dilation = last(attribute(node, "strides"), 1), last(attribute(node, "dilations"), 1)
-    extra, mode = last(attribute(node, "output_padding"), 0), attribute(node, "auto_pad", "NOTSET")
-    pad = last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0)
-    if mode.startswith("SAME") or attribute(node, "output_shape") is not None:  # the output's size decides the padding
-        total = [
-            max(stride[i] * ((h, w)[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
-        ]
-        pad = tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+    stride, dilation = (pair(last(attribute(node, name), 1)) for name in ("strides", "dilations"))
+    pad, to = _cropped(layer, size, (h, w), out), (out[2], out[3])
     b, end, fits = size[0], _epilogue(layer, weights), _fits(weights, c // groups)
-    whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and out[2:] == (h * b, w * b)
+    whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and to == (h * b, w * b)
     if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
         weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
         weights.update({name: np.repeat(weights[name], b * b) for name in ("b", "slope") if name in weights})
         end = replace(end, d2s=b, d2s_mode="crd")
         return ConvProblem(n, c, h, w, b * b * k, 1, 1, groups=groups, sparse24=fits, epilogue=end)
-    before = [d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True)]
-    after = [o - i + p for o, i, p in zip(out[2:], (h, w), pad, strict=True)]
-    if stride == (1, 1) and min(before + after) >= 0:  # a convolution leaves out no input
+    top, left = (d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True))
+    bottom, right = (o - i + p for o, i, p in zip(to, (h, w), pad, strict=True))
+    if stride == (1, 1) and min(top, left, bottom, right) >= 0:  # a convolution leaves out no input
         weights["w"] = np.ascontiguousarray(kernel[:, :, ::-1, ::-1])
-        pad = (*before, *after)
-        return ConvProblem(n, c, h, w, k, *size, pad=pad, dilation=dilation, groups=groups, sparse24=fits, epilogue=end)
+        around = top, left, bottom, right
+        return ConvProblem(n, c, h, w, k, *size, pad=around, dilation=dilation, groups=groups, sparse24=fits, epilogue=end)
     if math.prod(stride) > MOST_PHASES:
         raise Refused(f"strides {list(stride)}; expected a product of {MOST_PHASES} at most, since each phase is a launch")
-    return ConvTransposeProblem(n, c, h, w, k, *size, out[2:], stride, pad, dilation, groups, fits, end)
+    return ConvTransposeProblem(n, c, h, w, k, *size, to, stride, pad, dilation, groups, fits, end)
 
 
-def matmul(layer: Layer, shapes, out, weights) -> Problem:
+def _cropped(layer: Layer, size: tuple[int, int], image: tuple[int, int], out: Shape4) -> tuple[int, int]:
+    """What a ConvTranspose takes off before rows and columns: given, or what the output's size leaves."""
+    node, rank = layer.node, len(shape_of(layer.output))
+    mode = attribute(node, "auto_pad", "NOTSET")
+    if not mode.startswith("SAME") and attribute(node, "output_shape") is None:
+        return pair(last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0))
+    stride, dilation = last(attribute(node, "strides"), 1), last(attribute(node, "dilations"), 1)
+    extra = last(attribute(node, "output_padding"), 0)
+    total = [
+        max(stride[i] * (image[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
+    ]
+    rows, columns = (t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
+    return rows, columns
+
+
+def matmul(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     """By a constant: a 1x1 convolution, or one as large as the image that was flattened. Of two computed tensors: a product."""
     if "w" not in weights:
         return _product(layer) if len(layer.inputs) == 2 else _by_matrices(layer, weights)
@@ -118,7 +135,7 @@ def matmul(layer: Layer, shapes, out, weights) -> Problem:
     return ConvProblem(n, c, h, w, kernel.shape[0], r, s, sparse24=_fits(weights, c), epilogue=_epilogue(layer, weights))
 
 
-def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
+def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     """A product with one constant matrix, or vector, for each batch of some last axes: a group of channels each."""
     node, shape = layer.node, shape_of(layer.inputs[0])
     first = constant(node.inputs[0]) is not None
@@ -127,7 +144,8 @@ def _by_matrices(layer: Layer, weights) -> tuple[Problem, ...]:
         matrices = matrices[None] if first else matrices[:, None]
     if len(shape) == 1:
         shape = (*shape, 1) if first else (1, *shape)
-    (*batch, rows, columns), (*own, m, k) = shape, matrices.shape if first else matrices.swapaxes(-1, -2).shape
+    *batch, rows, columns = shape
+    *own, m, k = matrices.shape if first else matrices.swapaxes(-1, -2).shape
     own = [1] * (len(batch) - len(own)) + own
     pixels = columns if first else rows
     split = next((i for i, d in enumerate(own) if d != 1), len(own))
@@ -163,20 +181,20 @@ def _product(layer: Layer) -> MatmulProblem:
         sizes = (1,) * (len(over) - len(shape) + 2) + shape[:-2]
         if len(over) > 2 and sizes not in (over, (1,) * len(over)):
             raise Refused(f"expected at most two batch dimensions that repeat, got {list(a)} and {list(b)}")
-        batches.append((math.prod(sizes[:-1]), *(sizes[-1:] or (1,))))
-    turn_a, turn_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
-    m, k = a[-2:][::-1] if turn_a else a[-2:]
-    n = b[-2] if turn_b else b[-1]
-    return MatmulProblem(*batches, m, n, k, turn_a, turn_b)
+        batches.append((math.prod(sizes[:-1]), sizes[-1] if sizes else 1))
+    trans_a, trans_b = (bool(attribute(node, name, 0)) for name in ("transA", "transB"))
+    m, k = a[-2:][::-1] if trans_a else a[-2:]
+    n = b[-2] if trans_b else b[-1]
+    return MatmulProblem(batches[0], batches[1], m, n, k, trans_a, trans_b)
 
 
 # ---- what they share
 
 
-def _kernel(layer: Layer, weights) -> np.ndarray:
+def _kernel(layer: Layer, weights: Weights) -> np.ndarray:
     """The weights as [K, C/g, R, S]."""
-    rank = len(shape_of(layer.node.inputs[0]))
-    computed = [v.name for v in layer.node.inputs[1:] if v is not None and constant(v) is None]
+    rank = len(shape_of(operand(layer.node)))
+    computed = [v.name for v in operands(layer.node)[1:] if constant(v) is None]
     if computed:
         raise Refused(f"expected constant weights, got those computed as {', '.join(map(repr, computed))}")
     if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
@@ -201,9 +219,15 @@ def _fits(weights: Mapping[str, np.ndarray], group_channels: int) -> bool:
     return group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
 
 
-def last(values: tuple[int, ...] | None, default: int, count: int = 2) -> tuple[int, ...]:
+def last(values: Sequence[int] | None, default: int, count: int = 2) -> tuple[int, ...]:
     """An attribute of the last `count` axes: rows and columns, of which one value is that of the columns."""
     return (*(default,) * count, *(values or ()))[-count:]
+
+
+def pair(values: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns."""
+    rows, columns = values
+    return rows, columns
 
 
 def begins(total: int, mode: str) -> int:
@@ -213,7 +237,9 @@ def begins(total: int, mode: str) -> int:
     return total - half if mode == "SAME_LOWER" else half
 
 
-def window(node, size, image, crop: bool = False):
+def window(
+    node: Node, size: Sequence[int], image: Sequence[int], crop: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """(stride, dilation, pads before each axis, then behind) of a Conv or pool over the axes of `image`, auto_pad resolved.
 
     `crop`: SAME pads by less than nothing where the stride is so much larger than the window, as ONNX's formula for pools has
@@ -226,7 +252,8 @@ def window(node, size, image, crop: bool = False):
         pads = attribute(node, "pads", (0,) * (2 * count))
         half = len(pads) // 2
         return stride, dilation, (*last(pads[:half], 0, count), *last(pads[half:], 0, count))
-    begin, end = [], []
+    begin: list[int] = []
+    end: list[int] = []
     for i in range(count):
         reach = (size[i] - 1) * dilation[i] + 1
         total = (-(-image[i] // stride[i]) - 1) * stride[i] + reach - image[i] if mode != "VALID" else 0

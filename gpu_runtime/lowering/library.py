@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from gpu_runtime.frontend.layers import Layer
-from gpu_runtime.frontend.queries import attribute, constant, shape_of, type_of
+from gpu_runtime.frontend.queries import Value, attribute, constant, operand, shape_of, type_of
 from gpu_runtime.lowering.convolutions import begins
-from gpu_runtime.lowering.moves import Refused, constants, nchw
+from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
 from gpu_runtime.lowering.reductions import REDUCE
 from tactics.problems.library import FLOAT, LibraryProblem
 from tactics.problems.library_functions import FUNCTIONS
@@ -20,7 +23,7 @@ KERNELS = (
     "Tile", "Split", "MaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
 )  # fmt: skip
 MOST_TAPS = 65_536  # of a window along one axis: a library function takes a step for each
-STATIC = {"TopK": "k", "CumSum": "axis"}  # operators whose input 1, a constant, decides the output's size or the axis
+Attributes = dict[str, Any]
 
 
 def takes(layer: Layer) -> bool:
@@ -31,64 +34,86 @@ def takes(layer: Layer) -> bool:
     return function in FUNCTIONS and (function not in KERNELS or exact)
 
 
-def problem(layer: Layer) -> tuple[LibraryProblem, dict[str, np.ndarray]]:
+def problem(layer: Layer) -> tuple[LibraryProblem, Weights]:
     """The problem, and its constants c0, c1, ... as stored. Raises Refused."""
     node = layer.node
-    function, attributes = AS.get(layer.op, layer.op), {name: attribute(node, name) for name in node.attributes}
-    values = list(node.inputs)
-    if layer.op in STATIC:
-        attributes[STATIC[layer.op]] = int(constants(layer, 1)[0][0])
-        values = values[:1]
-    if layer.op == "Tile":
-        attributes, values = {"repeats": tuple(map(int, constants(layer, 1)[0]))}, values[:1]
-    if layer.op == "Slice":
-        attributes, values = _slices(layer), values[:1]
-    if function in ("Reshape", "Expand"):
-        attributes, values = {"out": shape_of(layer.output)}, values[:1]
-    if layer.op == "Transpose":
-        attributes.setdefault("perm", tuple(reversed(range(len(shape_of(values[0]))))))
-    if layer.op == "Cast":
-        attributes = {"to": {FLOAT: "float32"}.get(type_of(layer.output), type_of(layer.output))}
-    if layer.op == "LpPool":
-        attributes = _windows(layer) | {"p": attributes.get("p", 2)}
-    if layer.op == "MaxPool":
-        attributes = _windows(layer) | {"storage_order": attributes.get("storage_order", 0)}
-    if layer.op == "CumSum" and not -len(shape_of(values[0])) <= attributes["axis"] < len(shape_of(values[0])):
-        raise Refused(f"its axis {attributes['axis']} is none of its input's {len(shape_of(values[0]))}")
-    if layer.op == "LRN" and (reach := min(attributes["size"], 2 * shape_of(values[0])[1])) > MOST_TAPS:
-        raise Refused(f"a window of {reach} channels; expected {MOST_TAPS} at most")
+    function = AS.get(layer.op, layer.op)
+    attributes: Attributes = {name: attribute(node, name) for name in node.attributes}
+    if (rule := RULES.get(layer.op)) is not None:
+        attributes = rule(layer, attributes)
     if max(attributes.get("kernel_shape", ()), default=0) > MOST_TAPS:
         raise Refused(f"a window of {list(attributes['kernel_shape'])}; expected {MOST_TAPS} at most along each axis")
-    if layer.op == "Split":
-        axis = attributes.get("axis", 0) % len(shape_of(values[0]))
-        attributes, values = {"axis": axis, "sizes": tuple(shape_of(y)[axis] for y in node.outputs)}, values[:1]
-    if layer.op in REDUCE:
-        attributes, values = _reduction(layer, attributes), values[:1]
-    arguments, inputs, weights = [], [], {}
+    values = list(node.inputs)[: 1 if layer.op in FIRST_ALONE else None]
+    arguments, inputs, weights = _arguments(values)
+    shapes, shape = tuple(map(shape_of, inputs)), shape_of(layer.output)
+    stored = tuple((a.shape, NUMPY[a.dtype.name]) for a in weights.values())
+    return LibraryProblem(
+        function, arguments, shapes, tuple(map(_type, inputs)), shape, _type(layer.output), tuple(map(nchw, (*shapes, shape))),
+        tuple(sorted(attributes.items())), stored, node.outputs.index(layer.output),
+    ), weights  # fmt: skip
+
+
+def _arguments(values: Sequence[Value | None]) -> tuple[tuple[str, ...], list[Value], Weights]:
+    """(of each value what it is to the function: "" if absent, a constant "c0", a tensor "t0"; the tensors; the constants)."""
+    arguments, inputs, weights = list[str](), list[Value](), Weights()
     for v in values:
         array = constant(v)
         if v is None:
             arguments.append("")
-        elif array is not None:
-            arguments.append(f"c{len(weights)}")
-            if array.dtype.name not in NUMPY:
-                raise Refused(f"its constant {v.name!r} is of type {array.dtype.name}, expected one of {', '.join(NUMPY)}")
-            weights[arguments[-1]] = np.asarray(array)
-        else:
+        elif array is None:
             arguments.append(f"t{len(inputs)}")
             inputs.append(v)
-    for v in (*inputs, layer.output):
-        if type_of(v) is None:
-            raise Refused(f"{v.name!r} is of type {v.dtype}, expected float, int32, int64 or bool")
-    shapes, shape = tuple(map(shape_of, inputs)), shape_of(layer.output)
-    stored = tuple((a.shape, NUMPY[a.dtype.name]) for a in weights.values())
-    return LibraryProblem(
-        function, tuple(arguments), shapes, tuple(map(type_of, inputs)), shape, type_of(layer.output),
-        tuple(map(nchw, (*shapes, shape))), tuple(sorted(attributes.items())), stored, node.outputs.index(layer.output),
-    ), weights  # fmt: skip
+        elif array.dtype.name not in NUMPY:
+            raise Refused(f"its constant {v.name!r} is of type {array.dtype.name}, expected one of {', '.join(NUMPY)}")
+        else:
+            arguments.append(f"c{len(weights)}")
+            weights[arguments[-1]] = np.asarray(array)
+    return tuple(arguments), inputs, weights
 
 
-def _slices(layer: Layer) -> dict:
+def _type(value: Value) -> str:
+    found = type_of(value)
+    if found is None:
+        raise Refused(f"{value.name!r} is of type {value.dtype}, expected float, int32, int64 or bool")
+    return found
+
+
+# ---- attributes, spelled out
+
+
+def _rank(layer: Layer) -> int:
+    return len(shape_of(operand(layer.node)))
+
+
+def _cumulated(layer: Layer, attributes: Attributes) -> Attributes:
+    axis = int(constants(layer, 1)[0][0])
+    if not -_rank(layer) <= axis < _rank(layer):
+        raise Refused(f"its axis {axis} is none of its input's {_rank(layer)}")
+    return attributes | {"axis": axis}
+
+
+def _normalized(layer: Layer, attributes: Attributes) -> Attributes:
+    reach = min(attributes["size"], 2 * shape_of(layer.inputs[0])[1])
+    if reach > MOST_TAPS:
+        raise Refused(f"a window of {reach} channels; expected {MOST_TAPS} at most")
+    return attributes
+
+
+def _parts(layer: Layer, attributes: Attributes) -> Attributes:
+    axis = attributes.get("axis", 0) % _rank(layer)
+    return {"axis": axis, "sizes": tuple(shape_of(y)[axis] for y in layer.node.outputs)}
+
+
+def _to(layer: Layer, attributes: Attributes) -> Attributes:
+    dtype = _type(layer.output)
+    return {"to": "float32" if dtype == FLOAT else dtype}
+
+
+def _shape(layer: Layer, attributes: Attributes) -> Attributes:
+    return {"out": shape_of(layer.output)}
+
+
+def _slices(layer: Layer, attributes: Attributes) -> Attributes:
     """Slice's constant inputs as first elements, numbers of them and steps along each axis."""
     starts, ends, axes, steps = constants(layer, 1, 2, 3, 4)
     shape = shape_of(layer.inputs[0])
@@ -99,17 +124,16 @@ def _slices(layer: Layer) -> dict:
             "steps": tuple(r.step for r in rows)}  # fmt: skip
 
 
-def _reduction(layer: Layer, attributes: dict) -> dict:
+def _reduction(layer: Layer, attributes: Attributes) -> Attributes:
     """Axes counted from 0, wherever they stand; all where none are given, unless those mean none."""
     axes, rank = constants(layer, 1)[0], len(shape_of(layer.inputs[0]))
-    if not axes:
-        axes = () if attributes.get("noop_with_empty_axes", 0) else range(rank)
+    if not axes and not attributes.get("noop_with_empty_axes", 0):
+        axes = list(range(rank))
     return {"axes": tuple(int(a) % rank for a in axes), "keepdims": attributes.get("keepdims", 1)}
 
 
-def _windows(layer: Layer) -> dict:
+def _windows(layer: Layer, attributes: Attributes) -> Attributes:
     """A pool's attributes with pads, strides and the output's size spelled out."""
-    attributes = {name: attribute(layer.node, name) for name in layer.node.attributes}
     size, out = shape_of(layer.inputs[0])[2:], shape_of(layer.output)[2:]
     n, kernel = len(size), attributes["kernel_shape"]
     strides, dilations = (attributes.get(name, (1,) * n) for name in ("strides", "dilations"))
@@ -119,3 +143,16 @@ def _windows(layer: Layer) -> dict:
         total = [r - i for r, i in zip(reach, size, strict=True)]
         pads = tuple(begins(t, mode) for t in total) * 2
     return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out}
+
+
+RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {
+    "TopK": lambda layer, attributes: attributes | {"k": int(constants(layer, 1)[0][0])},
+    "Tile": lambda layer, attributes: {"repeats": tuple(map(int, constants(layer, 1)[0]))},
+    "Transpose": lambda layer, attributes: {"perm": tuple(reversed(range(_rank(layer))))} | attributes,
+    "LpPool": lambda layer, attributes: _windows(layer, attributes) | {"p": attributes.get("p", 2)},
+    "MaxPool": lambda layer, attributes: _windows(layer, attributes) | {"storage_order": attributes.get("storage_order", 0)},
+    "CumSum": _cumulated, "Slice": _slices, "Cast": _to, "LRN": _normalized, "Split": _parts,
+    **dict.fromkeys((*AS, "Reshape", "Expand"), _shape), **dict.fromkeys(REDUCE, _reduction),
+}  # fmt: skip
+# Operators whose other inputs are attributes of the function.
+FIRST_ALONE = {"TopK", "CumSum", "Tile", "Slice", "Split", "Reshape", "Expand", *AS, *REDUCE}

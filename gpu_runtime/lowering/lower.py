@@ -8,7 +8,7 @@ other is a view, which linear memory takes as it is, or a gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -16,74 +16,85 @@ import numpy as np
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.fuse import Fused
 from gpu_runtime.frontend.layers import SEVERAL, VIEWS, Layer
-from gpu_runtime.frontend.queries import attribute, shape_of, type_of
+from gpu_runtime.frontend.queries import Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
 from gpu_runtime.lowering import library, moves, reductions
-from gpu_runtime.lowering.convolutions import conv, conv_transpose, last, matmul, window
-from gpu_runtime.lowering.moves import Refused, compose, nchw
-from gpu_runtime.network import Network, Op, Shape4, TensorInfo
+from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
+from gpu_runtime.network import Network, Op, TensorInfo, computes
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library import EXACT, FLOAT, LibraryProblem
-from tactics.problems.problem import (
-    ConvProblem,
-    MoveProblem,
-    PointwiseProblem,
-    PoolProblem,
-    Problem,
-)
+from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tactics.problems.protocol import Problem, Shape4
 
 
 def lower(fused: Fused) -> Network:
     """Turn layers into ops. Raises one ModelError that lists every node no problem can express, with its reason."""
-    graph = fused.imported.model.graph
+    graph = fused.graph
     views = _Views(fused)
-    ops, refused, kernels = [], {}, {}
+    ops = _lowered(fused, views)
+    _check_read(fused, ops)
+    ops = _compose_windows(ops, {views.name(v) for v in graph.outputs})
+    names, dtypes = fused.imported.name, fused.imported.dtypes
+    inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
+    outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
+    ops += _copies(fused, views, {op.output for op in ops})
+    tensors = {t.name: t.shape4 for t in inputs}
+    for op in ops:
+        tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+    exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
+    exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
+    only = {t: Format(dtype, "chw") for t, dtype in exact.items()}
+    return Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, only)
+
+
+def _lowered(fused: Fused, views: _Views) -> list[Op[Problem]]:
+    """The ops of all layers; those of one layer's alternatives share one array of weights."""
+    ops: list[Op[Problem]] = []
+    refused: dict[str, str] = {}
+    kernels: dict[str, np.ndarray] = {}
     for layer in fused.layers:
         if layer.op in VIEWS and layer.node not in views.moving:
             continue
         try:
             for op in _ops(layer, views):
-                if op.layer:  # the alternatives of one layer share one array
+                if op.layer:
                     op = replace(op, weights={**op.weights, "w": kernels.setdefault(op.layer, op.weights["w"])})
                 ops.append(op)
         except Refused as e:
-            refused.setdefault(layer.node.name, f"{layer.node.op_type} {layer.node.name}: {e}")
+            refused.setdefault(name_of(layer.node), f"{layer.node.op_type} {layer.node.name}: {e}")
     if refused:
         plural = "s" if len(refused) > 1 else ""
         raise ModelError(
             f"{fused.imported.name}: {len(refused)} node{plural} used in an unsupported way:\n"
             + "\n".join(f"  {text}" for text in refused.values())
         )
-    known = {v.name for v in graph.inputs} | {op.output for op in ops}
+    return ops
+
+
+def _check_read(fused: Fused, ops: list[Op[Problem]]) -> None:
+    known = {name_of(v) for v in fused.graph.inputs} | {op.output for op in ops}
     for op in ops:
         if absent := [t for t in op.inputs if t not in known]:
             raise ModelError(
                 f"{fused.imported.name}: {op.name} reads {absent[0]!r}, which is constant, and its result was not folded; "
                 "compute it outside the model, and store it as an initializer"
             )
-    ops = _compose_windows(ops, {views.name(v) for v in graph.outputs})
-    inputs = tuple(TensorInfo(v.name, shape_of(v), fused.imported.dtypes[v.name], views.shape4(v)) for v in graph.inputs)
-    outputs = []
-    made = {op.output for op in ops}
-    for v in graph.outputs:
+
+
+def _copies(fused: Fused, views: _Views, made: set[str]) -> Iterator[Op[Problem]]:
+    """Copies to the outputs whose tensors bear another output's or an input's name already."""
+    for v in fused.graph.outputs:
         source, shape4 = views.name(v), views.shape4(v)
-        if source != v.name:  # the tensor already bears another output's or an input's name
+        if source != v.name:
             shape, kind = shape_of(v), type_of(v)
-            copy = PointwiseProblem(*shape4)
-            if kind != FLOAT:
+            copy: Problem = PointwiseProblem(*shape4)
+            if kind is not None and kind != FLOAT:
                 copy = LibraryProblem("Identity", ("t0",), (shape,), (kind,), shape, kind, (shape4, shape4))
-            ops.append(Op(f"copy to {v.name}", copy, (source,), v.name))
+            yield Op(f"copy to {v.name}", copy, (source,), name_of(v))
         elif source not in made:
             raise ModelError(f"{fused.imported.name}: output {v.name!r} is not computed by any operation")
-        outputs.append(TensorInfo(v.name, shape_of(v), fused.imported.dtypes[v.name], shape4))
-    tensors = {t.name: t.shape4 for t in inputs}
-    for op in ops:
-        tensors.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
-    exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
-    exact |= {op.output: op.problem.dtype for op in ops if isinstance(op.problem, LibraryProblem) and op.problem.dtype != FLOAT}
-    only = {t: Format(dtype, "chw") for t, dtype in exact.items()}
-    return Network(fused.imported.name, inputs, tuple(outputs), tensors, tuple(ops), fused.groups, only)
 
 
 # ---- tensors: names, NCHW shapes, views
@@ -92,23 +103,23 @@ def lower(fused: Fused) -> Network:
 class _Views:
     """Which value is the same tensor as which, what each tensor is called, and its NCHW shape."""
 
-    def __init__(self, fused: Fused):
-        graph = fused.imported.model.graph
-        self.root: dict = {}
-        self.views: dict = {}  # root -> all that are views of it
-        self.shape: dict = {}  # network inputs that are NCHW otherwise than their own shape says
-        self.moving: set = set()  # nodes whose output is a tensor of its own
+    def __init__(self, fused: Fused) -> None:
+        graph = fused.graph
+        self.root: dict[Value, Value] = {}
+        self.views: dict[Value, list[Value]] = {}  # root -> all that are views of it
+        self.shape: dict[Value, Shape4] = {}  # network inputs that are NCHW otherwise than their own shape says
+        self.moving: set[Node] = set()  # nodes whose output is a tensor of its own
         for layer in fused.layers:
             if layer.op in VIEWS:
                 self._follow(layer.node)
-        self.names: dict = {}
+        self.names: dict[Value, str] = {}
         for v in graph.outputs:
             root = self.root.get(v, v)
             if not root.is_graph_input():
-                self.names.setdefault(root, v.name)
+                self.names.setdefault(root, name_of(v))
 
-    def _follow(self, node) -> None:
-        x, y = node.inputs[0], node.outputs[0]
+    def _follow(self, node: Node) -> None:
+        x, y = operand(node), node.outputs[0]
         root = self.root.get(x, x)
         after = nchw(shape_of(y))
         if node.op_type == "Transpose" and not _keeps_order(shape_of(x), attribute(node, "perm")):
@@ -123,17 +134,17 @@ class _Views:
         elif y.is_graph_output() or _flattened(y) is None or not all(u.node.op_type in ("Gemm", "MatMul") for u in y.uses()):
             self.moving.add(node)
 
-    def _is_view(self, value, root) -> None:
+    def _is_view(self, value: Value, root: Value) -> None:
         self.root[value] = root
         self.views.setdefault(root, []).append(value)
 
-    def shape4(self, value) -> Shape4:
+    def shape4(self, value: Value) -> Shape4:
         root = self.root.get(value, value)
         return self.shape.get(root) or nchw(shape_of(root))
 
-    def name(self, value) -> str:
+    def name(self, value: Value) -> str:
         root = self.root.get(value, value)
-        return self.names.get(root, root.name)
+        return self.names.get(root, name_of(root))
 
 
 def _keeps_order(shape: tuple[int, ...], perm: tuple[int, ...] | None) -> bool:
@@ -141,32 +152,33 @@ def _keeps_order(shape: tuple[int, ...], perm: tuple[int, ...] | None) -> bool:
     return moved == sorted(moved)
 
 
-def _flattened(value):
+def _flattened(value: Value) -> Value | None:
     """The [N,C,H,W] value that `value` [N,C*H*W] is a view of, else None."""
     node = value.producer()
-    if node is None or node.op_type not in VIEWS or len(shape_of(node.inputs[0])) != 4:
+    if node is None or node.op_type not in VIEWS or len(shape_of(operand(node))) != 4:
         return None
-    n, c, h, w = shape_of(node.inputs[0])
-    return node.inputs[0] if shape_of(value) == (n, c * h * w) else None
+    n, c, h, w = shape_of(operand(node))
+    return operand(node) if shape_of(value) == (n, c * h * w) else None
 
 
 # ---- one layer -> one problem, or some in a row where it moves elements
 
 
-def _ops(layer: Layer, views: _Views) -> list[Op]:
+def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
     node = layer.node
     if library.takes(layer):
-        problem, constants = library.problem(layer)
-        inputs = tuple(views.name(v) for v in layer.inputs)
-        return [Op(layer.label, problem, inputs, views.name(layer.output), constants, layer.nodes, layer.when)]
+        function, constants = library.problem(layer)
+        sources = tuple(views.name(v) for v in layer.inputs)
+        return [Op(layer.label, function, sources, views.name(layer.output), constants, layer.nodes, layer.when)]
     if layer.op not in PROBLEMS:
         raise Refused(WHY.get(layer.op, "no operation of this runtime computes it"))
     for v in (*layer.inputs, layer.output):
         if type_of(v) != FLOAT:
-            raise Refused(f"{v.name!r} is of type {v.dtype.name}; expected floating-point tensors")
-    for out in node.outputs[1:] if layer.op not in SEVERAL else ():
-        if out.uses() or out.is_graph_output():
-            raise Refused(f"its output {out.name!r} is used; only the first is supported")
+            got = "unknown" if v.dtype is None else v.dtype.name
+            raise Refused(f"{v.name!r} is of type {got}; expected floating-point tensors")
+    for more in node.outputs[1:] if layer.op not in SEVERAL else ():
+        if is_read(more):
+            raise Refused(f"its output {more.name!r} is used; only the first is supported")
     inputs = layer.inputs
     if layer.op in ("Gemm", "MatMul"):
         image = _flattened(views.root.get(inputs[0], inputs[0]))
@@ -184,7 +196,7 @@ def _ops(layer: Layer, views: _Views) -> list[Op]:
     return _in_a_row(layer, problems, list(zip(names, shapes, strict=True)), (views.name(layer.output), out), weights)
 
 
-def _numbers(value) -> Iterator[float]:
+def _numbers(value: object) -> Iterator[float]:
     """Every floating-point number in a problem, or in several."""
     if isinstance(value, float):
         yield value
@@ -196,32 +208,34 @@ def _numbers(value) -> Iterator[float]:
             yield from _numbers(getattr(value, f.name))
 
 
-def _in_a_row(layer: Layer, problems, given: list[tuple[str, Shape4]], result: tuple[str, Shape4], weights) -> list[Op]:
+def _in_a_row(
+    layer: Layer, problems: tuple[Problem, ...], given: list[Tensor], result: Tensor, weights: Weights
+) -> list[Op[Problem]]:
     """The problems one after the other, with a view wherever one names the elements by another shape.
 
     Each reads what the one before has made, then as many of the tensors given as it still takes. The weights are those of
     the problem that computes, whose op bears the layer's name.
     """
-    ops: list[Op] = []
+    ops: list[Op[Problem]] = []
     main = next((p for p in reversed(problems) if not isinstance(p, (GatherProblem, ViewProblem))), problems[-1])
 
-    def add(problem: Problem, sources: tuple[str, ...], last: bool) -> tuple[str, Shape4]:
+    def add(problem: Problem, sources: tuple[str, ...], last: bool) -> Tensor:
         i, name = len(ops), result[0] if last else f"{result[0]} ({layer.label} {len(ops)})"
         if problem is main:
-            identity = layer.node.name if layer.op in CONVOLUTIONS and weights else ""
+            identity = name_of(layer.node) if layer.op in CONVOLUTIONS and weights else ""
             ops.append(Op(layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity))
         else:
             kind = type(problem).__name__.removesuffix("Problem").lower()
             ops.append(Op(f"{layer.label} ({kind} {i})", problem, sources, name, {}, layer.nodes, layer.when))
         return name, problem.out_shape
 
-    def shaped(tensor: tuple[str, Shape4], want: Shape4, last: bool = False) -> str:
+    def shaped(tensor: Tensor, want: Shape4, last: bool = False) -> str:
         name, have = tensor
         if math.prod(have) != math.prod(want):
             raise Refused(f"expected {list(want)}, the model has {list(have)} ({name})")
         return name if have == want else add(ViewProblem(have, want), (name,), last)[0]
 
-    made: list[tuple[str, Shape4]] = []
+    made: list[Tensor] = []
     for i, problem in enumerate(problems):
         count = len(problem.in_shapes) - len(made)
         sources, given = [*made, *given[:count]], given[count:]
@@ -231,43 +245,61 @@ def _in_a_row(layer: Layer, problems, given: list[tuple[str, Shape4]], result: t
     return ops
 
 
-def _view(layer: Layer, shapes, out, weights) -> ViewProblem:
+Tensor = tuple[str, Shape4]
+Rule = Callable[[Layer, Shapes, Shape4, Weights], Problems]
+
+
+def _view(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> ViewProblem:
     return ViewProblem(shapes[0], out)
 
 
-def _conv(layer: Layer, shapes, out, weights) -> ConvProblem:
+def _conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     problem = conv(layer, shapes, out, weights)
-    if layer.pool is None:
+    if layer.pool is None or not isinstance(problem, ConvProblem):
         return problem
-    q = _pool(replace(layer, op="MaxPool", node=layer.pool), [problem.out_shape], out, {})
+    q = _flat_pool(replace(layer, op="MaxPool", node=layer.pool), problem.out_shape, out)
     return with_epilogue(problem, pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
 
 
-def _pool(layer: Layer, shapes, out, weights) -> PoolProblem | tuple[PoolProblem, PoolProblem]:
-    """One window; a volume's is one over rows and columns and then one along the depth, which maxima and averages allow."""
-    node, (n, c, h, w) = layer.node, shapes[0]
-    kind = "max" if "Max" in layer.op else "avg"
+def _pool(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     if layer.op.startswith("Global"):
-        return PoolProblem(n, c, h, w, kind, h, w, (1, 1))
-    shape, image = shape_of(node.inputs[0]), (h, w)
-    if len(shape) not in (3, 4, 5):
-        raise Refused(f"expected an input of rank 3 to 5, got {list(shape)}")
-    count_pad = bool(attribute(node, "count_include_pad", 0))
-    if len(shape) == 5:
-        image = shape[2:]
-    size = last(attribute(node, "kernel_shape"), 1, len(image))
-    stride, dilation, pad = window(node, size, image, crop=True)
-    if len(shape) < 5:
-        return PoolProblem(n, c, h, w, kind, *size, out[2:], stride, pad, dilation, count_pad)
-    (depth, *area), (reach, *_) = image, size
-    first, *rest = shape_of(layer.output)[2:]
-    flat = PoolProblem(n, c * depth, *area, kind, *size[1:], tuple(rest), stride[1:], (*pad[1:3], *pad[4:]), dilation[1:],
-                       count_pad)  # fmt: skip
-    return flat, PoolProblem(n, c, depth, math.prod(rest), kind, reach, 1, (first, math.prod(rest)), (stride[0], 1),
-                             (pad[0], 0, pad[3], 0), (dilation[0], 1), count_pad)  # fmt: skip
+        n, c, h, w = shapes[0]
+        return PoolProblem(n, c, h, w, _kind(layer), h, w, (1, 1))
+    rank = len(shape_of(operand(layer.node)))
+    if rank not in (3, 4, 5):
+        raise Refused(f"expected an input of rank 3 to 5, got {list(shape_of(operand(layer.node)))}")
+    return _flat_pool(layer, shapes[0], out) if rank < 5 else _pool_of_volume(layer)
 
 
-def _chain(layer: Layer, shapes, out, weights) -> PointwiseProblem:
+def _kind(layer: Layer) -> str:
+    return "max" if "Max" in layer.op else "avg"
+
+
+def _flat_pool(layer: Layer, shape: Shape4, out: Shape4) -> PoolProblem:
+    size = last(attribute(layer.node, "kernel_shape"), 1)
+    stride, dilation, pad = window(layer.node, size, shape[2:], crop=True)
+    count_pad = bool(attribute(layer.node, "count_include_pad", 0))
+    return PoolProblem(*shape, _kind(layer), *pair(size), pair(out[2:]), pair(stride), around(pad), pair(dilation), count_pad)
+
+
+def _pool_of_volume(layer: Layer) -> tuple[PoolProblem, PoolProblem]:
+    """One window over rows and columns and then one along the depth, which maxima and averages allow."""
+    n, c, depth, *area = shape_of(operand(layer.node))
+    (first, *rest), kind = shape_of(layer.output)[2:], _kind(layer)
+    size = last(attribute(layer.node, "kernel_shape"), 1, 3)
+    stride, dilation, pad = window(layer.node, size, (depth, *area), crop=True)
+    count_pad = bool(attribute(layer.node, "count_include_pad", 0))
+    flat = PoolProblem(
+        n, c * depth, *pair(area), kind, *pair(size[1:]), pair(rest), pair(stride[1:]), around((*pad[1:3], *pad[4:])),
+        pair(dilation[1:]), count_pad,
+    )  # fmt: skip
+    return flat, PoolProblem(
+        n, c, depth, math.prod(rest), kind, size[0], 1, (first, math.prod(rest)), (stride[0], 1), (pad[0], 0, pad[3], 0),
+        (dilation[0], 1), count_pad,
+    )  # fmt: skip
+
+
+def _chain(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> PointwiseProblem:
     over = shape_of(layer.output)
     constants = [name for name in weights if name != "slope"]
     shape4, spans = _spans([*map(shape_of, layer.inputs), *(weights[name].shape for name in constants)], over)
@@ -281,35 +313,38 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
     wide = [(1,) * (len(over) - len(shape)) + tuple(shape) for shape in shapes]
     sizes, have = nchw(over), [nchw(shape) for shape in wide]
     if any(d not in (1, o) for four in have for d, o in zip(four, sizes, strict=True)):
-        runs: list[tuple[int, tuple[bool, ...]]] = []  # size, which of `shapes` span it
-        for a, size in enumerate(over):
-            among = tuple(shape[a] == size for shape in wide)
-            if size == 1:
-                continue
-            if runs and runs[-1][1] == among:
-                runs[-1] = (runs[-1][0] * size, among)
-            else:
-                runs.append((size, among))
+        runs = _alike(wide, over)
         if len(runs) > 4:
             given = ", ".join(str(list(shape)) for shape in shapes)
             raise Refused(f"{given} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
-        runs = [(1, (False,) * len(shapes))] * (4 - len(runs)) + runs
-        sizes = tuple(size for size, _ in runs)
-        have = [tuple(size if among[i] else 1 for size, among in runs) for i in range(len(shapes))]
+        sizes = of_four([size for size, _ in runs])
+        have = [of_four([size if among[i] else 1 for size, among in runs]) for i in range(len(shapes))]
     return sizes, [
         "nchw" if shape == over else "".join(a for a, d, o in zip("nchw", four, sizes, strict=True) if d == o > 1)
         for shape, four in zip(wide, have, strict=True)
     ]
 
 
+def _alike(wide: list[tuple[int, ...]], over: tuple[int, ...]) -> list[tuple[int, tuple[bool, ...]]]:
+    """(size, which of `wide` span it) of neighbouring axes of `over` that are spanned alike; axes of one element vanish."""
+    runs: list[tuple[int, tuple[bool, ...]]] = []
+    for a, size in enumerate(over):
+        among = tuple(shape[a] == size for shape in wide)
+        if size > 1 and runs and runs[-1][1] == among:
+            runs[-1] = (runs[-1][0] * size, among)
+        elif size > 1:
+            runs.append((size, among))
+    return runs
+
+
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
-MOVES = {
+MOVES: Mapping[str, Rule] = {
     **dict.fromkeys(SHUFFLES, moves.shuffle), **dict.fromkeys(VIEWS, _view), "Transpose": moves.transpose,
     "Concat": moves.concat, "Slice": moves.slice_, "Split": moves.split, "Pad": moves.pad, "Resize": moves.resize,
     "Gather": moves.gather, "Expand": moves.expand, "Tile": moves.tile,
 }  # fmt: skip
-PROBLEMS = {
+PROBLEMS: Mapping[str, Rule] = {
     "Conv": _conv, "ConvTranspose": conv_transpose, "Gemm": matmul, "MatMul": matmul,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pool),
     "Chain": _chain,
@@ -324,19 +359,21 @@ WHY = {
 # ---- windows of windows
 
 
-def _compose_windows(ops: list[Op], outputs: set[str]) -> list[Op]:
+def _compose_windows(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
     """Make one op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
     readers: dict[str, list[int]] = {}
     for i, op in enumerate(ops):
         for t in dict.fromkeys(op.inputs):
             readers.setdefault(t, []).append(i)
-    result: dict[int, Op | None] = dict(enumerate(ops))
+    result: dict[int, Op[Problem] | None] = dict(enumerate(ops))
     for i, first in enumerate(ops):
         found = readers.get(first.output, ())
         if len(found) != 1 or first.output in outputs or result[i] is not first or first.when != ops[found[0]].when:
             continue
         second = ops[found[0]]
-        if all(isinstance(op.problem, MoveProblem) and op.problem.kind == "window" for op in (first, second)):
+        if not computes(first, MoveProblem) or not computes(second, MoveProblem):
+            continue
+        if first.problem.kind == second.problem.kind == "window":
             both = compose(first.problem, second.problem)
             if both is not None:
                 result[i] = None

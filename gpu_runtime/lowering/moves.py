@@ -7,17 +7,21 @@ tensors have: `lower` puts views in between. So an axis of a tensor of any rank 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
-from tactics.problems.problem import ConcatProblem, MoveProblem, Problem
+from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.problems.protocol import Problem, Shape4
 
-Shape4 = tuple[int, int, int, int]
+Shapes = Sequence[Shape4]
+Weights = dict[str, np.ndarray]
+Problems = Problem | tuple[Problem, ...]
 LONGEST_TABLE = 2**24  # indices along an axis
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -32,8 +36,9 @@ class Refused(Exception):
 def nchw(shape: tuple[int, ...]) -> Shape4:
     """[N,C] is [N,C,1,1], [N,C,L] is [N,C,1,L]; what lies between the second axis and the last is rows."""
     if len(shape) >= 3:
-        return (shape[0], shape[1], math.prod(shape[2:-1]), shape[-1])
-    return ((1, *shape, 1, 1, 1) if len(shape) < 2 else (*shape, 1, 1))[:4]
+        return shape[0], shape[1], math.prod(shape[2:-1]), shape[-1]
+    n, c = shape if len(shape) == 2 else (1, *shape, 1)[:2]
+    return n, c, 1, 1
 
 
 def axis4(axis: int, rank: int) -> int:
@@ -43,32 +48,37 @@ def axis4(axis: int, rank: int) -> int:
 
 def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int, int]]:
     """(an NCHW shape of the same elements, where each of `axes` stands in it, alone): `nchw` itself up to rank 4."""
-    axes, rank = set(axes), len(shape)
+    chosen, rank = set(axes), len(shape)
     if rank <= 4:
-        return nchw(shape), {a: axis4(a, rank) for a in axes}
+        return nchw(shape), {a: axis4(a, rank) for a in chosen}
     sizes: list[int] = []
     at: dict[int, int] = {}
     for a, size in enumerate(shape):
-        if a in axes or not sizes or a - 1 in axes:
+        if a in chosen or not sizes or a - 1 in chosen:
             sizes.append(1)
         sizes[-1] *= size
-        if a in axes:
+        if a in chosen:
             at[a] = len(sizes) - 1
     if len(sizes) > 4:
-        raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
-    ones = 4 - len(sizes)
-    return (*(1,) * ones, *sizes), {a: i + ones for a, i in at.items()}
+        raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(chosen)}")
+    return of_four(sizes), {a: i + 4 - len(sizes) for a, i in at.items()}
 
 
-def constants(layer: Layer, *slots: int) -> list[list | None]:
-    """The constant inputs at `slots` as lists; None where absent."""
+def of_four(sizes: Sequence[int]) -> Shape4:
+    """At most four sizes, with ones before them."""
+    n, c, h, w = (*(1,) * (4 - len(sizes)), *sizes)
+    return n, c, h, w
+
+
+def constants(layer: Layer, *slots: int) -> list[list[Any]]:
+    """The constant inputs at `slots` as lists; an empty one where absent."""
     found = []
     for i in slots:
         v = layer.node.inputs[i] if i < len(layer.node.inputs) else None
         array = constant(v)
         if v is not None and array is None:
             raise Refused(f"its input {v.name!r} must be a constant")
-        found.append(None if array is None or (array.size == 0 and i) else array.reshape(-1).tolist())
+        found.append([] if array is None else array.reshape(-1).tolist())
     return found
 
 
@@ -81,7 +91,7 @@ def _check_length(*sizes: int) -> None:
         raise Refused(f"expected at most {LONGEST_TABLE} elements along an axis, got {max(sizes)}")
 
 
-def indexed(shape: tuple[int, ...], tables: Mapping[int, Iterable[int]], fill: float = 0.0) -> Problem:
+def indexed(shape: tuple[int, ...], tables: Mapping[int, Collection[int] | np.ndarray], fill: float = 0.0) -> Problem:
     """Along each axis of `tables` the elements at those indices, -1 for `fill`: a window where that is one, else a gather."""
     shape4, at = frame(shape, tables)
     _check_length(*map(len, tables.values()))
@@ -90,10 +100,12 @@ def indexed(shape: tuple[int, ...], tables: Mapping[int, Iterable[int]], fill: f
         raise Refused(f"an index lies outside its axis of a tensor of {list(shape)}: {outside[0]}")
     rows = {a: t for a, t in rows.items() if not np.array_equal(t, np.arange(shape4[a]))}
     windows = {a: _window(t, shape4[a]) for a, t in rows.items()}
-    if 0 not in rows and None not in windows.values():
-        start, step, size = ([windows.get(a, (0, 1, shape4[a]))[i] for a in (1, 2, 3)] for i in range(3))
-        return MoveProblem(*shape4, "window", tuple(size), tuple(start), tuple(step), fill=float(fill))
-    return GatherProblem(shape4, index=tuple(tuple(rows[a].tolist()) if a in rows else () for a in range(4)), fill=float(fill))
+    c, h, w = (windows.get(a, (0, 1, shape4[a])) for a in (1, 2, 3))
+    if 0 not in rows and c and h and w:
+        start, step, size = zip(c, h, w, strict=True)
+        return MoveProblem(*shape4, "window", size, start, step, fill=float(fill))
+    images, *others = (tuple(rows[a].tolist()) if a in rows else () for a in range(4))
+    return GatherProblem(shape4, index=(images, others[0], others[1], others[2]), fill=float(fill))
 
 
 def _window(table: np.ndarray, size: int) -> tuple[int, int, int] | None:
@@ -108,17 +120,17 @@ def _window(table: np.ndarray, size: int) -> tuple[int, int, int] | None:
     return (start, step, len(table)) if fits else None
 
 
-def slice_(layer: Layer, shapes, out, weights) -> Problem:
+def slice_(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     starts, ends, axes, steps = constants(layer, 1, 2, 3, 4)
     shape = shape_of(layer.inputs[0])
-    tables = {}
+    tables: dict[int, Collection[int]] = {}
     for i, (a, b) in enumerate(zip(starts, ends, strict=True)):
         axis, step = (axes[i] if axes else i) % len(shape), steps[i] if steps else 1
         tables[axis] = range(*slice(a, b, step).indices(shape[axis]))
     return indexed(shape, tables)
 
 
-def split(layer: Layer, shapes, out, weights) -> Problem:
+def split(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     """One part of a Split: its sizes are those of the outputs, whatever said so."""
     outputs, shape = layer.node.outputs, shape_of(layer.inputs[0])
     axis = attribute(layer.node, "axis", 0) % len(shape)
@@ -126,7 +138,8 @@ def split(layer: Layer, shapes, out, weights) -> Problem:
     return indexed(shape, {axis: range(first, first + shape_of(layer.output)[axis])})
 
 
-PADDING = {  # mode -> source index of position i - before, of a row of `size`
+# mode -> source index of position i - before, of a row of `size`
+PADDING: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "constant": lambda i, size: np.where((i >= 0) & (i < size), i, -1),
     "edge": lambda i, size: np.clip(i, 0, size - 1),
     "reflect": lambda i, size: size - 1 - np.abs(size - 1 - i % max(2 * size - 2, 1)),
@@ -134,10 +147,10 @@ PADDING = {  # mode -> source index of position i - before, of a row of `size`
 }
 
 
-def pad(layer: Layer, shapes, out, weights) -> Problem:
+def pad(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     pads, value, axes = constants(layer, 1, 2, 3)
     shape, mode = shape_of(layer.inputs[0]), attribute(layer.node, "mode", "constant")
-    axes = [a % len(shape) for a in axes] if axes else range(len(shape))
+    axes = [a % len(shape) for a in axes or range(len(shape))]
     _check_length(*shape_of(layer.output))
     tables = {}
     for i, a in enumerate(axes):
@@ -151,7 +164,7 @@ def pad(layer: Layer, shapes, out, weights) -> Problem:
     return indexed(shape, tables, float(np.clip(value[0], -FLT_MAX, FLT_MAX)) if value else 0.0)
 
 
-def gather(layer: Layer, shapes, out, weights) -> Problem:
+def gather(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     node = layer.node
     index = constant(node.inputs[1])
     if index is None or len(layer.inputs) != 1:
@@ -161,13 +174,13 @@ def gather(layer: Layer, shapes, out, weights) -> Problem:
     return indexed(shape, {axis: np.where(index < 0, index + shape[axis], index).reshape(-1)})
 
 
-def expand(layer: Layer, shapes, out, weights) -> Problem:
+def expand(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     shape, target = shape_of(layer.inputs[0]), shape_of(layer.output)
     shape = (1,) * (len(target) - len(shape)) + shape
     return indexed(shape, {a: np.broadcast_to(0, t) for a, (s, t) in enumerate(zip(shape, target, strict=True)) if s != t})
 
 
-def tile(layer: Layer, shapes, out, weights) -> Problem:
+def tile(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     (repeats,), shape = constants(layer, 1), shape_of(layer.inputs[0])
     _check_length(*shape_of(layer.output))
     return indexed(shape, {a: np.tile(np.arange(shape[a]), int(r)) for a, r in enumerate(repeats) if r != 1})
@@ -176,25 +189,26 @@ def tile(layer: Layer, shapes, out, weights) -> Problem:
 # ---- axes that change places
 
 
-def transpose(layer: Layer, shapes, out, weights) -> tuple[Problem, ...]:
+def transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> tuple[Problem, ...]:
     shape = shape_of(layer.inputs[0])
     perm = attribute(layer.node, "perm") or tuple(reversed(range(len(shape))))
     if len(shape) <= 4:
         four = [0, 1, 2, 3]
         for a, p in enumerate(perm):
             four[axis4(a, len(shape))] = axis4(p, len(shape))
-        return (GatherProblem(shapes[0], tuple(four)),)
+        return (GatherProblem(shapes[0], (four[0], four[1], four[2], four[3])),)
     sizes, order = _runs(shape, perm)
     steps = []
     while len(sizes) > 4:  # bring the run that is to be first behind those already in place
         k = next(i for i, run in enumerate(order) if run != i)
         j = order[k]
-        parts = [math.prod(sizes[:k]), math.prod(sizes[k:j]), sizes[j], math.prod(sizes[j + 1 :])]
-        steps.append(GatherProblem(tuple(parts), (0, 2, 1, 3)))
+        parts = math.prod(sizes[:k]), math.prod(sizes[k:j]), sizes[j], math.prod(sizes[j + 1 :])
+        steps.append(GatherProblem(parts, (0, 2, 1, 3)))
         now = [*range(k), j, *(i for i in range(k, len(sizes)) if i != j)]
         sizes, order = _runs(tuple(sizes[i] for i in now), tuple(now.index(run) for run in order))
     ones = 4 - len(sizes)
-    steps.append(GatherProblem((*(1,) * ones, *sizes), (*range(ones), *(run + ones for run in order))))
+    n, c, h, w = (*range(ones), *(run + ones for run in order))
+    steps.append(GatherProblem(of_four(sizes), (n, c, h, w)))
     return tuple(s for s in steps if s.perm != (0, 1, 2, 3)) or (ViewProblem(shapes[0], out),)
 
 
@@ -210,74 +224,111 @@ def _runs(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[list[int], lis
     return sizes, [starts.index(p) for p in heads]
 
 
-def shuffle(layer: Layer, shapes, out, weights) -> MoveProblem:
-    return MoveProblem(*shapes[0], layer.op, out[1:], step=(1, layer.block, layer.block))
+def shuffle(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> MoveProblem:
+    return MoveProblem(*shapes[0], layer.op, (out[1], out[2], out[3]), step=(1, layer.block, layer.block))
 
 
-def concat(layer: Layer, shapes, out, weights) -> ConcatProblem:
+def concat(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> ConcatProblem:
     shape = shape_of(layer.output)
     if len(layer.inputs) != len(layer.node.inputs):
         raise Refused("expected computed inputs, got a constant among them")
     axis = attribute(layer.node, "axis") % len(shape)
-    whole, at = frame(shape, [axis])
-    at = at[axis]
-    return ConcatProblem(tuple(shape_of(v)[axis] for v in layer.inputs), whole[:at] + whole[at + 1 :], at)
+    whole, places = frame(shape, [axis])
+    at = places[axis]
+    a, b, c = whole[:at] + whole[at + 1 :]
+    return ConcatProblem(tuple(shape_of(v)[axis] for v in layer.inputs), (a, b, c), at)
 
 
 # ---- Resize
 
 
-def resize(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """What a Resize does along each axis: its scale, and the part of it that is read, of all that is; `changed`: the axes that
+    it does not leave as they are."""
+
+    coordinates: str
+    scale: Mapping[int, float]
+    crop: Mapping[int, tuple[float, float]]
+    changed: list[int]
+
+
+def resize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     node, shape, target = layer.node, shape_of(layer.inputs[0]), shape_of(layer.output)
-    rank = len(shape)
-    roi, scales, _ = constants(layer, 1, 2, 3)
-    mode, turn = attribute(node, "mode", "nearest"), attribute(node, "coordinate_transformation_mode", "half_pixel")
-    axes = [a % rank for a in attribute(node, "axes") or range(rank)]
-    if turn not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
-        raise Refused(f"mode {mode} with {turn} is not known")
+    mode, along = attribute(node, "mode", "nearest"), _scaling(layer)
+    if along.coordinates not in COORDINATES or mode not in ("nearest", "linear", "cubic"):
+        raise Refused(f"mode {mode} with {along.coordinates} is not known")
+    if mode != "nearest":
+        return _interpolated(layer, mode, along)
+    rounding = attribute(node, "nearest_mode", "round_prefer_floor")
+    if rounding not in ROUNDINGS:
+        raise Refused(f"nearest_mode {rounding} is not known")
+    tables = {
+        a: nearest(shape[a], target[a], along.scale[a], along.coordinates, rounding, along.crop[a]) for a in along.changed
+    }
+    return _repeated(shape, tables) or indexed(shape, tables, attribute(node, "extrapolation_value", 0.0))
+
+
+def _scaling(layer: Layer) -> _Scaling:
+    node, shape, target = layer.node, shape_of(layer.inputs[0]), shape_of(layer.output)
+    every = range(len(shape))
+    roi, scales, sizes = constants(layer, 1, 2, 3)
+    axes = [a % len(shape) for a in attribute(node, "axes") or every]
+    coordinates, policy = (
+        attribute(node, name, default)
+        for name, default in (("coordinate_transformation_mode", "half_pixel"), ("keep_aspect_ratio_policy", "stretch"))
+    )
     scale = {a: t / s for a, (s, t) in enumerate(zip(shape, target, strict=True))}
     if scales:
         scale |= dict(zip(axes, scales, strict=True))
-    elif attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        asked = constants(layer, 3)[0]
-        ratios = [t / shape[a] for a, t in zip(axes, asked, strict=True)]
-        pick = min if attribute(node, "keep_aspect_ratio_policy") == "not_larger" else max
-        scale |= dict.fromkeys(axes, pick(ratios))
-    crop = dict.fromkeys(range(rank), (0.0, 1.0))
-    if roi and turn == "tf_crop_and_resize":
+    elif policy != "stretch":
+        ratios = [t / shape[a] for a, t in zip(axes, sizes, strict=True)]
+        scale |= dict.fromkeys(axes, min(ratios) if policy == "not_larger" else max(ratios))
+    crop = dict.fromkeys(every, (0.0, 1.0))
+    if roi and coordinates == "tf_crop_and_resize":
         crop |= {a: (roi[i], roi[i + len(axes)]) for i, a in enumerate(axes)}
-    changed = [a for a in range(rank) if scale[a] != 1 or shape[a] != target[a] or crop[a] != (0.0, 1.0)]
-    outside = attribute(node, "extrapolation_value", 0.0)
-    if mode == "nearest":
-        rounding = attribute(node, "nearest_mode", "round_prefer_floor")
-        if rounding not in ROUNDINGS:
-            raise Refused(f"nearest_mode {rounding} is not known")
-        tables = {a: nearest(shape[a], target[a], scale[a], turn, rounding, crop[a]) for a in changed}
-        return _repeated(shape, tables) or indexed(shape, tables, outside)
+    changed = [a for a in every if scale[a] != 1 or shape[a] != target[a] or crop[a] != (0.0, 1.0)]
+    return _Scaling(coordinates, scale, crop, changed)
+
+
+def _interpolated(layer: Layer, mode: str, along: _Scaling) -> tuple[Problem, ...]:
+    """Two axes at a time, the last ones first: interpolation is one of interpolations."""
+    shape, target, changed = shape_of(layer.inputs[0]), shape_of(layer.output), along.changed
     steps: list[Problem] = []
-    while changed or not steps:  # two axes at a time, the last ones first: interpolation is one of interpolations
+    while changed or not steps:
         pair, changed = changed[-2:], changed[:-2]
         shape4, at = frame(shape, pair)
-        rows = [at[a] for a in pair]
-        turned = (0, 1, 2, 3) if rows == [2] else (*(a for a in range(4) if a not in rows), *rows)
-        pair = [*pair, None] if rows == [2] else [None] * (2 - len(pair)) + pair  # else one axis alone is columns
-        n, c, h, w = (shape4[a] for a in turned)
-        problem = ResizeProblem(
-            n, c, h, w, tuple(size if a is None else target[a] for a, size in zip(pair, (h, w), strict=True)), mode, turn,
-            tuple(1.0 if a is None else float(scale[a]) for a in pair), float(attribute(node, "cubic_coeff_a", -0.75)),
-            bool(attribute(node, "exclude_outside", 0)), bool(attribute(node, "antialias", 0)),
-            sum(((0.0, 1.0) if a is None else crop[a] for a in pair), ()), float(outside),
-        )  # fmt: skip
-        if turned == (0, 1, 2, 3):
-            steps.append(problem)
-        else:
-            back = tuple(turned.index(a) for a in range(4))
-            steps += [GatherProblem(shape4, turned), problem, GatherProblem(problem.out_shape, back)]
+        steps += _of_two(layer, mode, along, shape4, {at[a]: a for a in pair})
         shape = tuple(target[a] if a in pair else size for a, size in enumerate(shape))
     return tuple(steps)
 
 
-def _repeated(shape: tuple[int, ...], tables) -> MoveProblem | None:
+def _of_two(layer: Layer, mode: str, along: _Scaling, shape4: Shape4, pair: Mapping[int, int]) -> Iterator[Problem]:
+    """Interpolation along at most two axes, `pair`: where each stands in `shape4` -> which of the tensor's it is."""
+    node, target = layer.node, shape_of(layer.output)
+    places = list(pair)
+    order = [0, 1, 2, 3] if places == [2] else [*(a for a in range(4) if a not in places), *places]
+    # One axis alone is columns, but where it is rows already; no axis is both as they are.
+    axes = [pair[2], None] if places == [2] else [*[None] * (2 - len(pair)), *pair.values()]
+    n, c, h, w = (shape4[a] for a in order)
+    high, wide = (size if a is None else target[a] for a, size in zip(axes, (h, w), strict=True))
+    scale_h, scale_w = (1.0 if a is None else float(along.scale[a]) for a in axes)
+    crop = [along.crop[a] if a is not None else (0.0, 1.0) for a in axes]
+    problem = ResizeProblem(
+        n, c, h, w, (high, wide), mode, along.coordinates, (scale_h, scale_w),
+        float(attribute(node, "cubic_coeff_a", -0.75)), bool(attribute(node, "exclude_outside", 0)),
+        bool(attribute(node, "antialias", 0)), (*crop[0], *crop[1]), float(attribute(node, "extrapolation_value", 0.0)),
+    )  # fmt: skip
+    if order == [0, 1, 2, 3]:
+        yield problem
+        return
+    back = [order.index(a) for a in range(4)]
+    yield GatherProblem(shape4, (order[0], order[1], order[2], order[3]))
+    yield problem
+    yield GatherProblem(problem.out_shape, (back[0], back[1], back[2], back[3]))
+
+
+def _repeated(shape: tuple[int, ...], tables: Mapping[int, Sequence[int]]) -> MoveProblem | None:
     """Each pixel repeated a whole number of times along rows and columns: what move.cu does without tables."""
     shape4, factors = nchw(shape), [1, 1, 1, 1]
     if len(shape) > 4 or not tables:
@@ -302,6 +353,6 @@ def compose(a: MoveProblem, b: MoveProblem) -> MoveProblem | None:
         in_middle, in_x = (j >= 0) & (j < middle), (source >= 0) & (source < size)
         if np.any(in_x & ~in_middle) or (np.any(in_middle & ~in_x) and a.fill != b.fill):
             return None
-    start = tuple(s1 + t1 * s2 for s1, t1, s2 in zip(a.start, a.step, b.start, strict=True))
-    step = tuple(t1 * t2 for t1, t2 in zip(a.step, b.step, strict=True))
-    return replace(b, c=a.c, h=a.h, w=a.w, start=start, step=step)
+    c, h, w = (s1 + t1 * s2 for s1, t1, s2 in zip(a.start, a.step, b.start, strict=True))
+    step_c, step_h, step_w = (t1 * t2 for t1, t2 in zip(a.step, b.step, strict=True))
+    return replace(b, c=a.c, h=a.h, w=a.w, start=(c, h, w), step=(step_c, step_h, step_w))

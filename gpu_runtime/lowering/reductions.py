@@ -8,8 +8,9 @@ import numpy as np
 
 from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
-from gpu_runtime.lowering.moves import Refused, Shape4, axis4, constants, nchw
-from tactics.problems.problem import PointwiseProblem, PoolProblem, Problem
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four
+from tactics.problems.problem import PointwiseProblem, PoolProblem
+from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 REDUCE = {
@@ -31,7 +32,7 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
         raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
     ones = 4 - len(runs)
     letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
-    return (*(1,) * ones, *(size for size, _ in runs)), "".join(letters)
+    return of_four([size for size, _ in runs]), "".join(letters)
 
 
 def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
@@ -45,7 +46,7 @@ def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
     return runs
 
 
-def reduce(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
+def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
     given = constants(layer, 1)[0]
     if not given and attribute(layer.node, "noop_with_empty_axes", 0):
@@ -66,7 +67,7 @@ def reduce(layer: Layer, shapes, out, weights) -> Problem | tuple[Problem, ...]:
 
 def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) -> tuple[Problem, ...]:
     """The last neighbours among `axes` first: each leaves axes of size 1."""
-    problems = []
+    problems: list[Problem] = []
     while axes:
         first = max(a for a in axes if a - 1 not in axes)
         run = {a for a in axes if a >= first}
@@ -76,45 +77,54 @@ def _one_run_after_the_other(shape: tuple[int, ...], axes: set[int], kind: str) 
     return tuple(problems)
 
 
-def softmax(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+def softmax(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
     shape = shape_of(layer.inputs[0])
     shape4, axes = _runs(shape, {attribute(layer.node, "axis", -1) % len(shape)})
     return NormalizeProblem(*shape4, "log_softmax" if layer.op == "LogSoftmax" else "softmax", axes)
 
 
-def standardize(layer: Layer, shapes, out, weights) -> NormalizeProblem:
+def standardize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
     """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
     shape = shape_of(layer.inputs[0])
-    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constant(layer.node.inputs[1])})
+    shape4, axes = _runs(shape, {int(a) % len(shape) for a in constants(layer, 1)[0]})
     return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]))
 
 
-def standard(layer: Layer, shapes, out, weights) -> NormalizeProblem | ReduceProblem:
+def standard(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem | ReduceProblem:
     """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
-    node, shape = layer.node, shape_of(layer.inputs[0])
-    rank, groups, epsilon = len(shape), 1, attribute(node, "epsilon", 1e-5)
-    scale, bias = (constant(v) for v in (*node.inputs[1:3], None, None)[:2])
-    if layer.op == "LayerNormalization":
-        chosen = set(range(attribute(node, "axis", -1) % rank, rank))
-    else:
-        groups = attribute(node, "num_groups", shape[1])
-        chosen = set(range(2 if groups == shape[1] else 1, rank))
-        groups = 1 if groups == shape[1] else groups
-    if scale is None or any(v is not None and constant(v) is None for v in node.inputs[1:]):
+    node, rank = layer.node, len(shape_of(layer.inputs[0]))
+    epsilon, of_layer = attribute(node, "epsilon", 1e-5), layer.op == "LayerNormalization"
+    shape4, axes, groups = _of_layer(layer, rank) if of_layer else _of_groups(layer, rank)
+    if len(node.inputs) < 2 or any(v is not None and constant(v) is None for v in node.inputs[1:]):
         raise Refused("expected constant scale and bias")
-    if rank > 4 and layer.op != "LayerNormalization":
-        shape, chosen = nchw(shape), {a for a in range(4) if a in chosen or (a == 3 and rank - 1 in chosen)}
-    shape4, axes = _runs(shape, chosen)
     if layer.output is not node.outputs[0]:  # LayerNormalization's statistics
-        return ReduceProblem(*shape4, "mean", axes) if layer.output is node.outputs[1] else ReduceProblem(
-            *shape4, "inv_std", axes, epsilon)  # fmt: skip
-    affine = axes if layer.op == "LayerNormalization" else "c"
+        mean = layer.output is node.outputs[1]
+        return ReduceProblem(*shape4, "mean", axes) if mean else ReduceProblem(*shape4, "inv_std", axes, epsilon)
+    affine = axes if of_layer else "c"
     size = math.prod(d for a, d in zip("nchw", shape4, strict=True) if a in affine)
-    if scale.size != size or (bias is not None and bias.size != size):
-        raise Refused(f"expected scale and bias of {size} values, got {scale.size} and {0 if bias is None else bias.size}")
-    weights["scale"] = np.asarray(scale, np.float32)
-    weights["bias"] = np.zeros(size, np.float32) if bias is None else np.asarray(bias, np.float32)
+    scale, bias = constants(layer, 1, 2)
+    if len(scale) != size or (bias and len(bias) != size):
+        raise Refused(f"expected scale and bias of {size} values, got {len(scale)} and {len(bias)}")
+    for name, slot in (("scale", 1), ("bias", 2)):
+        array = constant(node.inputs[slot]) if slot < len(node.inputs) else None
+        weights[name] = np.zeros(size, np.float32) if array is None else np.asarray(array, np.float32)
     return NormalizeProblem(*shape4, "standard", axes, groups, epsilon, affine)
+
+
+def _of_layer(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
+    """(the tensor's shape, the axes normalized together, the number of groups of channels) of LayerNormalization."""
+    chosen = set(range(attribute(layer.node, "axis", -1) % rank, rank))
+    return *_runs(shape_of(layer.inputs[0]), chosen), 1
+
+
+def _of_groups(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
+    shape = shape_of(layer.inputs[0])
+    groups = attribute(layer.node, "num_groups", shape[1])
+    alone = groups == shape[1]  # every channel by itself
+    chosen = set(range(2 if alone else 1, rank))
+    if rank > 4:
+        shape, chosen = nchw(shape), {a for a in range(4) if a in chosen or (a == 3 and rank - 1 in chosen)}
+    return *_runs(shape, chosen), 1 if alone else groups
 
 
 RULES = {
