@@ -143,7 +143,7 @@ def steps(node: ir.Node, value: ir.Value) -> list[Step] | None:
     """What `node` makes of `value`, one of its inputs; None if that is not pointwise."""
     op = node.op_type
     if op in UNARY:
-        return [(name, None, tuple(float(attribute(node, a, d)) for a, d in given.items())) for name, given in UNARY[op]]
+        return [(name, None, tuple(float(attribute(node, a, d)) for a, d in params.items())) for name, params in UNARY[op]]
     if op in SPECIAL:
         return SPECIAL[op](node, value)
     if op not in BINARY or len(node.inputs) != 2 or (op == "PRelu" and value is not node.inputs[0]):

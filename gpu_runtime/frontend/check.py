@@ -247,12 +247,12 @@ def _inferred(
 
 def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
     """A padded input is no tensor of the graph, but is indexed like one."""
-    given = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
+    written = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
     if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
         return
     n = len(shapes[0]) - 2
-    kernel, dilations = given.get("kernel_shape", shapes[-1][2:]), given.get("dilations", [1] * n)
-    pads = given.get("pads", [0] * (2 * n))
+    kernel, dilations = written.get("kernel_shape", shapes[-1][2:]), written.get("dilations", [1] * n)
+    pads = written.get("pads", [0] * (2 * n))
     if any(a.name == "auto_pad" and a.s.startswith(b"SAME") for a in node.attribute):
         pads = [(k - 1) * d for k, d in zip(kernel, dilations, strict=False)] + [0] * n
     padded = [*shapes[0][:2], *(size + a + b for size, a, b in zip(shapes[0][2:], pads, pads[n:], strict=False))]

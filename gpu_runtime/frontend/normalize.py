@@ -129,11 +129,11 @@ def _padded_pixels(pad: ir.Node) -> tuple[int, ...] | None:
     constants = all(v is None or constant(v) is not None for v in pad.inputs[1:])
     if x is None or x.shape is None or len(x.shape) < 3 or sizes is None or not constants:
         return None
-    rank, given = len(x.shape), [int(v) for v in sizes]
+    rank, counts = len(x.shape), [int(v) for v in sizes]
     at = range(rank) if chosen is None else [int(a) % rank for a in chosen]
     low, high = [0] * rank, [0] * rank
     for i, a in enumerate(at):
-        low[a], high[a] = given[i], given[i + len(given) // 2]
+        low[a], high[a] = counts[i], counts[i + len(counts) // 2]
     plain = attribute(pad, "mode", "constant") == "constant" and not any((*low[:2], *high[:2])) and min((*low, *high)) >= 0
     return (*low[2:], *high[2:]) if plain else None
 

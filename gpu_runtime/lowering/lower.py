@@ -209,11 +209,11 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def _in_a_row(
-    layer: Layer, problems: tuple[Problem, ...], given: list[Tensor], result: Tensor, weights: Weights
+    layer: Layer, problems: tuple[Problem, ...], tensors: list[Tensor], result: Tensor, weights: Weights
 ) -> list[Op[Problem]]:
     """The problems one after the other, with a view wherever one names the elements by another shape.
 
-    Each reads what the one before has made, then as many of the tensors given as it still takes. The weights are those of
+    Each reads what the one before has made, then as many of `tensors` as it still takes. The weights are those of
     the problem that computes, whose op bears the layer's name.
     """
     ops: list[Op[Problem]] = []
@@ -238,7 +238,7 @@ def _in_a_row(
     made: list[Tensor] = []
     for i, problem in enumerate(problems):
         count = len(problem.in_shapes) - len(made)
-        sources, given = [*made, *given[:count]], given[count:]
+        sources, tensors = [*made, *tensors[:count]], tensors[count:]
         names = tuple(shaped(tensor, want) for tensor, want in zip(sources, problem.in_shapes, strict=True))
         made = [add(problem, names, i == len(problems) - 1 and problem.out_shape == result[1])]
     shaped(made[0], result[1], last=True)
@@ -315,8 +315,8 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
     if any(d not in (1, o) for four in have for d, o in zip(four, sizes, strict=True)):
         runs = _alike(wide, over)
         if len(runs) > 4:
-            given = ", ".join(str(list(shape)) for shape in shapes)
-            raise Refused(f"{given} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
+            operands = ", ".join(str(list(shape)) for shape in shapes)
+            raise Refused(f"{operands} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
         sizes = of_four([size for size, _ in runs])
         have = [of_four([size if among[i] else 1 for size, among in runs]) for i in range(len(shapes))]
     return sizes, [

@@ -48,12 +48,12 @@ def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
 
 def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
     shape, kind = shape_of(layer.inputs[0]), REDUCE[layer.op]
-    given = constants(layer, 1)[0]
-    if not given and attribute(layer.node, "noop_with_empty_axes", 0):
+    listed = constants(layer, 1)[0]
+    if not listed and attribute(layer.node, "noop_with_empty_axes", 0):
         if kind not in ("sum", "mean", "max", "min", "prod"):
             raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
         return PointwiseProblem(*shapes[0])
-    chosen = {int(a) % len(shape) for a in given} if given else set(range(len(shape)))
+    chosen = {int(a) % len(shape) for a in listed} if listed else set(range(len(shape)))
     if kind in OF_ITSELF and len(_fates(shape, chosen)) > 4:
         return _one_run_after_the_other(shape, chosen, kind)
     shape4, axes = _runs(shape, chosen)
