@@ -14,9 +14,9 @@ from gpu_runtime.precision import cliffs, intervals
 from tactics.problems.library_functions import FUNCTIONS as LIBRARY
 from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
 from tactics.problems.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
+from tests.engines import build
 from tests.ort_budget import FACTOR, relative_l2, run, with_casts
 from tests.reference_run import model, node, ort_run
-from tests.test_moves import build
 
 SHAPE = (1, 8, 6, 6)
 

@@ -7,8 +7,9 @@ import pytest
 
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
+from tests.engines import check_engine
 from tests.reference_run import check_against_ort, model, node
-from tests.test_moves import check_engine, kinds
+from tests.test_moves import kinds
 
 pytestmark = pytest.mark.slow
 

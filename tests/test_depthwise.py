@@ -26,6 +26,7 @@ from tactics.step import linear
 from tactics.tactic import Patch, Tactic
 from tests.compiled import fits, measured, takes
 from tests.conftest import model_path
+from tests.engines import emulated
 from tests.ort_budget import budgets
 from tests.problems import DEPTHWISE, assert_right, assert_written_once, depthwise, execute
 
@@ -319,8 +320,7 @@ def mobilenet(path):
 
 def check_network(path, x, depthwise_layers):
     engine = gr.build(path, sparsity="enable")
-    with engine.context(device="emulator") as context:
-        got = context.run({"x": x})
+    got = emulated(engine, {"x": x})
     for name, budget in budgets(path, {"x": x}).items():
         budget.check(got[name], name)
     used = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("conv_depthwise")]

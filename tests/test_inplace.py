@@ -21,6 +21,7 @@ from tactics.problems.problem import (
 )
 from tactics.tactic import Tactic, Tile
 from tests.conftest import model_path
+from tests.engines import emulated
 from tests.ort_budget import budgets
 from tests.reference_run import model, node
 from tests.reference_run import network as lowered
@@ -258,8 +259,7 @@ def test_squeezenet_runs():
     engine = gr.build(path, device=DEVICE)
     assert not copies(engine) and not any(s["kernel"] == "move" for s in engine.plan["steps"])
     feeds = {"data_0": np.random.default_rng(2).uniform(0, 255, (1, 3, 224, 224)).astype(np.float16)}
-    with engine.context(device="emulator", poison=True) as ctx:
-        got = ctx.run(feeds)
+    got = emulated(engine, feeds)
     for output, budget in budgets(path, feeds).items():
         budget.check(got[output], output)
 

@@ -6,10 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import gpu_runtime as gr
 from cuda_kernels.device import named
@@ -25,50 +24,45 @@ from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.rows import NormalizeProblem
 from tactics.step import linear
 from tests.conftest import DIGITS, model_path
+from tests.engines import TYPES, emulated, judge
 from tests.problems import CONVS, PROBLEMS, assert_right, conv_case, execute, transposed_case
+from tests.reference_run import model as proto_of
+from tests.reference_run import node, ort_run
 
 pytestmark = pytest.mark.slow
 
-TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
 EXACT = ("none", "relu", "leaky_relu", "prelu", "clip")  # activations without a function that is approximated
 SIX = ("chw", "chw2", "hwc8", "hwc16", "chw16", "chw32")
 
 
+def values(rng, *shape, scale):
+    return (rng.standard_normal(shape) * scale).astype(np.float16).astype(np.float32)
+
+
 def network(path, channels=(40, 36), size=(7, 9), two=False):
     """One convolution (and, with `two`, another beside it with an input and output of its own), saved to `path`."""
-    rng = np.random.default_rng(0)
-    (c, k), nodes, weights, ins, outs = channels, [], [], [], []
-    for i in ("", "2") if two else ("",):
-        w = (rng.standard_normal((k, c, 3, 3)) / np.sqrt(9 * c)).astype(np.float16).astype(np.float32)
-        bias = np.linspace(-1, 1, k, dtype=np.float32)
-        weights += [numpy_helper.from_array(w, f"w{i}"), numpy_helper.from_array(bias, f"b{i}")]
-        nodes += [helper.make_node("Conv", [f"x{i}", f"w{i}", f"b{i}"], [f"t{i}"], f"conv{i}", pads=[1, 1, 1, 1]),
-                  helper.make_node("Relu", [f"t{i}"], [f"y{i}"], f"relu{i}")]  # fmt: skip
-        ins.append(helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [1, c, *size]))
-        outs.append(helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [1, k, *size]))
-    model = helper.make_model(helper.make_graph(nodes, "g", ins, outs, weights), opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.save(model, path)
-    return str(path)
+    rng, (c, k), sides = np.random.default_rng(0), channels, ("", "2") if two else ("",)
+    nodes, weights = [], {}
+    for i in sides:
+        weights |= {f"w{i}": values(rng, k, c, 3, 3, scale=1 / np.sqrt(9 * c)), f"b{i}": np.linspace(-1, 1, k)}
+        nodes += [node("Conv", f"x{i} w{i} b{i}", f"t{i}", name=f"conv{i}", pads=[1, 1, 1, 1]),
+                  node("Relu", f"t{i}", f"y{i}", name=f"relu{i}")]  # fmt: skip
+    weights = {name: w.astype(np.float32) for name, w in weights.items()}
+    onnx.save(proto_of(nodes, {f"x{i}": (1, c, *size) for i in sides}, " ".join(f"y{i}" for i in sides), weights), path)
+    return path
 
 
-def image(engine, seed=0):
+def image(engine):
     """Whole numbers, the same in every type."""
-    rng = np.random.default_rng(seed)
-    return {i["name"]: rng.integers(0, 9, i["shape"]).astype(TYPES[i["dtype"]]) for i in engine.inputs}
+    rng = np.random.default_rng(0)
+    return {i["name"]: rng.integers(0, 9, i["shape"]).astype(np.float32) for i in engine.inputs}
 
 
 def check(path, engine, **options):
-    x = image(engine)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    arrays = session.run(None, {k: v.astype(np.float32) for k, v in x.items()})
-    expected = dict(zip([o.name for o in session.get_outputs()], arrays, strict=True))
-    with engine.context(device="emulator", poison=True, **options) as ctx:
-        got = ctx.run(x)
+    got = judge(engine, path, image(engine), **options)
     for info in engine.outputs:
         y = got[info["name"]]
         assert y.dtype == TYPES[info["dtype"]] and y.shape == tuple(info["shape"])
-        assert np.abs(y - expected[info["name"]]).max() < 2e-3 * np.abs(expected[info["name"]]).max()
 
 
 def copies(engine):
@@ -87,15 +81,10 @@ def folder(tmp_path_factory):
 
 def test_two_stems_write_into_one_tensor(tmp_path):
     """Branches of an image joined by Concat: each convolution stores its channels where they belong."""
-    rng = np.random.default_rng(0)
-    weights = [(rng.standard_normal((16, 3, r, r)) / (2 * r)).astype(np.float16).astype(np.float32) for r in (3, 5)]
-    nodes = [helper.make_node("Conv", ["x", f"w{i}"], [f"t{i}"], f"conv{i}", pads=[i + 1] * 4) for i in (0, 1)]
-    nodes.append(helper.make_node("Concat", ["t0", "t1"], ["y"], "join", axis=1))
-    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, c, 10, 12]) for n, c in (("x", 3), ("y", 32))]
-    tensors = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)]
-    graph = helper.make_graph(nodes, "g", info[:1], info[1:], tensors)
-    path = str(tmp_path / "branches.onnx")
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    rng, path = np.random.default_rng(0), tmp_path / "branches.onnx"
+    weights = {f"w{i}": values(rng, 16, 3, r, r, scale=1 / (2 * r)) for i, r in enumerate((3, 5))}
+    nodes = [node("Conv", f"x w{i}", f"t{i}", name=f"conv{i}", pads=[i + 1] * 4) for i in (0, 1)]
+    onnx.save(proto_of([*nodes, node("Concat", "t0 t1", "y", axis=1)], {"x": (1, 3, 10, 12)}, "y", weights), path)
     engine = gr.build(path, device="h200", input_formats="uint8:hwc", output_formats="fp16:hwc8")
     assert [s["kernel"] for s in engine.plan["steps"]] == ["conv_stem", "conv_stem"]
     check(path, engine)
@@ -104,23 +93,18 @@ def test_two_stems_write_into_one_tensor(tmp_path):
 @pytest.mark.parametrize("formats", [None, "hwc", "uint8:hwc", "fp32:chw"])
 def test_a_model_whose_input_is_uint8(tmp_path, formats):
     """As preprocessing exported with a network has it: the first convolution reads the pixels as they are."""
-    rng = np.random.default_rng(0)
-    w = (rng.standard_normal((16, 3, 3, 3)) / 1000).astype(np.float16).astype(np.float32)
-    nodes = [helper.make_node("Cast", ["x"], ["f"], "cast", to=TensorProto.FLOAT),
-             helper.make_node("Conv", ["f", "w"], ["y"], "conv")]  # fmt: skip
-    info = [helper.make_tensor_value_info(n, t, [1, c, *s]) for n, t, c, s in
-            (("x", TensorProto.UINT8, 3, (9, 12)), ("y", TensorProto.FLOAT, 16, (7, 10)))]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [numpy_helper.from_array(w, "w")])
-    path = tmp_path / "pixels.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    rng, path = np.random.default_rng(0), tmp_path / "pixels.onnx"
+    nodes = [node("Cast", "x", "f", to=TensorProto.FLOAT), node("Conv", "f w", "y")]
+    proto = proto_of(nodes, {"x": (1, 3, 9, 12)}, "y", {"w": values(rng, 16, 3, 3, 3, scale=1e-3)})
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    onnx.save(proto, path)
     engine = gr.build(path, device="h200", input_formats=formats)
     assert engine.inputs[0]["format"] == {None: "uint8:chw", "hwc": "uint8:hwc"}.get(formats, formats)
     assert engine.plan["range"]["source"] == "random values from 0 to 1, of pixels 0 to 255"
     assert engine.plan["steps"][0]["kernel"] == "conv_stem"
     x = rng.integers(0, 256, (1, 3, 9, 12)).astype(np.uint8)
-    (expected,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    with engine.context(device="emulator", poison=True) as ctx:
-        y = ctx.run({"x": x.astype(TYPES[engine.inputs[0]["dtype"]])})["y"]
+    expected = ort_run(path, {"x": x})["y"]
+    y = emulated(engine, {"x": x.astype(TYPES[engine.inputs[0]["dtype"]])})["y"]
     assert np.abs(y - expected).max() < 2e-3 * np.abs(expected).max()
 
 
@@ -270,18 +254,18 @@ def test_wrong_dtype_of_an_array_names_the_right_one(folder):
 def test_command_line(tmp_path):
     path = network(tmp_path / "n.onnx", (3, 16))
     engine, layers = tmp_path / "n.engine", tmp_path / "layers.json"
-    args = ["build", path, "-o", str(engine), "--device=h200", f"--exportLayerInfo={layers}"]
+    args = ["build", str(path), "-o", str(engine), "--device=h200", f"--exportLayerInfo={layers}"]
     done = CliRunner().invoke(program, [*args, "--inputIOFormats=uint8:hwc", "--outputIOFormats=fp16:chw16+hwc8"])
     assert done.exit_code == 0, done.output
     assert json.loads(layers.read_text())["Layers"][0]["Inputs"][0]["Format/Datatype"] == "Channel major UINT8 format"
     loaded = gr.load(engine)
     assert loaded.inputs[0]["format"] == "uint8:hwc" and loaded.outputs[0]["format"] in ("fp16:chw16", "fp16:hwc8")
     check(path, loaded)
-    np.save(tmp_path / "x.npy", image(loaded)["x"])
+    np.save(tmp_path / "x.npy", image(loaded)["x"].astype(np.uint8))
     run = ["run", str(engine), f"--input=x={tmp_path / 'x.npy'}", f"--output={tmp_path / 'y.npz'}", "--emulate"]
     assert CliRunner().invoke(program, run).exit_code == 0
     assert np.load(tmp_path / "y.npz")["y"].dtype == np.float16
-    bad = CliRunner().invoke(program, ["build", path, "--device=h200", "--inputIOFormats=nchw"])
+    bad = CliRunner().invoke(program, ["build", str(path), "--device=h200", "--inputIOFormats=nchw"])
     assert bad.exit_code != 0 and "unknown layout 'nchw'" in str(bad.exception)
 
 

@@ -18,6 +18,7 @@ from tactics.predict import predict
 from tactics.problems import codec
 from tactics.problems.library_functions import FUNCTIONS, bound
 from tactics.problems.problem import LibraryProblem
+from tests.engines import build, emulated
 from tests.reference_run import check_against_ort, model, network, node, ort_run, relative_error, run
 
 X = (2, 6, 5, 7)
@@ -210,8 +211,7 @@ def test_in_an_engine(tmp_path):
 
 def test_graphs_hold_the_kernels_between_library_functions(tmp_path, monkeypatch):
     proto, feeds = after_lrn()
-    onnx.save(proto, tmp_path / "m.onnx")
-    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    engine = build(tmp_path, proto)
     recorded = []
     monkeypatch.setattr(Emulated, "record", lambda self, run: recorded.append(run) or run)
     with engine.context(device="emulator") as ctx:
@@ -278,8 +278,7 @@ def test_maxima_and_where_they_stood(tmp_path):
     onnx.save(proto, tmp_path / "m.onnx")
     x = np.random.default_rng(2).permutation(2 * 3 * 6 * 8).reshape(2, 3, 6, 8).astype(np.float32)
     engine = gr.build(tmp_path / "m.onnx", device="h200")
-    with engine.context(device="emulator", poison=True) as ctx:
-        got = ctx.run({"x": x})
+    got = emulated(engine, {"x": x})
     assert all(np.array_equal(got[name], y) for name, y in ort_run(proto, {"x": x}).items())
     assert sorted(layer["type"] for layer in engine.plan["layers"] if layer["type"] != "reformat") == ["library", "pool"]
 

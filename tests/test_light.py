@@ -18,6 +18,7 @@ from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.planning import io_formats, tables
 from tactics.measure import timing
 from tactics.planner import plan
+from tests.engines import emulated
 from tests.ort_budget import budgets
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,7 @@ def test_light(name, tmp_path):
     assert engine.plan["plan"]["status"] == "proven"
     x = engine.inputs[0]
     values = np.random.default_rng(5).standard_normal(x["shape"], np.float32) * np.float32(INPUT_SCALE.get(name, 1))
-    with engine.context(device="emulator") as ctx:
-        got = ctx.run({x["name"]: values})
+    got = emulated(engine, {x["name"]: values})
     for output, budget in budgets(path, {x["name"]: values}).items():
         budget.check(got[output], f"{name}, output {output}")
     library = [layer["params"]["function"] for layer in engine.plan["layers"] if layer["type"] == "library"]

@@ -6,11 +6,10 @@ import random
 import numpy as np
 import pytest
 
-import gpu_runtime as gr
 from gpu_runtime.lowering import moves
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.problem import MoveProblem
+from tests.engines import check_engine
 from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, run
 
 pytestmark = pytest.mark.slow
@@ -181,22 +180,6 @@ def test_windows_are_found_in_tables():
 
 
 # ---- through the planner and the kernels
-
-
-def build(tmp_path, proto, **options):
-    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    return gr.build(tmp_path / "m.onnx", device=DEFAULT_DEVICE, **options)
-
-
-def check_engine(tmp_path, proto, **options):
-    engine = build(tmp_path, proto, **options)
-    feeds = {i["name"]: np.random.default_rng(0).uniform(-1, 1, i["shape"]).astype(np.float32) for i in engine.plan["inputs"]}
-    with engine.context(device="emulator", poison=True) as ctx:
-        got = ctx.run({n: x.astype(np.float16) if engine.plan["inputs"][0]["dtype"] == "fp16" else x for n, x in feeds.items()})
-    for name, y in ort_run(proto, feeds).items():
-        assert got[name].shape == y.shape
-        assert np.abs(got[name] - y).max() <= 2e-3 * max(1, np.abs(y).max()), name
-    return engine
 
 
 RUN = ("anchors", "nhwc", "gather_one", "concat_columns", "six_axes", "pad_reflect", "reshape_mixes")

@@ -16,6 +16,7 @@ from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, Stage
 from tactics.problems.problem import ConvProblem, PointwiseProblem
+from tests.engines import emulated
 from tests.problems import POINTWISE, assert_right, execute
 from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error, run
 
@@ -300,8 +301,7 @@ def engine_error(proto, tmp_path, **options) -> tuple:
     feeds = feeds_for(network(path))
     feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds.items()}
     expected = ort_run(path, feeds)
-    with engine.context(device="emulator") as ctx:
-        got = ctx.run(feeds)
+    got = emulated(engine, feeds)
     return max(relative_error(got[name], y) for name, y in expected.items()), engine
 
 

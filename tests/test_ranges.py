@@ -16,10 +16,10 @@ from gpu_runtime.frontend.importer import read
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.pipeline import compare
 from gpu_runtime.precision import ranges
+from tests.engines import build, emulated
 from tests.ort_budget import budgets
 from tests.reference_run import model, node, ort_run
 from tests.small_models import small_models
-from tests.test_moves import build
 
 
 def weights(*shape, scale=1.0, seed=0):
@@ -232,8 +232,7 @@ def test_every_kind_of_node_on_values_beyond_fp16(tmp_path, i):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = build(tmp_path, proto, calibration=feeds)
-        with engine.context(device="emulator", poison=True) as ctx:
-            got = ctx.run(feeds)
+        got = emulated(engine, feeds)
     assert {t for t, _ in engine.plan["range"]["single"]} >= set(shapes)
     for name, expected in ort_run(proto, feeds).items():
         assert np.abs(got[name] - expected).max() <= 2e-3 * max(np.ptp(expected), np.abs(expected).max() / 3), name

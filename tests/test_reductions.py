@@ -15,8 +15,9 @@ from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
+from tests.engines import judge
 from tests.problems import ROWS, assert_right, execute
-from tests.reference_run import check_against_ort, feeds_for, model, network, node, ort_run, relative_error
+from tests.reference_run import check_against_ort, feeds_for, model, network, node
 
 pytestmark = pytest.mark.slow
 
@@ -202,10 +203,7 @@ def test_an_engine_of_rows_runs(tmp_path):
     path.write_bytes(model(nodes, {"x": (2, 8, 6, 7)}, "y z", w, opset=21).SerializeToString())
     engine = gr.build(path, device="h200")
     feeds = {name: x.astype(np.float16).astype(np.float32) for name, x in feeds_for(network(path)).items()}
-    expected = ort_run(path, feeds)
-    with engine.context(device="emulator") as ctx:
-        got = ctx.run(feeds)
-    assert max(relative_error(got[name], y) for name, y in expected.items()) < 2e-3
+    judge(engine, path, feeds)
     types = {layer["LayerType"] for layer in engine.layer_info()["Layers"]}
     assert {"Normalization", "SoftMax", "Reduce"} <= types
 

@@ -16,8 +16,8 @@ from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.problems.protocol import Feature
+from tests.engines import build, judge
 from tests.reference_run import network as lowered
-from tests.reference_run import ort_run, relative_error
 from tests.reference_run import run as reference
 
 
@@ -146,10 +146,7 @@ def test_an_engine_with_merged_siblings_is_right_and_explained(make, tmp_path):
     names = [layer["name"] for layer in engine.plan["layers"] if " || " in layer["name"] and layer["tactic"]]
     assert names, "at batch 1 a launch less is faster"
     x = np.random.default_rng(1).standard_normal((1, 32, 10, 10)).astype(np.float32)
-    with engine.context(device="emulator") as ctx:
-        found = ctx.run({"x": x})
-    for name, expected in ort_run(tmp_path / "p.onnx", {"x": x}).items():
-        assert relative_error(found[name], expected) < 2e-3
+    judge(engine, tmp_path / "p.onnx", {"x": x})
     rows = {r["layer"]: r for r in engine.sparsity["rows"]}
     merged = next(name for name in rows if " || " in name)
     assert rows[merged]["other"] and rows[merged]["other_cost_us"] >= 0
@@ -181,15 +178,11 @@ def test_siblings_of_a_piece_lie_in_its_concats_memory(direct, tmp_path):
     apart, *others = (reference(net, x, {group: option}) for option in options)
     assert all(np.array_equal(apart[name], other[name]) for other in others for name in apart)
 
-    onnx.save(inception(direct), tmp_path / "m.onnx")
-    engine = gr.build(tmp_path / "m.onnx", device="h200")
+    engine = build(tmp_path, inception(direct))
     types = [layer["type"] for layer in engine.plan["layers"]]
     assert types.count("conv") == 4 and "move" not in types and "concat" not in types
     assert types.count("reformat") == 1, "the network's input"
-    with engine.context(device="emulator", poison=True) as ctx:
-        found = ctx.run(x)
-    for name, expected in ort_run(tmp_path / "m.onnx", x).items():
-        assert relative_error(found[name], expected) < 2e-3
+    judge(engine, tmp_path / "m.onnx", x)
     rows = {r["layer"]: r for r in engine.sparsity["rows"]}
     assert "direct || b3_less || b5_less" in rows
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import gpu_runtime as gr
@@ -17,6 +16,7 @@ from tactics.problems import codec
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import PoolProblem, SqueezeExciteProblem
 from tests.compiled import takes
+from tests.engines import judge
 from tests.problems import assert_right, assert_written_once, conv_case, execute
 from tests.reference_run import network
 
@@ -74,10 +74,7 @@ def test_a_block_takes_two_launches(tmp_path):
     assert sum(bool(layer["tactic"]) for layer in engine.plan["layers"] if layer["type"] != "reformat") == 4
     assert ["reduce", "expand"] in [r["layers"] for r in engine.sparsity["rows"]]
     x = np.random.default_rng(1).standard_normal((1, 64, 14, 14)).astype(np.float32)
-    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    with engine.context(device="emulator") as ctx:
-        (got,) = ctx.run({"x": x}).values()
-    assert np.abs(got - expected).max() < 2e-3 * np.ptp(expected)
+    judge(engine, path, {"x": x})
 
 
 def test_the_two_layers_may_also_be_one_launch_behind_the_average():

@@ -24,6 +24,7 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
+from tests.engines import emulated, judge
 from tests.ort_budget import budgets
 from tests.problems import assert_right, execute, transposed_case
 from tests.reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run
@@ -242,10 +243,7 @@ def test_an_engine(tmp_path, sparsity):
     pruned = tmp_path / "pruned.onnx" if sparsity == "force" else None
     engine = gr.build(path, sparsity=sparsity, device=DEFAULT_DEVICE, save_pruned=pruned)
     x = rng.standard_normal((1, 64, 6, 6)).astype(np.float32)
-    with engine.context(device="emulator") as ctx:
-        y = ctx.run({"x": x})["y"]
-    expected = ort_run(pruned or path, {"x": x})["y"]
-    assert np.abs(y - expected).max() < 5e-3 * np.abs(expected).max()
+    judge(engine, pruned or path, {"x": x})
     (row,) = engine.sparsity["rows"]
     assert row["layer"] == "up" and engine.sparsity["eligible"] == (["up"] if sparsity == "force" else [])
     if pruned:
@@ -267,7 +265,6 @@ def test_a_published_u_net(tmp_path):
     assert len(up) == 3 and types.count("conv_transpose") == 1 and "move" not in types
     assert sorted(layer["params"].get("d2s", 1) for layer in up) == [1, 2, 2]
     x = np.random.default_rng(0).uniform(0, 1, (1, 3, 180, 320)).astype(np.float32)
-    with engine.context(device="emulator") as ctx:
-        got = ctx.run({"Placeholder": x})
+    got = emulated(engine, {"Placeholder": x})
     for name, budget in budgets(path, {"Placeholder": x}).items():
         budget.check(got[name], name)

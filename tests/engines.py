@@ -1,0 +1,49 @@
+"""Build a model, run its engine in the emulator, judge the outputs beside onnxruntime's: what tests of whole engines do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import gpu_runtime as gr
+from gpu_runtime.pipeline import DEFAULT_DEVICE
+from gpu_runtime.runtime.engine import Engine
+from tests.reference_run import ort_run, relative_error
+
+TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
+BOUND = 2e-3
+Arrays = Mapping[str, np.ndarray]
+
+
+def build(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
+    """The engine of a model, which is saved as m.onnx in the folder."""
+    onnx.save(proto, folder / "m.onnx")
+    return gr.build(folder / "m.onnx", device=DEFAULT_DEVICE, **options)
+
+
+def emulated(engine: Engine, feeds: Arrays, **options) -> dict[str, np.ndarray]:
+    """The outputs of one run, with NaN wherever the plan says that memory is free."""
+    with engine.context(device="emulator", poison=True, **options) as ctx:
+        return ctx.run(feeds)
+
+
+def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **options) -> dict[str, np.ndarray]:
+    """The outputs of a run, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every element in
+    units of the largest, or of 1. Feeds are FP32 arrays; the engine gets them in its inputs' types."""
+    types = {i["name"]: TYPES[i["dtype"]] for i in engine.inputs}
+    got = emulated(engine, {name: x.astype(types[name]) for name, x in feeds.items()}, **options)
+    for name, y in ort_run(model, dict(feeds)).items():
+        assert relative_error(got[name], y) < BOUND, name
+        assert np.abs(got[name] - y).max() <= BOUND * max(1, np.abs(y).max()), name
+    return got
+
+
+def check_engine(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
+    """The engine of a model, whose outputs on random inputs are onnxruntime's."""
+    engine = build(folder, proto, **options)
+    rng = np.random.default_rng
+    judge(engine, proto, {i["name"]: rng(0).uniform(-1, 1, i["shape"]).astype(np.float32) for i in engine.inputs})
+    return engine
