@@ -18,6 +18,8 @@ from cuda_kernels.params import arrange
 from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
 from tactics.problems.pointwise_ops import ACTIVATIONS
 from tactics.problems.problem import ConvProblem, PoolProblem
+from tactics.problems.protocol import Problem, Shape4
+from tactics.tactic import Tactic
 
 Arg = tuple[str, int | float | str]
 Args = dict[str, Arg]
@@ -144,38 +146,38 @@ def pixel_args(store: Store) -> Args:
 CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
 
 
-def constant_strides(shape) -> Strides:
+def constant_strides(shape: Shape4) -> Strides:
     """Where `constant_section` puts a constant's elements."""
     _, c, h, w = shape
     c = c if c == 1 else padded_channels("chw32", c)
     return Strides(c * h * w, CONSTANT_VECTOR, c, CONSTANT_VECTOR.bit_length() - 1)
 
 
-def constant_section(array: np.ndarray, shape) -> np.ndarray:
+def constant_section(array: np.ndarray, shape: Shape4) -> np.ndarray:
     """FP32 in the order n, h, w, c; channels padded to whole vectors of any format."""
     array = np.asarray(array, np.float32).reshape(shape).transpose(0, 2, 3, 1)
     more = 0 if array.shape[3] == 1 else -array.shape[3] % CONSTANT_VECTOR
     return np.ascontiguousarray(np.pad(array, ((0, 0), (0, 0), (0, 0), (0, more)))).reshape(-1)
 
 
-def constant_bytes(shape) -> int:
+def constant_bytes(shape: Shape4) -> int:
     """Bytes of `constant_section`."""
     n, c, h, w = shape
     return 4 * n * h * w * (c if c == 1 else padded_channels("chw32", c))
 
 
-def own_strides(problem, tactic) -> tuple[Strides, ...]:
+def own_strides(problem: Problem, tactic: Tactic) -> tuple[Strides, ...]:
     """Of the inputs, then of the output, where each has memory of its own."""
     shapes = (*problem.in_shapes, problem.out_shape)
     return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
 
-def act_code(problem) -> int:
+def act_code(problem: ConvProblem) -> int:
     """The activation's number in include/activation.cuh."""
     return list(ACTIVATIONS).index(problem.epilogue.act.name)
 
 
-def residual_order(problem) -> int:
+def residual_order(problem: ConvProblem) -> int:
     """The kernels' RES: 0 no residual, 1 added before the activation, 2 after it."""
     return (2 if problem.epilogue.act_first else 1) if problem.epilogue.residual else 0
 

@@ -11,6 +11,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import Format, Strides, canonical, num_bytes, representative
 from tactics.problems.problem import MatmulProblem
+from tactics.problems.protocol import Shape4
 from tactics.roofline import moved_us, result, streamed
 from tactics.step import NONFINITE, Launch, grid, ints, launch
 from tactics.tactic import Tactic
@@ -28,7 +29,7 @@ def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str,
     yield Tactic("matmul", None, (a, b), c), ""
 
 
-def _linear(shape) -> Format:
+def _linear(shape: Shape4) -> Format:
     """The name that linear memory goes by for a tensor of that shape."""
     return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
 

@@ -68,6 +68,39 @@ def _long_axes(p: PointwiseProblem, axes: str) -> str:
     return "".join(a for a, d in zip("nchw", p.out_shape, strict=True) if a in axes and d > 1)
 
 
+def _tensors(p: PointwiseProblem) -> list[str]:
+    return [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
+
+
+def _constants(p: PointwiseProblem) -> list[str]:
+    return [_long_axes(p, a) for a in p.constants]
+
+
+def _sources(p: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...], rows: bool) -> tuple[list[Args], list[int]]:
+    """(arguments of the kernel's struct Source, kind) of each tensor, then of each constant."""
+    sources: list[Args] = []
+    kinds: list[int] = []
+    for i, axes in enumerate(_tensors(p)):
+        sources.append({"at": ("in", i)} | spread_args("spread", lie[i], axes, p.span(axes)[3], rows))
+        whole, half = "c" in axes, tactic.ins[i].dtype == "fp16"
+        kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
+    for i, axes in enumerate(_constants(p)):
+        shape = p.span(axes)
+        sources.append({"at": ("weights", f"c{i}")} | spread_args("spread", constant_strides(shape), axes, shape[3], rows))
+        kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)
+    return sources, kinds
+
+
+def _chain(p: PointwiseProblem, kinds: list[int]) -> dict[str, int]:
+    """The stages and the kinds of their sources as the digits that the kernel unpacks."""
+    names = ["", *(f"t{i}" for i in range(len(p.tensors))), *(f"c{i}" for i in range(len(p.constants)))]
+    return {
+        "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
+        "OPERANDS": sum(names.index(s.operand) * 10**i for i, s in enumerate(p.stages)),
+        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
+    }
+
+
 def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     p, fmt, alone = problem, tactic.out, lie is None
     lie = lie or own_strides(problem, tactic)
@@ -80,28 +113,10 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         inner, blocks = v // vec, cp // v
     else:
         inner, blocks, v = cp // vec, 1, cp
-    tensors = [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
-    constants = [_long_axes(p, a) for a in p.constants]
-    rows = p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in (*tensors, *constants))
-
-    sources: list[Args] = []
-    kinds: list[int] = []
-    for i, axes in enumerate(tensors):
-        sources.append({"at": ("in", i)} | spread_args("spread", lie[i], axes, p.span(axes)[3], rows))
-        whole, half = axes == "nchw" or "c" in axes, tactic.ins[i].dtype == "fp16"
-        kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
-    for i, axes in enumerate(constants):
-        shape = p.span(axes)
-        sources.append({"at": ("weights", f"c{i}")} | spread_args("spread", constant_strides(shape), axes, shape[3], rows))
-        kinds.append(CONSTANT if "c" in axes else CONSTANT_ONE_CHANNEL)
-    place = {"": 0} | {f"t{i}": 1 + i for i in range(len(p.tensors))}
-    place |= {f"c{i}": 1 + len(p.tensors) + i for i in range(len(p.constants))}
-    values = {
-        "VEC": vec, "ROWS": int(rows),
-        "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
-        "OPERANDS": sum(place[s.operand] * 10**i for i, s in enumerate(p.stages)),
-        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)), **({"Y_F32": 1} if fmt.dtype == "fp32" else {}),
-    }  # fmt: skip
+    spans = (*_tensors(p), *_constants(p))
+    rows = p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in spans)
+    sources, kinds = _sources(p, tactic, lie, rows)
+    values = {"VEC": vec, "ROWS": int(rows), **_chain(p, kinds), **({"Y_F32": 1} if fmt.dtype == "fp32" else {})}
     total = p.n * cp * p.h * p.w // vec
     args = {"nonfinite": NONFINITE, "y": ("out", 0)} | view_args("out", lie[-1])
     for i, source in enumerate(sources):
@@ -129,6 +144,5 @@ def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[s
     elements = num_elements(tactic.out, problem.out_shape)
     single = linear(tactic.out) and not _is_flat(problem, tactic.out)
     access = 30 + 15 * (len(problem.tensors) + len(problem.constants))  # positions, addresses, conversions
-    access /= 1 if single else 8
-    work = elements * (access + sum(INSTRUCTIONS.get(s.op, 2) for s in problem.stages))
+    work = elements * (access / (1 if single else 8) + sum(INSTRUCTIONS.get(s.op, 2) for s in problem.stages))
     return streamed(device, launches(problem, tactic), read, written, work)
