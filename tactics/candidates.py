@@ -23,8 +23,8 @@ def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -
     return _split(problem, device, dtypes)[0]
 
 
-def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
-    """(tactic or family, reason) for each one that cannot."""
+def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[tuple[Tactic | str, str], ...]:
+    """(tactic, or the name of a kernel or family; reason) for each one that cannot."""
     return _split(problem, device, dtypes)[1]
 
 
@@ -68,9 +68,9 @@ def _unable(problem: Problem, family: ModuleType) -> str:
 @lru_cache(maxsize=4096)
 def _split(
     problem: Problem, device: Device, dtypes: tuple[str, ...]
-) -> tuple[tuple[Tactic, ...], tuple[tuple[str, str], ...]]:
+) -> tuple[tuple[Tactic, ...], tuple[tuple[Tactic | str, str], ...]]:
     good: list[Tactic] = []
-    bad: list[tuple[str, str]] = []
+    bad: list[tuple[Tactic | str, str]] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if why := single.reason(problem):
             return (), ((type(problem).__name__, why),)
@@ -81,7 +81,7 @@ def _split(
             continue
         for tactic, reason in family.candidates(problem, device):
             if reason:
-                bad.append((str(tactic), reason))
+                bad.append((tactic, reason))
             else:
                 good.append(tactic)
     return tuple(good), tuple(bad)

@@ -7,8 +7,9 @@ Channels are padded to a multiple of V with zeros. Layouts after TensorRT's Tens
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,8 +104,47 @@ def num_bytes(fmt: Format, shape: tuple[int, int, int, int]) -> int:
     return num_elements(fmt, shape) * DTYPES[fmt.dtype].itemsize
 
 
-def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> str:
-    """A key equal for two formats exactly when they place every element of `shape` (padding included) at one address.
+class CanonicalFormat(NamedTuple):
+    """Where a tensor's elements lie: `planes` of `channels` channels each, one plane after the other, or else all `channels` of
+    a pixel together, their padding included. Prints and parses as `fp16:planes8`, `fp16:last64`. (A tuple, as the planner
+    hashes and compares millions of them.)"""
+
+    dtype: str
+    planes: bool
+    channels: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}:{'planes' if self.planes else 'last'}{self.channels}"
+
+    @staticmethod
+    def parse(text: str) -> CanonicalFormat:
+        """Raises ValueError where `text` is none."""
+        found = re.fullmatch(r"([a-z0-9]+):(planes|last)(\d+)", text)
+        if found is None:
+            raise ValueError(f"not a canonical format: {text!r}; expected one like fp16:last64 or fp16:planes8")
+        return CanonicalFormat(found[1], found[2] == "planes", int(found[3]))
+
+
+class Key(NamedTuple):
+    """What the planner tells a tensor's formats apart by: where its elements lie, and of a tensor inside another one `home`,
+    the name of its place there (gpu_runtime.planning.places); empty: it has memory of its own. Prints and parses as
+    `fp16:last64`, `fp16:last64@cat.1`."""
+
+    format: CanonicalFormat
+    home: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.format}@{self.home}" if self.home else str(self.format)
+
+    @staticmethod
+    def parse(text: str) -> Key:
+        """Raises ValueError where `text` is none."""
+        fmt, _, home = text.partition("@")
+        return Key(CanonicalFormat.parse(fmt), home)
+
+
+def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> CanonicalFormat:
+    """Equal for two formats exactly when they place every element of `shape` (padding included) at one address.
 
     hwc8 and hwc16 coincide when C % 16 == 0; chw32 coincides with channels-last padded to 32 when C <= 32;
     any layout of a 1 x 1 image is just its padded channels.
@@ -113,8 +153,8 @@ def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> str:
     lay = LAYOUTS[fmt.layout]
     cp = padded_channels(fmt.layout, c)
     if h * w == 1 or not lay.blocked or c <= lay.vector:
-        return f"{fmt.dtype}:last{cp}"
-    return f"{fmt.dtype}:planes{lay.vector}"
+        return CanonicalFormat(fmt.dtype, False, cp)
+    return CanonicalFormat(fmt.dtype, True, lay.vector)
 
 
 # Of the formats that place a tensor's elements at the same addresses, the first of these stands for all.
@@ -124,15 +164,15 @@ assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 def representative(shape: tuple[int, int, int, int], dtype: str = "fp16") -> tuple[Format, ...]:
     """The distinct formats of an NCHW shape, one name for each memory layout."""
-    found: dict[str, Format] = {}
+    found: dict[CanonicalFormat, Format] = {}
     for layout in PREFERRED:
         fmt = Format(dtype, layout)
         found.setdefault(canonical(fmt, shape), fmt)
     return tuple(found.values())
 
 
-def part_key(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) -> str | None:
-    """The canonical key of channels first .. first + c of a tensor of shape `whole` in `fmt`, seen as a tensor inside it.
+def part_format(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) -> CanonicalFormat | None:
+    """The canonical format of channels first .. first + c of a tensor of shape `whole` in `fmt`, seen as a tensor inside it.
 
     None where the part cannot be one: it begins or ends inside a vector, so that 16-byte accesses would be misaligned or
     a store would reach into the next part. Only the last part ends with, and owns, the padding of the whole.
@@ -145,10 +185,10 @@ def part_key(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) 
         return None
     padded = padded_channels(fmt.layout, channels) - first if last else c
     shape = (n, c, h, w)
-    key = canonical(fmt, shape) if lay.blocked else f"{fmt.dtype}:last{padded}"
+    found = canonical(fmt, shape) if lay.blocked else CanonicalFormat(fmt.dtype, False, padded)
     for f in representative(shape, fmt.dtype):  # kernels know the part by that name, and take vectors of its width
-        if canonical(f, shape) == key and (LAYOUTS[f.layout].vector < 8) == (lay.vector < 8):
-            return key
+        if canonical(f, shape) == found and (LAYOUTS[f.layout].vector < 8) == (lay.vector < 8):
+            return found
     return None
 
 

@@ -13,14 +13,14 @@ MARKS = {
     "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
     "transpose_grouped": "hmma_16816",
 }  # fmt: skip
-SPARSE = tuple(kernel for kernel in MARKS if kernel.endswith("sparse24"))
+SPARSE = tuple(kernel for kernel in MARKS if kernel.endswith("sparse24"))  # kernels that skip the zeros of 2:4 weights
 KERNELS = (
     *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
     "rows", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "library",
 )  # fmt: skip
 
 
-IN_PLACE = "in_place"  # what stands in place of a tactic's name where nothing is launched
+IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launched
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,11 +87,15 @@ class Tactic:
     out: Format
 
     @property
-    def name(self) -> str:
+    def runner(self) -> str:
+        """The kernel, its instruction and its tile: the name without the formats."""
         mark = f"_{MARKS[self.kernel]}" if self.kernel in MARKS else ""
-        tile = f"_{self.tile}" if self.tile else ""
+        return f"{self.kernel}{mark}_{self.tile}" if self.tile else f"{self.kernel}{mark}"
+
+    @property
+    def name(self) -> str:
         formats = [*(str(f) for f in self.ins), str(self.out)]
-        return f"{self.kernel}{mark}{tile}__{'_'.join(formats).replace(':', '.')}"
+        return f"{self.runner}__{'_'.join(formats).replace(':', '.')}"
 
     @property
     def sparse(self) -> bool:

@@ -10,9 +10,8 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import named
 from gpu_runtime.planning import tables
-from gpu_runtime.planning.places import IN_PLACE
 from gpu_runtime.rewrites import shared_concats
-from tactics.format import DTYPES, Format, num_bytes, padded_channels, part_key, strides
+from tactics.format import DTYPES, CanonicalFormat, Format, num_bytes, padded_channels, part_format, strides
 from tactics.measure import timing
 from tactics.planner import plan
 from tactics.problems.problem import (
@@ -238,7 +237,7 @@ def solve(path, in_place=True, **options) -> tuple[plan.Plan, float]:
     net = shared_concats.share(lowered(path, **options)) if in_place else lowered(path, **options)
     io = {t.name: Format(t.dtype, "chw") for t in (*net.inputs, *net.outputs)}
     graph = tables.tabulate(net, named(DEVICE), timing.predicted(named(DEVICE)), sparse=False, io=io).graph
-    force = {} if in_place else {c.name: (lambda e: e.tactic != IN_PLACE) for c in graph.choices}
+    force = {} if in_place else {c.name: (lambda e: e.tactic is not None) for c in graph.choices}
     start = time.perf_counter()
     return plan.solve(graph, force=force, milp_seconds=20), time.perf_counter() - start
 
@@ -247,7 +246,7 @@ def test_squeezenet_joins_for_nothing():
     path = model_path("squeezenet11_fp16")
     best, seconds = solve(path)
     copied, _ = solve(path, in_place=False)
-    joins = [name for name, e in best.entries.items() if e.tactic == IN_PLACE]
+    joins = [name for name, e in best.entries.items() if e.tactic is None]
     print(f"squeezenet: {best.total_ps / 1e6:.2f} us, with copies {copied.total_ps / 1e6:.2f} us; solved in {seconds:.3f} s")
     assert len(joins) == 8 and not best.reformats and best.status == "proven" and seconds < 1
     assert best.total_ps < copied.total_ps - 16_000_000, "16 launches fewer"
@@ -269,7 +268,7 @@ def test_densenet121_needs_no_milp(tmp_path):
     path = tmp_path / "densenet121.onnx"
     path.write_bytes(densenet((6, 12, 24, 16), 32, 64, 56).SerializeToString())
     best, seconds = solve(path)
-    joins = [e for e in best.entries.values() if e.tactic == IN_PLACE]
+    joins = [e for e in best.entries.values() if e.tactic is None]
     print(f"densenet121-like: {best.total_ps / 1e6:.1f} us, {len(best.entries)} ops, {best.method}, solved in {seconds:.2f} s")
     assert best.method == "elimination" and best.status == "proven" and len(joins) == 58
 
@@ -327,7 +326,7 @@ def test_share_keeps_what_it_must():
     ("chw32", 32, 28, "fp16:last32"), ("chw32", 0, 32, "fp16:last32"), ("chw32", 8, 8, None), ("chw32", 0, 8, None),
 ])  # fmt: skip
 def test_parts_fit_the_formats_vector(layout, first, c, key):
-    assert part_key(Format("fp16", layout), (2, 60, 5, 4), first, c) == key
+    assert part_format(Format("fp16", layout), (2, 60, 5, 4), first, c) == (key and CanonicalFormat.parse(key))
 
 
 # ---- kernels on tensors that lie inside others

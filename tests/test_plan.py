@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import doctest
 import itertools
 import math
 import os
@@ -15,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_runtime.planning import places
+from tactics import reason
 from tactics.planner import eliminate, formulation
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
-from tactics.planner.plan import best_single_format, cheapest, forced, greedy, solve
+from tactics.planner.plan import best_single_format, best_single_key, cheapest, forced, greedy, solve
 from tactics.planner.reformats import cost, evaluate
 from tests.planner_graphs import (
     PAIRS,
@@ -186,7 +189,7 @@ def test_resnet50_is_fast(fuse, capsys):
         start = time.perf_counter()
         plan = solve(graph)
         seconds.append(time.perf_counter() - start)
-    rivals = greedy(graph).total_ps, best_single_format(graph).total_ps
+    rivals = greedy(graph).total_ps, best_single_key(graph).total_ps
     slower = [f"{r / plan.total_ps:.3f}" for r in rivals]
     with capsys.disabled():
         print(
@@ -217,7 +220,7 @@ def test_same_plan_under_any_hash_seed():
 def describe() -> str:
     graphs = [small_graph(seed) for seed in range(60)] + [conv_net(3, (2, 2))]
     plans = [solved(g) for g in graphs] + [solved(g, max_cells=3) for g in graphs[:20]]
-    plans += [greedy(graphs[-1]), best_single_format(graphs[-1])]
+    plans += [greedy(graphs[-1]), best_single_key(graphs[-1])]
     return "\n".join(map(repr, plans))
 
 
@@ -226,7 +229,7 @@ def test_rivals_are_plans_and_never_better():
     for seed in range(0, SEEDS, 3):
         graph = small_graph(seed)
         best = solved(graph)
-        found = [best_single_format(graph)]
+        found = [best_single_key(graph)]
         with contextlib.suppress(ValueError):
             found.append(greedy(graph))
         for rival in filter(None, found):
@@ -236,14 +239,20 @@ def test_rivals_are_plans_and_never_better():
     assert seen > 100
 
 
+@pytest.mark.parametrize("module", [places, reason], ids=lambda m: m.__name__)
+def test_worked_examples_compute_what_they_say(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
+
+
 def test_single_format_names_translate_keys():
     """One format may have a different key on each tensor."""
     entries = tuple(Entry("k", (a,), b, 10) for a in ("x.p", "x.q") for b in ("y.p", "y.q"))
     formats = {"x": ("x.p", "x.q"), "y": ("y.p", "y.q")}
     graph = Graph((Choice("f", ("x",), "y", entries),), (), {"x": "x.q"}, ("x",), ("y",), formats, lambda *_: 5)
     names = {"p": {"x": ("x.p",), "y": ("y.p",)}, "q": {"x": ("x.q",), "y": ("y.q",)}}
-    plan = best_single_format(graph, names)
-    assert plan.method == "single format q" and plan.entries["f"].ins == ("x.q",) and plan.total_ps == 10
+    name, plan = best_single_format(graph, names)
+    assert name == "q" and plan.method == "single format" and plan.entries["f"].ins == ("x.q",) and plan.total_ps == 10
 
 
 def test_reformat_is_charged_once_and_hops_are_shared():

@@ -36,7 +36,7 @@ def test_the_stored_graph_gives_the_plan_again(name, request):
     again = solve(what_if.graph(json.loads(json.dumps(plan["choices"]))))
     assert again.total_ps == round(plan["plan"]["total_us"] * 1e6) and again.status == "proven"
     ran = {layer["name"]: layer["tactic"] for layer in plan["layers"] if layer["type"] not in ("reformat", "noop")}
-    assert {name: e.tactic for name, e in again.entries.items() if e.tactic != "in_place"} == {
+    assert {name: str(e.tactic) for name, e in again.entries.items() if e.tactic} == {
         name: tactic for name, tactic in ran.items() if tactic
     }
 

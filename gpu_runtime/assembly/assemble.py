@@ -17,7 +17,7 @@ from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
 from gpu_runtime.runtime.engine import pack
-from tactics.format import DTYPES, Format, Strides, canonical, num_bytes, strides
+from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
 from tactics.problems.problem import ReformatProblem
@@ -99,14 +99,14 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
     edges = {t.name for t in network.inputs}
     ready: dict[Place, tuple[str, Format]] = {
-        Place(t, canonical(table.io[t], network.tensors[t])): (t, table.io[t]) for t in edges
+        Place(t, Key(canonical(table.io[t], network.tensors[t]))): (t, table.io[t]) for t in edges
     }
     layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
         """A network output's own name is that of what the caller gets; its other formats and places bear another."""
         t = place.tensor
-        leaves = t in outside and fmt == table.io[t] and place.key == canonical(fmt, network.tensors[t])
+        leaves = t in outside and fmt == table.io[t] and place.key == Key(canonical(fmt, network.tensors[t]))
         return t if leaves else otherwise
 
     def provide(place: Place, fmt: Format, label: str) -> str:
@@ -135,11 +135,11 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     outside = {t.name for t in network.outputs}
     for op in _runnable(ops, edges):
         entry = chosen.entries[op.name]
-        if entry.tactic == places.IN_PLACE:
-            tactic, out_fmt = None, format_of(table, op.output, entry.out)
+        tactic = entry.tactic
+        if tactic is None:
+            out_fmt = format_of(table, op.output, entry.out)
             in_fmts = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
         else:
-            tactic = Tactic.parse(entry.tactic)
             in_fmts, out_fmt = tactic.ins, tactic.out
         ins = []
         for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, in_fmts, strict=True)):
@@ -150,7 +150,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
         ready[place] = (name, out_fmt)
     for i, t in enumerate(network.outputs):
-        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
         provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
     return layers
 
@@ -191,14 +191,14 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
         size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
 
     for t in network.inputs:
-        place = Place(t.name, canonical(table.io[t.name], t.shape4))
+        place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
         touch(place, 0)
         touch(place, end)
     for i, layer in enumerate(layers, 1):
         for place, _, _ in (*layer.ins, layer.out):
             touch(place, i)
     for t in network.outputs:
-        touch(Place(t.name, canonical(table.io[t.name], t.shape4)), end)
+        touch(Place(t.name, Key(canonical(table.io[t.name], t.shape4))), end)
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
     scratch = [(i, s) for i, x in enumerate(layers, 1) if x.tactic for s in launches(x.problem, x.tactic) if s.workspace]
     if scratch:  # one workspace for all that need one, and counters that stay zero between them
@@ -249,7 +249,7 @@ def _name(place: Place) -> str:
 
 
 def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
-    place = Place(info.name, canonical(fmt, info.shape4))
+    place = Place(info.name, Key(canonical(fmt, info.shape4)))
     return {
         "name": info.name, "shape": list(info.shape), "dtype": fmt.dtype, "format": str(fmt), "shape4": list(info.shape4),
         "offset": offsets[_name(place)], "nbytes": num_bytes(fmt, info.shape4),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from gpu_runtime.network import Op
-from gpu_runtime.planning.tables import Table, untimed
+from gpu_runtime.planning.tables import Table, Times, untimed
 from gpu_runtime.text import printable
 from tactics.candidates import rejected
 from tactics.format import LAYOUTS, TRT_TYPES, Format, strides
@@ -29,9 +29,28 @@ def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str]
     yield "\n".join(_reformats(table, chosen, mark))
 
 
-def _op(table, op: Op, times, chosen: plan.Plan, failures, mark: str, exhaustive: bool) -> Iterator[str]:
+def _op(table: Table, op: Op, times: Times, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], mark: str,
+        exhaustive: bool) -> Iterator[str]:  # fmt: skip
     name = printable(op.name)
-    combinations: dict[tuple, list[Tactic]] = {}
+    yield from _timings(op, times, mark)
+    for (problem, tactic), why in failures.items():
+        if problem == str(op.problem):
+            yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
+    for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
+        yield f"Skipping {count} tactics of {name}: cannot run: {printable(reason)}"
+    yield from _untimed(table, op, exhaustive)
+    if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
+        entry = chosen.entries[op.name]
+        runner = entry.tactic.runner if entry.tactic else entry.name
+        yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {value(entry.name)}"
+    else:
+        yield f"{ARROWS} {name} is not part of the plan: another way to fuse it is faster"
+
+
+def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
+    """Every tactic's time, by the formats of its tensors and by kernel."""
+    name = printable(op.name)
+    combinations: dict[tuple[Format, ...], list[Tactic]] = {}
     for tactic in times:
         combinations.setdefault((*tactic.ins, tactic.out), []).append(tactic)
     for formats, tactics in combinations.items():
@@ -44,23 +63,17 @@ def _op(table, op: Op, times, chosen: plan.Plan, failures, mark: str, exhaustive
             for t in mine:
                 yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(times[t].us, mark)}"
             yield f"{name} ({kernel}) Fastest Tactic: {value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
-    for (problem, tactic), why in failures.items():
-        if problem == str(op.problem):
-            yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
-    for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
-        yield f"Skipping {count} tactics of {name}: cannot run: {printable(reason)}"
-    proofs = untimed(table, op)
-    if exhaustive:
-        proofs = {t: proof for t, proof in proofs.items() if not proof.startswith("every element")}
-    left = Counter((f"{', '.join(map(str, t.ins))} -> {t.out}", proof) for t, proof in proofs.items())
-    for (formats, proof), count in left.items():
-        yield f"Not timed: {count} tactics of {name} in {formats}: {proof}"
-    if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
-        entry = chosen.entries[op.name]
-        runner = entry.tactic.partition("__")[0] if "__" in entry.tactic else entry.tactic
-        yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {value(entry.tactic)}"
-    else:
-        yield f"{ARROWS} {name} is not part of the plan: another way to fuse it is faster"
+
+
+def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
+    """What needs no time, and why."""
+    timed = ("same_addresses",) if exhaustive else ()
+    left = Counter(
+        (f"{', '.join(map(str, t.ins))} -> {t.out}", reason.sentence)
+        for t, reason in untimed(table, op).items() if reason.code not in timed
+    )  # fmt: skip
+    for (formats, sentence), count in left.items():
+        yield f"Not timed: {count} tactics of {printable(op.name)} in {formats}: {sentence}"
 
 
 def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
@@ -71,9 +84,9 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
         yield f"{STARS} Autotuning Reformat: {_described(src, shape)} -> {_described(dst, shape)} {STARS}"
         for t, time in sorted(times.items(), key=lambda item: (item[1].us, item[0].name)):
             yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(time.us, mark)}"
-    for tensor, src, dst in chosen.reformats:
-        if table.graph.reformat_ps(tensor, src, dst):
-            yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {src} to {dst}"
+    for tensor, before, after in chosen.reformats:
+        if table.graph.reformat_ps(tensor, before, after):
+            yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {before} to {after}"
 
 
 def value(name: str) -> str:

@@ -14,13 +14,13 @@ from gpu_runtime.network import Op
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
 from tactics.candidates import candidates, rejected
-from tactics.families.conv_gemm import sparse_family_reason
+from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.predict import SIGMA_RATIO, predict
 from tactics.roofline import floors
-from tactics.tactic import Tactic
+from tactics.tactic import SPARSE, Tactic
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None,
@@ -100,11 +100,9 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
         told = {"detail": "FP32", "sentence": f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."}
         return row | {"verdict": "not_eligible", "reason": "no_sparse_tactic", "floor": None} | told
-    family = sparse_family_reason(own.problem)
-    if family:
-        code, _, detail = family.partition(": ")
-        would = kernels.if_sparse(op, times, alternatives) if code == "pattern_violation" else None
-        return row | {"verdict": "not_eligible", "reason": code, "detail": detail, "if_sparse": would}
+    if against := not_sparse(own.problem):
+        would = kernels.if_sparse(op, times, alternatives) if against.code == "pattern_violation" else None
+        return row | {"verdict": "not_eligible", "reason": against.code, "detail": against.sentence, "if_sparse": would}
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         would = kernels.if_sparse(op, times, alternatives) if mode == "disable" else None
@@ -166,11 +164,11 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> dict:
     gone, new = ([table.graph.reformat_ps(*hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
     reformat = sum(new) - sum(gone)
     total = forced.total_ps - chosen.total_ps
-    tactic = Tactic.parse(mine.tactic)
+    tactic = mine.tactic
     return {
         "total_us": forced.total_ps / 1e6, "cost_us": total / 1e6, "kernel_us": kernel / 1e6, "reformat_us": reformat / 1e6,
         "around_us": (total - kernel - reformat) / 1e6, "reformats": sum(map(bool, new)) - sum(map(bool, gone)),
-        "tactic": mine.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out),
+        "tactic": mine.name, "in": str(tactic.ins[0]), "out": str(tactic.out),
         "us": sum(e.time_ps for e in forced.after) / 1e6, "kernels": len(forced.after),
     }  # fmt: skip
 
@@ -249,7 +247,7 @@ def _rounded(record: Mapping) -> dict:
 def _rejections(table: Table, op: Op) -> str:
     if any(t.sparse for t in candidates(op.problem, table.device)):
         return "every sparse tactic failed when it was timed"
-    reasons = [r for name, r in rejected(op.problem, table.device) if "sparse24" in name]
+    reasons = [r for x, r in rejected(op.problem, table.device) if x in SPARSE or (isinstance(x, Tactic) and x.sparse)]
     return "; ".join(dict.fromkeys(reasons))
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 from gpu_runtime.errors import EngineError
-from gpu_runtime.planning.places import IN_PLACE, base
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.text import printable, tactic_text, times_are, us_text, versus, wrap
 from gpu_runtime.text import table as text_table
-from tactics.format import DTYPES, Format, canonical, representative
+from tactics.format import DTYPES, Format, Key, canonical, representative
 from tactics.planner import plan as planner
-from tactics.planner.graph import Choice, Entry, Graph
-from tactics.tactic import Tactic
+from tactics.planner.graph import Choice, Entry, Graph, Hop
+from tactics.tactic import IN_PLACE, Tactic
 
 WISH = re.compile(r"sparse|dense|[a-z0-9:]+(->[a-z0-9:]+)?")
 
@@ -35,7 +33,7 @@ def store(table: Table) -> dict:
         for e in c.entries:
             if all(f in keys[t] for f, t in zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)):
                 places = [keys[t].index(f) for f, t in zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
-                rows.append([tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps])
+                rows.append([tactics.setdefault(e.name, len(tactics)), *places, e.time_ps])
         choices.append({
             "op": c.name, "layer": op.layer, "layers": list(op.layers),
             "in": [tensors[t] for t in c.inputs], "out": tensors[c.output],
@@ -43,36 +41,39 @@ def store(table: Table) -> dict:
         })  # fmt: skip
     return {
         "tensors": [
-            {"name": t, "shape4": list(shape), "keys": keys[t],
+            {"name": t, "shape4": list(shape), "keys": [*map(str, keys[t])],
              "reformat_ps": [[0 if a == b else g.reformat_ps(t, a, b) for b in keys[t]] for a in keys[t]]}
             for t, shape in network.tensors.items()
         ],
         "tactics": list(tactics), "choices": choices, "groups": [[name, list(options)] for name, options in g.groups],
-        "pinned": dict(g.pinned), "inputs": list(g.inputs), "outputs": list(g.outputs),
+        "pinned": {t: str(key) for t, key in g.pinned.items()}, "inputs": list(g.inputs), "outputs": list(g.outputs),
     }  # fmt: skip
 
 
 def graph(stored: Mapping) -> Graph:
     """The planner's graph as it was stored."""
-    tensors, names = stored["tensors"], stored["tactics"]
+    tensors = stored["tensors"]
+    tactics = [None if name == IN_PLACE else Tactic.parse(name) for name in stored["tactics"]]
     times = {t["name"]: t["reformat_ps"] for t in tensors}
-    place = {t["name"]: {key: i for i, key in enumerate(t["keys"])} for t in tensors}
+    keys = {t["name"]: tuple(map(Key.parse, t["keys"])) for t in tensors}
+    place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}
 
-    def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
+    def reformat_ps(tensor: str, src: Key, dst: Key) -> int | None:
         return times[tensor][place[tensor][src]][place[tensor][dst]]
 
     choices = []
     for c in stored["choices"]:
-        around = [tensors[i] for i in (*c["in"], c["out"])]
+        *inputs, output = (tensors[i]["name"] for i in (*c["in"], c["out"]))
         entries = []
-        for tactic, *places, ps in c["entries"]:
-            *ins, out = (t["keys"][i] for t, i in zip(around, places, strict=True))
-            entries.append(Entry(names[tactic], tuple(ins), out, ps, _sparse(names[tactic])))
-        inputs = tuple(t["name"] for t in around[:-1])
-        choices.append(Choice(c["op"], inputs, around[-1]["name"], tuple(entries), tuple(tuple(w) for w in c["when"])))
+        for number, *places, ps in c["entries"]:
+            *ins, out = (keys[t][i] for t, i in zip((*inputs, output), places, strict=True))
+            tactic = tactics[number]
+            entries.append(Entry(tactic, tuple(ins), out, ps, tactic is not None and tactic.sparse))
+        choices.append(Choice(c["op"], tuple(inputs), output, tuple(entries), tuple(tuple(w) for w in c["when"])))
     return Graph(
-        tuple(choices), tuple((name, tuple(options)) for name, options in stored["groups"]), stored["pinned"],
-        tuple(stored["inputs"]), tuple(stored["outputs"]), {t["name"]: tuple(t["keys"]) for t in tensors}, reformat_ps,
+        tuple(choices), tuple((name, tuple(options)) for name, options in stored["groups"]),
+        {t: Key.parse(key) for t, key in stored["pinned"].items()}, tuple(stored["inputs"]), tuple(stored["outputs"]), keys,
+        reformat_ps,
     )  # fmt: skip
 
 
@@ -148,24 +149,17 @@ def _side(change: Mapping, side: str, plan: Mapping) -> str:
     return f"{us_text(entry['us'], plan)} {entry['in']}->{entry['out']}\n{tactic_text(entry['tactic'])}{fused}"
 
 
-@lru_cache(maxsize=65536)
-def _sparse(tactic: str) -> bool:
-    return tactic != IN_PLACE and Tactic.parse(tactic).sparse
-
-
 def _entry(e: Entry) -> dict:
-    if e.tactic == IN_PLACE:
-        return {"tactic": e.tactic, "in": base(e.ins[0]), "out": base(e.out), "us": 0.0}
-    tactic = Tactic.parse(e.tactic)
-    return {"tactic": e.tactic, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": e.time_ps / 1e6}
+    ins, out = (e.ins[0].format, e.out.format) if e.tactic is None else (e.tactic.ins[0], e.tactic.out)
+    return {"tactic": e.name, "in": str(ins), "out": str(out), "us": e.time_ps / 1e6}
 
 
-def _hop(stored: Mapping, g: Graph, hop: tuple[str, str, str]) -> dict:
+def _hop(stored: Mapping, g: Graph, hop: Hop) -> dict:
     tensor, src, dst = hop
     shape = next(t["shape4"] for t in stored["tensors"] if t["name"] == tensor)
     names = {canonical(f, tuple(shape)): str(f) for f in reversed(representative(tuple(shape)))}
     return {
-        "tensor": tensor, "from": names.get(base(src), base(src)), "to": names.get(base(dst), base(dst)),
+        "tensor": tensor, "from": names.get(src.format, str(src.format)), "to": names.get(dst.format, str(dst.format)),
         "us": g.reformat_ps(*hop) / 1e6,
     }  # fmt: skip
 
@@ -184,15 +178,15 @@ def _ops(stored: Mapping, layer: str) -> set[str]:
 
 def _test(stored: Mapping, wish: str) -> Callable[[Choice, Entry], bool]:
     if wish in ("sparse", "dense"):
-        return lambda c, e: e.tactic != IN_PLACE and e.sparse == (wish == "sparse")
+        return lambda c, e: e.tactic is not None and e.sparse == (wish == "sparse")
     if not WISH.fullmatch(wish):
         raise ValueError(f"{wish!r}: expected sparse, dense, a format like hwc8, or two like 'chw->hwc8'")
     parts = wish.split("->")
     first, last = (_named(p) for p in (parts[0], parts[-1]))
     shapes = {t["name"]: tuple(t["shape4"]) for t in stored["tensors"]}
 
-    def among(key: str, formats: tuple[Format, ...], tensor: str) -> bool:
-        return base(key) in {canonical(f, shapes[tensor]) for f in formats}
+    def among(key: Key, formats: tuple[Format, ...], tensor: str) -> bool:
+        return key.format in {canonical(f, shapes[tensor]) for f in formats}
 
     return lambda c, e: among(e.ins[0], first, c.inputs[0]) and among(e.out, last, c.output)
 

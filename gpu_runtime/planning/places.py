@@ -1,9 +1,17 @@
 """Tensors that lie inside others: the pieces of a Concat in its output, the parts that a Split takes in its input.
 
-A place in an op is one more format of a tensor: the key "fp16:last64@cat.1" is the canonical format fp16:last64, stored
-as input 1 of op cat. A tensor is produced in one key; another key, another place, costs a copy. So the planner needs no
-rule of its own: running an op in place is an entry of no time that wants its tensors in its places. A tensor in several
-Concats, or bound by the caller, is copied into all places but (at most) one.
+A place in an op is one more format of a tensor: a Key with a home. A tensor is produced in one key; another key, another
+place, costs a copy. So the planner needs no rule of its own: running an op in place is an entry of no time that wants its
+tensors in its places. A tensor in several Concats, or bound by the caller, is copied into all places but (at most) one.
+
+An example: cat joins a of 16 channels and b of 64, one image each. In channels-last order an output pixel's 80 channels lie
+together, of which a's are the first 16; where planes of one channel follow each other, a is the first 16 of them:
+
+>>> cat = Op("cat", ConcatProblem((16, 64), (1, 4, 4)), ("a", "b"), "y")
+>>> for ins, out in entries(cat):
+...     print(*ins, "->", out)
+fp16:last16@cat.0 fp16:last64@cat.1 -> fp16:last80
+fp16:planes1@cat.0 fp16:planes1@cat.1 -> fp16:planes1
 
 Which memory a place is follows from the plan alone (`homes`): pieces lie in what their op produces, which may be the
 piece of another op again. What a view makes a piece of lies there too, where the piece is one run of memory: so the heads of a
@@ -19,54 +27,52 @@ from itertools import accumulate, product
 from gpu_runtime.network import Network, Op
 from tactics.format import (
     LAYOUTS,
+    CanonicalFormat,
     Format,
+    Key,
     canonical,
     num_elements,
     padded_channels,
-    part_key,
+    part_format,
     representative,
     strides,
 )
 from tactics.planner import plan
+from tactics.planner.graph import Cell
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
-from tactics.tactic import IN_PLACE
 
 PIECES = tuple(Format("fp16", layout) for layout in LAYOUTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in one format and, where the key names one, in one op's memory. Two names of one layout share a place."""
+    """A tensor in one format and, where the key has a home, in one op's memory. Two names of one layout share a place."""
 
     tensor: str
-    key: str
+    key: Key
 
 
-def base(key: str) -> str:
-    """The canonical format of a key, without its place."""
-    return key.partition("@")[0]
-
-
-def entries(op: Op) -> Iterator[tuple[tuple[str, ...], str]]:
+def entries(op: Op) -> Iterator[Cell]:
     """(keys of the inputs, key of the output) for each format in which `op` needs no kernel; none for most ops."""
     problem = op.problem
     if isinstance(problem, ConcatProblem) and problem.axis == 1:
         firsts = (0, *accumulate(problem.sizes))
         for fmt in representative(problem.out_shape):
-            keys = [part_key(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.sizes, strict=False)]
-            if None not in keys and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
-                yield tuple(f"{key}@{op.name}.{i}" for i, key in enumerate(keys)), canonical(fmt, problem.out_shape)
+            parts = [part_format(fmt, problem.out_shape, first, c) for first, c in zip(firsts, problem.sizes, strict=False)]
+            keys = tuple(Key(part, f"{op.name}.{i}") for i, part in enumerate(parts) if part is not None)
+            if len(keys) == len(parts) and num_elements(fmt, problem.out_shape) < 2**31:  # kernels address with 32 bits
+                yield keys, Key(canonical(fmt, problem.out_shape))
     elif isinstance(problem, MoveProblem) and problem.is_part:
         for fmt in representative(problem.in_shapes[0]):
-            key = part_key(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
-            if key is not None:
-                yield (canonical(fmt, problem.in_shapes[0]),), f"{key}@{op.name}"
+            part = part_format(fmt, problem.in_shapes[0], problem.start[0], problem.out[0])
+            if part is not None:
+                yield (Key(canonical(fmt, problem.in_shapes[0])),), Key(part, op.name)
 
 
-def views(op: Op) -> Iterator[tuple[str, str]]:
-    """(key of the input, key of the output) of each pair of formats in which a view or a transposition moves nothing: both
-    tensors lie densely, and every element where it is to be."""
+def views(op: Op) -> Iterator[tuple[CanonicalFormat, CanonicalFormat]]:
+    """(of the input, of the output): each pair of formats in which a view or a transposition moves nothing: both tensors lie
+    densely, and every element where it is to be."""
     p = op.problem
     if isinstance(p, ViewProblem):
         linear = Format("fp16", "chw")
@@ -84,7 +90,7 @@ def views(op: Op) -> Iterator[tuple[str, str]]:
                 yield canonical(x, p.shape), canonical(y, p.out_shape)
 
 
-def beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
+def formats_beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, tuple[Format, ...]]:
     """Tensor -> formats that it may have beside its own, because a view or transposition then moves nothing: without padding
     between pixels where channels become last or were, and of the type that the network's input or output has at the other
     side. `io`: the formats of the network's inputs and outputs."""
@@ -101,7 +107,7 @@ def beside(network: Network, io: Mapping[str, tuple[Format, ...]]) -> dict[str, 
     return {t: fmts for t, fmts in found.items() if t not in network.only}
 
 
-def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
+def _steps(fmt: Format, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
     """Elements from one index to the next along each axis; None where that is no one number or channels are padded."""
     lay, s = LAYOUTS[fmt.layout], strides(fmt, shape)
     if padded_channels(fmt.layout, shape[1]) != shape[1] or (lay.blocked and 1 < lay.vector < shape[1]):
@@ -109,37 +115,39 @@ def _steps(fmt: Format, shape) -> tuple[int, int, int, int] | None:
     return s.n, (1 if lay.vector > 1 else s.block), shape[3] * s.pixel, s.pixel
 
 
-def placed_keys(network: Network, most: int) -> dict[str, tuple[str, ...]]:
-    """Tensor -> the keys that name a place in an op, at most `most` (the planner's tables double with each)."""
-    found: dict[str, dict[str, None]] = {t: {} for t in network.tensors}
-    runs: set[tuple[str, str]] = set()
-    able = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
+def keys_inside(network: Network, most: int) -> dict[str, tuple[Key, ...]]:
+    """Tensor -> its keys that have a home in an op, at most `most` (the planner's tables double with each)."""
+    found: dict[str, dict[Key, None]] = {t: {} for t in network.tensors}
+    runs: set[Place] = set()  # those that are one run of memory
+    formats = {t: {canonical(f, shape) for f in network.formats(t)} for t, shape in network.tensors.items()}
     for op in network.ops:
+        tensors, shape = (*op.inputs, op.output), op.problem.out_shape
+        linear = Key(canonical(Format("fp16", "chw"), shape))
         for ins, out in entries(op):
-            whole = [(t, k) for t, k in zip((*op.inputs, op.output), (*ins, out), strict=True) if "@" not in k]
-            if any(key not in able[tensor] for tensor, key in whole):
+            ends = [*zip(tensors, (*ins, out), strict=True)]
+            if any(not key.home and key.format not in formats[t] for t, key in ends):
                 continue
-            for tensor, key in zip((*op.inputs, op.output), (*ins, out), strict=True):
-                if "@" in key and len(found[tensor]) < most:
-                    found[tensor][key] = None
-                    if op.problem.out_shape[0] == 1 and out == canonical(Format("fp16", "chw"), op.problem.out_shape):
-                        runs.add((tensor, key))  # of several images, a piece is one run of memory in each
-    _through_views(network, found, runs, most)
+            for t, key in ends:
+                if key.home and len(found[t]) < most:
+                    found[t][key] = None
+                    if shape[0] == 1 and out == linear:  # of several images, a piece is one run of memory in each
+                        runs.add(Place(t, key))
+    _inside_through_views(network, found, runs, most)
     return {t: tuple(keys) for t, keys in found.items()}
 
 
-def _through_views(network: Network, found: dict[str, dict[str, None]], runs: set[tuple[str, str]], most: int) -> None:
-    """Add to `found` the keys of what views make pieces of; `runs`: (tensor, key) of all that are one run of memory. Kernels
-    access formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
+def _inside_through_views(network: Network, found: dict[str, dict[Key, None]], runs: set[Place], most: int) -> None:
+    """Add to `found` the keys of what views make pieces of; `runs`: all places that are one run of memory. Kernels access
+    formats with vectors of 16 bytes, so what may begin elsewhere is linear."""
     askew = _askew(network)
     for op in reversed(network.ops):
         for (x, y), key in product(views(op), tuple(found[op.output])):
             source = op.inputs[0]
             vectors = any(LAYOUTS[f.layout].vector > 1 and canonical(f, network.tensors[source]) == x for f in PIECES)
-            able = y == base(key) and (op.output, key) in runs and not (vectors and op.output in askew)
-            if able and len(found[source]) < most:
-                found[source][x + key[len(y) :]] = None
-                runs.add((source, x + key[len(y) :]))
+            fits = y == key.format and Place(op.output, key) in runs and not (vectors and op.output in askew)
+            if fits and len(found[source]) < most:
+                found[source][Key(x, key.home)] = None
+                runs.add(Place(source, Key(x, key.home)))
 
 
 def _askew(network: Network) -> set[str]:
@@ -155,12 +163,12 @@ def _askew(network: Network) -> set[str]:
     return found
 
 
-def through_views(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+def through_views(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[tuple[Key, Key]]:
     """(key of the input, key of the output) of each way in which a view's output, and so its input, lies in another op's
-    memory."""
-    for (x, y), key in product(views(op), placed[op.output]):
-        if y == base(key) and x + key[len(y) :] in placed[op.inputs[0]]:
-            yield x + key[len(y) :], key
+    memory. `inside`: tensor -> its keys that have a home."""
+    for (x, y), key in product(views(op), inside[op.output]):
+        if y == key.format and Key(x, key.home) in inside[op.inputs[0]]:
+            yield Key(x, key.home), key
 
 
 def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
@@ -171,13 +179,12 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     inside: dict[Place, tuple[Place, int]] = {}
     for op in network.ops:
         entry = chosen.entries.get(op.name)
-        pieces = isinstance(op.problem, (ConcatProblem, MoveProblem))
-        if entry is None or entry.tactic != IN_PLACE or not pieces or not plan.holds(op.when, chosen.options):
+        if entry is None or entry.tactic is not None or not plan.holds(op.when, chosen.options):
             continue
         out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
         if isinstance(op.problem, ConcatProblem):
             inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
-        else:
+        elif isinstance(op.problem, MoveProblem):
             inside[out] = ins[0], op.problem.start[0]
 
     def root(place: Place) -> tuple[Place, int]:
@@ -193,11 +200,11 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
 def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, Place]:
     """Place -> the place at whose address it begins, of what a view or transposition that moves nothing gives memory: the
     output is where the input is, but where the output is a piece, the input is where that is. Either has strides of its own."""
-    found = {}
+    found: dict[Place, Place] = {}
     for op in network.ops:
         entry = chosen.entries.get(op.name)
         moves = isinstance(op.problem, (ViewProblem, GatherProblem))
-        if entry is not None and entry.tactic == IN_PLACE and moves and plan.holds(op.when, chosen.options):
+        if entry is not None and entry.tactic is None and moves and plan.holds(op.when, chosen.options):
             source, view = Place(op.inputs[0], entry.ins[0]), Place(op.output, entry.out)
-            found |= {source: view} if "@" in view.key else {view: source}
+            found |= {source: view} if view.key.home else {view: source}
     return found

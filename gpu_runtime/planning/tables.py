@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import product
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
-from gpu_runtime.planning.places import base
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families.table import STRIDED, STRIDED_RESIDUAL
-from tactics.format import HALF_FORMATS, PREFERRED, Format, canonical, representative
+from tactics.format import HALF_FORMATS, PREFERRED, CanonicalFormat, Format, Key, canonical, representative
 from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner import plan
-from tactics.planner.graph import MAX_FORMATS, Choice
+from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop
 from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.problems.protocol import Feature
+from tactics.reason import Reason
 from tactics.tactic import Tactic
 
-Timer = Callable[[Problem, Iterable[Tactic]], Mapping[Tactic, Time]]
+Times = Mapping[Tactic, Time]
+Timer = Callable[[Problem, Iterable[Tactic]], Times]
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
@@ -41,16 +41,16 @@ class Table:
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
     sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
-    tactic may use, None: any number; `beside`: what places.beside lets tensors be.
+    tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be.
     """
 
     network: Network
     device: Device
     io: Mapping[str, Format]
-    times: tuple[Mapping[Tactic, Time], ...]
+    times: tuple[Times, ...]
     graph: plan.Graph
     sparse: bool = True
-    reformats: Mapping[ReformatProblem, Mapping[Tactic, Time]] = field(default_factory=dict)
+    reformats: Mapping[ReformatProblem, Times] = field(default_factory=dict)
     scratch: int | None = None
     beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
 
@@ -65,74 +65,154 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `progress` is told each op's name
     before it is timed.
     """
-    asked = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
-    if math.prod(map(len, asked.values())) > MAX_EDGE_CHOICES:
+    outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
+    if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
         raise ValueError(f"formats of inputs and outputs: more than {MAX_EDGE_CHOICES} combinations; name fewer alternatives")
-    named = {t: network.formats(t) for t in network.tensors}
-    beside = places.beside(network, asked)
-    edges = {t: _outside(network, t, (*asked.get(t, ()), *beside.get(t, ()))) for t in named}
-    usable = {t: named[t] + edges[t] for t in named}
-    timed: dict[tuple, Mapping[Tactic, Time]] = {}  # by all that decides the times: ops alike are timed once
-    times, missing, unable = [], [], []
-    for op in network.ops:
-        progress(op.name)
-        around = _around(network, op, usable, edges)
-        alike = op.problem, network.dtypes(op), network.is_straight(op), around
-        if alike not in timed:
-            timed[alike] = _timed(*alike, device, timer, sparse=sparse, exhaustive=exhaustive, scratch=scratch)
-        times.append(timed[alike])
-        if not times[-1] and not any(places.views(op)):
-            reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
-            missing.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
-            unable.append(op)
-    able, stuck = _without(network, unable), f"{network.name}: no tactic runs these layers on {device.title}:\n"
-    if unable and able is not None:  # fused otherwise: an option that no kernel can do is none
-        network, times = replace(network, ops=tuple(able.values()), groups=_options(network, unable)), [times[i] for i in able]
-    elif not all(op.when for op in unable):
-        raise ModelError(stuck + "\n".join(missing))
-
-    formats = {t: (*fmts, *beside.get(t, ())) for t, fmts in named.items()}
-    formats = {t: tuple(dict.fromkeys(canonical(f, network.tensors[t]) for f in fmts)) for t, fmts in formats.items()}
-    placed = places.placed_keys(network, MAX_FORMATS - len(PREFERRED) - 2)
-    formats = {t: (*own, *placed[t]) for t, own in formats.items()}
-    known = {(t, canonical(f, network.tensors[t])): f for t, fmts in usable.items() for f in reversed(fmts)}
-    reformats: dict[ReformatProblem, Mapping[Tactic, Time]] = {}
-
-    @cache
-    def reformat_ps(tensor: str, src: str, dst: str) -> int | None:
-        problem = ReformatProblem(*network.tensors[tensor], str(known[tensor, base(src)]), str(known[tensor, base(dst)]))
-        if problem not in reformats:
-            reformats[problem] = timer(problem, candidates(problem, device))
-        return min((_ps(t) for t in reformats[problem].values()), default=None)
-
-    made: dict[tuple, tuple[plan.Entry, ...]] = {}  # ops alike share their entries, too
-    fastest: dict[int, list[tuple[Tactic, int]]] = {}
-    choices = []
-    for op, rows in zip(network.ops, times, strict=True):
-        at, own = tuple(placed[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, placed)))
-        alike = id(rows), at, own
-        if alike not in made:
-            if id(rows) not in fastest:
-                fastest[id(rows)] = _fastest(op.problem, rows)
-            made[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], at), *own))
-        choices.append(Choice(op.name, op.inputs, op.output, made[alike], op.when))
+    formats = _formats(network, outside)
+    asked = _Asked(device, timer, sparse, exhaustive, scratch)
+    network, times, unsure = _narrowed(network, _times(network, formats, asked, progress), device)
+    inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2)
+    reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
-        tuple(choices), network.groups, {}, tuple(i.name for i in network.inputs), tuple(o.name for o in network.outputs),
-        formats, reformat_ps,
+        _choices(network, times, inside), network.groups, {}, tuple(i.name for i in network.inputs),
+        tuple(o.name for o in network.outputs), _keys(network, formats, inside), reformats.ps,
     )  # fmt: skip
     tables = []
-    for fmts in product(*asked.values()):
-        chosen = dict(zip(asked, fmts, strict=True))
-        pinned = {t: canonical(f, network.tensors[t]) for t, f in chosen.items()}
-        own = {t: tuple(dict.fromkeys((*formats[t], *filter(None, [pinned.get(t)])))) for t in formats}
-        whole = replace(graph, pinned=pinned, formats=own)
-        tables.append(Table(network, device, chosen, tuple(times), whole, sparse, reformats, scratch, beside))
-    if unable and able is None:  # ops of several decisions: some combinations of options have no plan, or all
+    for fmts in product(*outside.values()):
+        ends = dict(zip(outside, fmts, strict=True))
+        tables.append(Table(
+            network, device, ends, times, _pinned(network, graph, ends), sparse, reformats.times, scratch, formats.beside,
+        ))  # fmt: skip
+    if unsure:  # ops of several decisions: some combinations of options have no plan, or all
         try:
             plan.solve(tables[0].graph)
         except ValueError:
-            raise ModelError(stuck + "\n".join(missing)) from None
+            raise ModelError(unsure) from None
     return tables[0] if len(tables) == 1 else min(tables, key=lambda t: plan.solve(t.graph).total_ps)
+
+
+# ---- stages of `tabulate`
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `tabulate` was asked for."""
+
+    device: Device
+    timer: Timer
+    sparse: bool
+    exhaustive: bool
+    scratch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Formats:
+    """Of each tensor: `own`, those of kernels; `beside`, what places.formats_beside lets it be; `edges`, of those and of the
+    formats asked for outside what no own one coincides with."""
+
+    own: Mapping[str, tuple[Format, ...]]
+    beside: Mapping[str, tuple[Format, ...]]
+    edges: Mapping[str, tuple[Format, ...]]
+
+    def usable(self, tensor: str) -> tuple[Format, ...]:
+        return self.own[tensor] + self.edges[tensor]
+
+
+def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Formats:
+    """`outside`: of network inputs and outputs, those asked for."""
+    beside = places.formats_beside(network, outside)
+    edges = {t: _outside(network, t, (*outside.get(t, ()), *beside.get(t, ()))) for t in network.tensors}
+    return _Formats({t: network.formats(t) for t in network.tensors}, beside, edges)
+
+
+def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str], None]) -> list[Times]:
+    """The times of every tactic of each op."""
+    timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
+    found = []
+    for op in network.ops:
+        progress(op.name)
+        alike = op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)
+        if alike not in timed:
+            timed[alike] = _timed(*alike, asked)
+        found.append(timed[alike])
+    return found
+
+
+def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Network, tuple[Times, ...], str]:
+    """(the network without the options that need an op which no tactic runs, its times, an error's text): the text is empty
+    unless some combinations of options, or all, may have no plan. Raises ModelError where an op is needed that none runs."""
+    unable = [op for op, rows in zip(network.ops, times, strict=True) if not rows and not any(places.views(op))]
+    if not unable:
+        return network, tuple(times), ""
+    lines = [f"{network.name}: no tactic runs these layers on {device.title}:"]
+    for op in unable:
+        reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
+        lines.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
+    left = _without(network, unable)
+    if left is not None:  # fused otherwise: an option that no kernel can do is none
+        network = replace(network, ops=tuple(left.values()), groups=_options(network, unable))
+        return network, tuple(times[i] for i in left), ""
+    if not all(op.when for op in unable):
+        raise ModelError("\n".join(lines))
+    return network, tuple(times), "\n".join(lines)
+
+
+def _keys(network: Network, formats: _Formats, inside: Mapping[str, tuple[Key, ...]]) -> dict[str, tuple[Key, ...]]:
+    """Tensor -> all its keys but that of the network's edge: with memory of its own, then with a home in another."""
+    found = {}
+    for t, shape in network.tensors.items():
+        own = (Key(canonical(f, shape)) for f in (*formats.own[t], *formats.beside.get(t, ())))
+        found[t] = (*dict.fromkeys(own), *inside[t])
+    return found
+
+
+def _pinned(network: Network, graph: plan.Graph, ends: Mapping[str, Format]) -> plan.Graph:
+    """The graph with these formats at the network's edge."""
+    pinned = {t: Key(canonical(f, network.tensors[t])) for t, f in ends.items()}
+    formats = {t: tuple(dict.fromkeys((*keys, *filter(None, [pinned.get(t)])))) for t, keys in graph.formats.items()}
+    return replace(graph, pinned=pinned, formats=formats)
+
+
+class _Reformats:
+    """The times of all reformats that the planner asks for; each problem is timed once."""
+
+    def __init__(self, network: Network, formats: _Formats, asked: _Asked):
+        self.times: dict[ReformatProblem, Times] = {}
+        self._asked, self._shapes = asked, network.tensors
+        self._named = {
+            (t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))
+        }
+        self._known: dict[Hop, int | None] = {}
+
+    def ps(self, tensor: str, src: Key, dst: Key) -> int | None:
+        """Picoseconds of the fastest tactic; None: there is none."""
+        hop = tensor, src, dst
+        if hop not in self._known:
+            ends = self._named[tensor, src.format], self._named[tensor, dst.format]
+            problem = ReformatProblem(*self._shapes[tensor], *map(str, ends))
+            if problem not in self.times:
+                self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
+            self._known[hop] = min((_ps(t) for t in self.times[problem].values()), default=None)
+        return self._known[hop]
+
+
+def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]]) -> tuple[Choice, ...]:
+    """Each op with all that may run it; ops alike share one tuple of entries."""
+    found: dict[tuple, tuple[Entry, ...]] = {}
+    fastest: dict[int, list[tuple[Tactic, int]]] = {}
+    choices = []
+    for op, rows in zip(network.ops, times, strict=True):
+        homes, in_place = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, inside)))
+        alike = id(rows), homes, in_place
+        if alike not in found:
+            if id(rows) not in fastest:
+                fastest[id(rows)] = _fastest(op.problem, rows)
+            found[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], homes), *in_place))
+        choices.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
+    return tuple(choices)
+
+
+# ---- what is asked of a table
 
 
 def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
@@ -142,9 +222,9 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
-    able = [t for t in candidates(op.problem, table.device) if t.sparse]
+    runnable = [t for t in candidates(op.problem, table.device) if t.sparse]
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, _wanted(op.problem, able, both, table.scratch)
+    return op, _wanted(op.problem, runnable, both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -154,11 +234,11 @@ def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[
     return tuple(f for f in dict.fromkeys(formats) if canonical(f, shape) not in own)
 
 
-def format_of(table: Table, tensor: str, key: str) -> Format:
-    """The name of a canonical key on a tensor: that of the kernels, else that of the network's edge."""
+def format_of(table: Table, tensor: str, key: Key) -> Format:
+    """The name of a key on a tensor: that of the kernels, else that of the network's edge."""
     shape = table.network.tensors[tensor]
     for fmt in (*table.network.formats(tensor), table.io.get(tensor), *table.beside.get(tensor, ())):
-        if fmt is not None and canonical(fmt, shape) == base(key):
+        if fmt is not None and canonical(fmt, shape) == key.format:
             return fmt
     raise ValueError(f"tensor {tensor} has no format {key}")
 
@@ -191,11 +271,11 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
 def rivals(table: Table) -> dict:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
     dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
+    shapes = table.network.tensors.items()
     names = {
-        str(f): {t: canonical(f, shape) for t, shape in table.network.tensors.items()} for f in HALF_FORMATS
+        f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
+        for f in HALF_FORMATS
     }
-    known = table.graph.formats
-    names = {f: {t: tuple(k for k in known[t] if base(k) == key) for t, key in keys.items()} for f, keys in names.items()}
     single = plan.best_single_format(table.graph, names)
     try:
         greedy = plan.greedy(table.graph).total_ps / 1e6
@@ -203,7 +283,7 @@ def rivals(table: Table) -> dict:
         greedy = None
     return {
         "all_dense_us": plan.solve(table.graph, force=dense).total_ps / 1e6,
-        "best_single_format": single and {"format": single.method.rpartition(" ")[2], "us": single.total_ps / 1e6},
+        "best_single_format": single and {"format": str(single[0]), "us": single[1].total_ps / 1e6},
         "greedy_us": greedy,
     }
 
@@ -212,27 +292,24 @@ def _is_dense(entry: plan.Entry) -> bool:
     return not entry.sparse
 
 
-def untimed(table: Table, op: Op) -> dict[Tactic, str]:
+def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
     """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
-    able = _able(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
-    same = _namesakes(op.problem, able, times)
+    runnable = _runnable(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
+    same = _namesakes(op.problem, runnable, times)
     formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
-    proofs = {}
-    for t in able:
-        keys = zip(_addresses(op.problem, t), (*op.inputs, op.output), strict=True)
+    reasons = {}
+    for t in runnable:
+        ends = zip(_addresses(op.problem, t), (*op.inputs, op.output), strict=True)
         if table.scratch is not None and workspace(op.problem, t) > table.scratch:
-            proofs[t] = f"needs {workspace(op.problem, t)} bytes of workspace, {table.scratch} are allowed"
+            reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.scratch)
         elif t.sparse and not table.sparse:
-            proofs[t] = "sparse, and --sparsity=disable was given"
+            reasons[t] = Reason.of("sparsity_disabled")
         elif t in same:
-            proofs[t] = (
-                f"every element has the same address as in {','.join(map(str, same[t].ins))} -> {same[t].out}, so the launch "
-                "reads and writes the same bytes"
-            )
-        elif t not in times and any(key not in formats[tensor] for key, tensor in keys):
-            proofs[t] = "its tensors cannot have these formats here: they are not what was asked for at the network's edge"
-    return proofs
+            reasons[t] = Reason.of("same_addresses", formats=f"{','.join(map(str, same[t].ins))} -> {same[t].out}")
+        elif t not in times and any(Key(at) not in formats[tensor] for at, tensor in ends):
+            reasons[t] = Reason.of("formats_at_the_edge")
+    return reasons
 
 
 def workspace(problem: Problem, tactic: Tactic) -> int:
@@ -243,17 +320,17 @@ def workspace(problem: Problem, tactic: Tactic) -> int:
 Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
 
 
-def _around(
-    network: Network, op: Op, usable: Mapping[str, tuple[Format, ...]], edges: Mapping[str, tuple[Format, ...]]
-) -> Around:
+def _around(network: Network, op: Op, formats: _Formats) -> Around:
     """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
     those which kernels have beside their own."""
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
-    return tuple((f, f) if m else (usable[t], edges[t]) for m, t, f in zip(must, tensors, found, strict=True))
+    return tuple(
+        (f, f) if m else (formats.usable(t), formats.edges[t]) for m, t, f in zip(must, tensors, found, strict=True)
+    )
 
 
-def _fit(network: Network, op: Op, entries: Iterable[plan.Entry]) -> Iterator[plan.Entry]:
+def _fit(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
     """Those entries in which every tensor that must be FP32 there is."""
     tensors = (*op.inputs, op.output)
     must = [
@@ -261,33 +338,34 @@ def _fit(network: Network, op: Op, entries: Iterable[plan.Entry]) -> Iterator[pl
         for t, fmts in zip(tensors, network.formats_in(op), strict=True)
     ]
     for e in entries:
-        if all(keys is None or base(k) in keys for k, keys in zip((*e.ins, e.out), must, strict=True)):
+        if all(formats is None or k.format in formats for k, formats in zip((*e.ins, e.out), must, strict=True)):
             yield e
 
 
-def _able(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
+def _runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
     """Every tactic that can run the problem on these types; `straight`: also those for FP16, as its output in FP32 is what
     they store from their accumulators (see at_edges)."""
     return candidates(problem, device, dtypes) + (candidates(problem, device) if straight else ())
 
 
-def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, device: Device, timer: Timer, *,
-           sparse: bool, exhaustive: bool, scratch: int | None) -> Mapping[Tactic, Time]:  # fmt: skip
+def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, asked: _Asked) -> Times:
     """The times of every tactic for a problem."""
-    able = _able(problem, device, dtypes, straight)
-    wanted = _wanted(problem, [t for t in able if sparse or not t.sparse], around, scratch)
-    rows = timer(problem, wanted)
-    return _with_namesakes(problem, rows, timer(problem, list(_namesakes(problem, able, wanted)))) if exhaustive else rows
+    runnable = _runnable(problem, asked.device, dtypes, straight)
+    wanted = _wanted(problem, [t for t in runnable if asked.sparse or not t.sparse], around, asked.scratch)
+    rows = asked.timer(problem, wanted)
+    if not asked.exhaustive:
+        return rows
+    return _with_namesakes(problem, rows, asked.timer(problem, list(_namesakes(problem, runnable, wanted))))
 
 
-def _namesakes(problem: Problem, able: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
-    """Tactic of `able` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
+def _namesakes(problem: Problem, runnable: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
+    """Tactic of `runnable` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
     known = {(t.kernel, t.tile, _addresses(problem, t)): t for t in timed}
-    found = {t: known.get((t.kernel, t.tile, _addresses(problem, t))) for t in able}
+    found = {t: known.get((t.kernel, t.tile, _addresses(problem, t))) for t in runnable}
     return {t: same for t, same in found.items() if same is not None and same != t}
 
 
-def _addresses(problem: Problem, tactic: Tactic) -> tuple[str, ...]:
+def _addresses(problem: Problem, tactic: Tactic) -> tuple[CanonicalFormat, ...]:
     shapes = (*problem.in_shapes, problem.out_shape)
     return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
@@ -311,9 +389,7 @@ def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
     return left
 
 
-def _with_namesakes(
-    problem: Problem, times: Mapping[Tactic, Time], others: Mapping[Tactic, Time]
-) -> dict[Tactic, Time]:
+def _with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic, Time]:
     best = {(t.kernel, t.tile, _addresses(problem, t)): time for t, time in times.items()}
     for t, time in others.items():
         key = t.kernel, t.tile, _addresses(problem, t)
@@ -321,16 +397,17 @@ def _with_namesakes(
     return {t: best[t.kernel, t.tile, _addresses(problem, t)] for t in times}
 
 
-def _wanted(problem: Problem, able: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
-    """`able` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that whose
-    formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`."""
+def _wanted(problem: Problem, runnable: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
+    """`runnable` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that
+    whose formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`
+    bytes."""
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
     shapes = (*problem.in_shapes, problem.out_shape)
-    keys = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
+    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
     best: dict[tuple, tuple[int, Tactic]] = {}
-    for t in (v for tactic in able for v in at_edges(tactic, ins, out)):
+    for t in (v for tactic in runnable for v in at_edges(tactic, ins, out)):
         addresses = _addresses(problem, t)
-        if all(key in able for key, able in zip(addresses, keys, strict=True)):
+        if all(at in formats for at, formats in zip(addresses, allowed, strict=True)):
             odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
             cell = t.kernel, t.tile, addresses
             if cell not in best or odd < best[cell][0]:
@@ -338,7 +415,7 @@ def _wanted(problem: Problem, able: Iterable[Tactic], around: Around, scratch: i
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def _fastest(problem: Problem, times: Mapping[Tactic, Time]) -> list[tuple[Tactic, int]]:
+def _fastest(problem: Problem, times: Times) -> list[tuple[Tactic, int]]:
     """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
     sparse one, which is all that a plan can want."""
     best: dict[tuple, tuple[int, str, Tactic]] = {}
@@ -350,31 +427,34 @@ def _fastest(problem: Problem, times: Mapping[Tactic, Time]) -> list[tuple[Tacti
 
 
 def _entries(
-    problem: Problem, tactics: list[tuple[Tactic, int]], placed: tuple[tuple[str, ...], ...]
-) -> Iterator[plan.Entry]:
-    """The kernels that may run a problem: each tactic with its tensors in every place of `placed` that its kernel can reach."""
+    problem: Problem, tactics: list[tuple[Tactic, int]], homes: tuple[tuple[Key, ...], ...]
+) -> Iterator[Entry]:
+    """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
+    of each tensor that have one, that its kernel can reach."""
     for tactic, ps in tactics:
-        own = _addresses(problem, tactic)
+        own = [Key(at) for at in _addresses(problem, tactic)]
         ways = [[k] for k in own]
         if tactic.kernel in STRIDED:
-            ways = [[k, *(p for p in keys if base(p) == k)] for k, keys in zip(own, placed, strict=True)]
+            ways = [[k, *(p for p in keys if p.format == k.format)] for k, keys in zip(own, homes, strict=True)]
         if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
         free = tactic.kernel in STRIDED_RESIDUAL
         if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
-            yield plan.Entry(tactic.name, tuple(ins), out, ps, tactic.sparse)
+            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse)
 
 
-def _in_place(op: Op, placed: Mapping[str, tuple[str, ...]]) -> Iterator[plan.Entry]:
-    """The ways in which an op launches nothing."""
-    for ins, out in places.entries(op):
-        keys = zip((*ins, out), (*op.inputs, op.output), strict=True)
-        for *ins, out in product(*([k, *(p for p in placed[t] if base(p) == k)] for k, t in keys)):
-            yield plan.Entry(places.IN_PLACE, tuple(ins), out, 0)
-    for x, y in (*places.views(op), *places.through_views(op, placed)):
-        yield plan.Entry(places.IN_PLACE, (x,), y, 0)
+def _in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
+    """The ways in which an op launches nothing. `inside`: tensor -> its keys that have a home."""
+    for cell in places.entries(op):
+        ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
+        ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
+        for *ins, out in product(*ways):
+            yield Entry(None, tuple(ins), out, 0)
+    own = ((Key(x), Key(y)) for x, y in places.views(op))
+    for x, y in (*own, *places.through_views(op, inside)):
+        yield Entry(None, (x,), y, 0)
 
 
 def _ps(time: Time) -> int:

@@ -19,7 +19,7 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import derive, regions
 from tactics.candidates import accepts
 from tactics.families.table import STRIDED, STRIDED_RESIDUAL
-from tactics.format import DTYPES, LAYOUTS, Format, canonical, part_key
+from tactics.format import DTYPES, LAYOUTS, Format, canonical, part_format
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems import codec
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -184,7 +184,7 @@ def _check_place(t: Mapping) -> None:
     first, c = whole["channel"], shape[1]
     if [n, h, w] != [shape[0], *shape[2:]] or first + c > channels:
         raise _Fault(f"tensor {t['name'][:40]!r} does not fit the one that it lies in")
-    if part_key(around, tuple(whole["shape4"]), first, c) != canonical(fmt, tuple(shape)):
+    if part_format(around, tuple(whole["shape4"]), first, c) != canonical(fmt, tuple(shape)):
         raise _Fault(f"tensor {t['name'][:40]!r}: channels {first} to {first + c} of {around} are no tensor of {fmt}")
     if t["offset"] != derive.first_byte(whole, first):
         raise _Fault(f"tensor {t['name'][:40]!r}: expected offset {derive.first_byte(whole, first)}, got {t['offset']}")

@@ -24,7 +24,8 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
-from tactics.problems.problem import ConvProblem
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem
+from tactics.reason import Reason
 from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
 from tactics.step import (
     NULL,
@@ -75,14 +76,12 @@ SPARSE_TILES = tuple(
 )  # fmt: skip
 
 
-def sparse_family_reason(p: ConvProblem) -> str:
-    """Why no sparse tactic may run these weights, or an empty string."""
-    if p.groups != 1:
-        if (p.c // p.groups) % 4:
-            return f"grouped_conv: a group has {p.c // p.groups} input channels, not a multiple of 4"
-    elif p.c % 4:
-        return f"channels_not_multiple_of_4: C = {p.c}"
-    return "" if p.sparse24 else "pattern_violation: the weights are not 2:4 along the input channels"
+def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
+    """Why no sparse tactic may run these weights; None: one may."""
+    channels = p.c // p.groups
+    if channels % 4:
+        return Reason.of("grouped_conv" if p.groups != 1 else "channels_not_multiple_of_4", channels=channels)
+    return None if p.sparse24 else Reason.of("pattern_violation")
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
@@ -93,10 +92,10 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
     if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
         yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
         return
-    sparse_reason = sparse_family_reason(p)
-    if sparse_reason:
-        yield "conv_sparse24", sparse_reason
-    for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if sparse_reason else SPARSE_TILES)):
+    dense_only = not_sparse(p)
+    if dense_only:
+        yield "conv_sparse24", str(dense_only)
+    for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
         for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
             tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
             reason = tile_reason(tactic, device, p.prologue.scaled) or problem_reason(p, tactic)

@@ -109,7 +109,7 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         lie = (strides(fmt, p.out_shape),) * len(lie)
     cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
     vec = 1 if linear(fmt) else 8
-    if vec == 1 or canonical(fmt, p.out_shape).partition(":")[2].startswith("planes"):
+    if vec == 1 or canonical(fmt, p.out_shape).planes:
         inner, blocks = v // vec, cp // v
     else:
         inner, blocks, v = cp // vec, 1, cp

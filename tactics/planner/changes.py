@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tactics.format import Key
 from tactics.planner import formulation
-from tactics.planner.graph import Entry, Graph, Plan, holds
-from tactics.planner.reformats import Hop, cost, hop_ps
+from tactics.planner.graph import Cell, Entry, Graph, Hop, Plan, holds
+from tactics.planner.reformats import cost, hop_ps
 
-Cells = Mapping[tuple[tuple[str, ...], str], Entry]  # (formats of the inputs, of the output) -> entry
+Cells = Mapping[Cell, Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Changes:
         self.value = [model.domains[v][s] for v, s in enumerate(states)]
         self.names = {v: name for name, (v, _) in model.groups.items()}
         self.entry: list[Entry | None] = []  # per choice
-        self.made: dict[str, str] = {t: graph.pinned[t] for t in graph.inputs}
-        self.wanted: dict[str, Counter[str]] = {t: Counter() for t in model.copies}  # tensor -> formats read, how often
+        self.made: dict[str, Key] = {t: graph.pinned[t] for t in graph.inputs}
+        self.wanted: dict[str, Counter[Key]] = {t: Counter() for t in model.copies}  # tensor -> formats read, how often
         self.near: dict[int, list[int]] = {}  # variable -> the choices that depend on it
         self.hops: dict[str, list[Hop]] = {}
         for t in graph.outputs:
@@ -83,10 +84,10 @@ class Changes:
                 changed[i] = entry
         return changed
 
-    def _formats(self, changed: Mapping[int, Entry | None]) -> tuple[dict[str, str | None], dict[str, Counter[str]]]:
+    def _formats(self, changed: Mapping[int, Entry | None]) -> tuple[dict[str, Key | None], dict[str, Counter[Key]]]:
         """(tensor -> the format it is made in, tensor -> formats read, how often), of those near a changed entry."""
-        made: dict[str, str | None] = {}
-        wanted: dict[str, Counter[str]] = {}
+        made: dict[str, Key | None] = {}
+        wanted: dict[str, Counter[Key]] = {}
         before = {i: self.entry[i] for i in changed}
         for side, by in ((before, -1), (changed, +1)):
             for i, entry in side.items():
@@ -97,7 +98,7 @@ class Changes:
                         wanted.setdefault(t, self.wanted[t].copy())[f] += by
         return made, wanted
 
-    def _hops(self, made: Mapping[str, str | None], wanted: Mapping[str, Counter[str]]) -> tuple[list[Hop], list[Hop]]:
+    def _hops(self, made: Mapping[str, Key | None], wanted: Mapping[str, Counter[Key]]) -> tuple[list[Hop], list[Hop]]:
         """The reformats that only the plan has, and those that only the changed one has."""
         gone: list[Hop] = []
         new: list[Hop] = []

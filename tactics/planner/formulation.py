@@ -10,9 +10,11 @@ from functools import partial
 
 import numpy as np
 
+from tactics.format import Key
 from tactics.planner.factors import NEVER, Factor
 from tactics.planner.graph import (
     MOST_STATES,
+    Cell,
     Choice,
     Entry,
     Graph,
@@ -69,7 +71,7 @@ class Model:
     domains: list[tuple]  # per variable, what its states stand for; None: the tensor is absent
     produced: dict[str, int]  # tensor -> variable
     read: dict[tuple[int, int], int]  # (choice, input position) -> variable
-    cells: list[dict[tuple, Entry]]  # per choice: (ins, out) -> cheapest entry
+    cells: list[dict[Cell, Entry]]  # per choice: (ins, out) -> cheapest entry
     ops: dict[int, int]  # choice -> number of its factor
     blocks: set[int]  # choices whose factor is over blocks of cells
     copies: dict[str, Copies]  # per tensor: its reformats
@@ -106,7 +108,7 @@ def model_of(graph: Graph, costs: Costs) -> Model:
 
 
 def _add_tensor(
-    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[str]]]
+    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[Key]]]
 ) -> None:
     """The variables of a tensor, and what its reformats cost. `makers`: choices; `readers`: (choice, input position)."""
     options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
@@ -132,9 +134,9 @@ def _add_tensor(
     _add_reformats(model, model.copies[t], p, slots)
 
 
-def _formats_used(cells: list[dict[tuple, Entry]]) -> dict[int, list[set[str]]]:
+def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
     """id of a table of cells -> the formats that it names for each input, and for the output."""
-    found: dict[int, list[set[str]]] = {}
+    found: dict[int, list[set[Key]]] = {}
     for table in cells:
         if id(table) not in found:
             found[id(table)] = [set(column) for column in zip(*((*ins, out) for ins, out in table), strict=True)]
@@ -294,7 +296,7 @@ def _variable(model: Model, domain: Iterable) -> int:
     return len(model.sizes) - 1
 
 
-def _domain(graph: Graph, formats: tuple[str, ...], used: set[str], there: bool) -> tuple:
+def _domain(graph: Graph, formats: tuple[Key, ...], used: set[Key], there: bool) -> tuple:
     """The formats in use, in the tensor's order, and None where the tensor or reader may be absent."""
     domain = tuple(f for f in formats if f in used)
     if not there:

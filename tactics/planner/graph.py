@@ -1,7 +1,7 @@
 """What may run, as the planner sees it: ops with their entries, tensors with their formats, fusion options; and a plan of it.
 
-Formats are opaque keys; all times are integer picoseconds. A tensor is produced once, in one format; its other formats are
-made by reformats (tactics.planner.reformats).
+Of keys it asks only which are equal, of tactics their names, which break ties; all times are integer picoseconds. A tensor is
+produced once, in one format; its other formats are made by reformats (tactics.planner.reformats).
 """
 
 from __future__ import annotations
@@ -13,24 +13,39 @@ from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from operator import contains
 
+from tactics.format import Key
 from tactics.planner.factors import NEVER
+from tactics.tactic import IN_PLACE, Tactic
 
 MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
 MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
 
 Literals = tuple[tuple[str, str], ...]
+Cell = tuple[tuple[Key, ...], Key]  # keys of an op's inputs, key of its output
+Hop = tuple[str, Key, Key]  # a reformat: tensor, from, to
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to run an op: `ins`, `out` are format keys, one per input position. (tactic, ins, out) is unique."""
+    """One way to run an op; without a tactic, nothing is launched. `ins`: one per input position. (tactic, ins, out) is unique.
+    """
 
-    tactic: str
-    ins: tuple[str, ...]
-    out: str
+    tactic: Tactic | None
+    ins: tuple[Key, ...]
+    out: Key
     time_ps: int
     sparse: bool = False
+
+    @property
+    def name(self) -> str:
+        """The tactic's name."""
+        return IN_PLACE if self.tactic is None else str(self.tactic)
+
+    def precedes(self, other: Entry) -> bool:
+        """Is it to be taken rather than another one in the same formats? The faster one; ties: dense first, then by name."""
+        mine, its = (self.time_ps, self.sparse), (other.time_ps, other.sparse)
+        return mine < its or (mine == its and self.name < other.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +73,25 @@ class Graph:
 
     choices: tuple[Choice, ...]
     groups: tuple[tuple[str, tuple[str, ...]], ...]
-    pinned: Mapping[str, str]
+    pinned: Mapping[str, Key]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    formats: Mapping[str, tuple[str, ...]]
-    reformat_ps: Callable[[str, str, str], int | None]
+    formats: Mapping[str, tuple[Key, ...]]
+    reformat_ps: Callable[[str, Key, Key], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
 
-    `reformats`: (tensor, src, dst) hops, src != dst, each (tensor, dst) once and after the hop that makes its src; a
-    hop of 0 ps is listed too. `total_ps`: the sum of both. `status`: "proven" or "gap"; `gap`: (total - lower bound) /
-    total, 0.0 when proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", a rival's name.
+    `reformats`: src != dst, each (tensor, dst) once and after the hop that makes its src; a hop of 0 ps is listed too.
+    `total_ps`: the sum of both. `status`: "proven" or "gap"; `gap`: (total - lower bound) / total, 0.0 when proven, inf where
+    no bound was computed (rivals). `method`: "elimination", "milp", "greedy" or "single format".
     """
 
     entries: Mapping[str, Entry]
     options: Mapping[str, str]
-    reformats: tuple[tuple[str, str, str], ...]
+    reformats: tuple[Hop, ...]
     total_ps: int
     status: str
     method: str
@@ -110,15 +125,15 @@ def always(groups: Mapping[str, tuple[str, ...]], whens: list[Literals]) -> bool
     )
 
 
-def cells_of(graph: Graph, choice: Choice) -> dict[tuple, Entry]:
+def cells_of(graph: Graph, choice: Choice) -> dict[Cell, Entry]:
     """(ins, out) -> its cheapest usable entry; ties: dense first, then by name."""
     return _cells(choice.entries, [formats_of(graph, t) for t in (*choice.inputs, choice.output)])
 
 
-def all_cells(graph: Graph) -> list[dict[tuple, Entry]]:
+def all_cells(graph: Graph) -> list[dict[Cell, Entry]]:
     """`cells_of` every choice; one table for all choices with the same tuple of entries over the same formats."""
     formats = {t: formats_of(graph, t) for t in tensors_of(graph)}
-    known: dict[tuple, dict[tuple, Entry]] = {}
+    known: dict[tuple, dict[Cell, Entry]] = {}
     found = []
     for c in graph.choices:
         over = tuple(formats[t] for t in (*c.inputs, c.output))
@@ -129,16 +144,16 @@ def all_cells(graph: Graph) -> list[dict[tuple, Entry]]:
     return found
 
 
-def _cells(entries: tuple[Entry, ...], formats: Iterable[tuple[str, ...]]) -> dict[tuple, Entry]:
+def _cells(entries: tuple[Entry, ...], formats: Iterable[tuple[Key, ...]]) -> dict[Cell, Entry]:
     allowed = [*map(frozenset, formats)]
-    best: dict[tuple, Entry] = {}
+    best: dict[Cell, Entry] = {}
     for e in entries:
         cell = (e.ins, e.out)
         old = best.get(cell)
         if old is None:
             if e.time_ps < NEVER and all(map(contains, allowed, (*e.ins, e.out))):
                 best[cell] = e
-        elif e.time_ps <= old.time_ps and (e.time_ps, e.sparse, e.tactic) < (old.time_ps, old.sparse, old.tactic):
+        elif e.time_ps <= old.time_ps and e.precedes(old):
             best[cell] = e
     return best
 
@@ -147,7 +162,7 @@ def tensors_of(graph: Graph) -> list[str]:
     return list(dict.fromkeys((*graph.inputs, *(c.output for c in graph.choices))))
 
 
-def formats_of(graph: Graph, tensor: str) -> tuple[str, ...]:
+def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
     pinned = (graph.pinned[tensor],) if tensor in graph.pinned else ()
     return tuple(dict.fromkeys((*graph.formats.get(tensor, ()), *pinned)))
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from tactics.format import Key
 from tactics.planner import changes, eliminate, formulation
 from tactics.planner.changes import Change
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import (
+    Cell,
+    Choice,
     Entry,
     Force,
     Graph,
@@ -33,6 +36,8 @@ from tactics.planner.graph import (
 )
 from tactics.planner.reformats import cost
 
+F = TypeVar("F")
+Rival = Callable[[Graph], Plan | None]  # what stands in for a plan where HiGHS finds none
 MOST_RINGS = 256  # combinations of fusions that may be forbidden one after the other
 
 # ---- solving
@@ -47,10 +52,10 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
     then depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
     """
     check(graph)
-    return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_format))
+    return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_key))
 
 
-def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]) -> Plan:
     """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
     plan with it is cyclic, so the first plan without a cycle is the best of those that can run."""
     closed: list[dict[str, str]] = []
@@ -66,7 +71,9 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Call
             raise ValueError(f"more than {MOST_RINGS} combinations of fusions close a cycle")
 
 
-def _solve_once(graph: Graph, closed: list, max_cells: int, milp_seconds: float, rivals: tuple[Callable, ...]) -> Plan:
+def _solve_once(
+    graph: Graph, closed: list[dict[str, str]], max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]
+) -> Plan:
     """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
     worse one."""
     costs = formulation.costs_of(graph)
@@ -209,7 +216,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
     return Forced(first, before, after, speedup)
 
 
-def _only(graph: Graph, i: int, sparse: bool) -> dict[tuple, Entry]:
+def _only(graph: Graph, i: int, sparse: bool) -> dict[Cell, Entry]:
     """The cells of choice i with its sparse, or its dense, entries alone."""
     c = graph.choices[i]
     return cells_of(graph, replace(c, entries=tuple(e for e in c.entries if e.sparse == sparse)))
@@ -232,11 +239,11 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
 def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Per formats only the cheapest dense and the cheapest sparse entry: the same plans, also when one forces dense or
     sparse, in less time per solve."""
-    best: dict[tuple, Entry] = {}
+    best: dict[tuple[Cell, bool], Entry] = {}
     for e in entries:
-        cell = (e.ins, e.out, e.sparse)
-        if cell not in best or (e.time_ps, e.tactic) < (best[cell].time_ps, best[cell].tactic):
-            best[cell] = e
+        kind = (e.ins, e.out), e.sparse
+        if kind not in best or e.precedes(best[kind]):
+            best[kind] = e
     return tuple(best.values())
 
 
@@ -250,28 +257,35 @@ def greedy(graph: Graph) -> Plan:
     known: dict[int, Entry | None] = {}
     for cells in all_cells(graph):
         if id(cells) not in known:
-            known[id(cells)] = min(cells.values(), key=lambda e: (e.time_ps, e.sparse, e.tactic, e.ins, e.out), default=None)
+            known[id(cells)] = _fastest(cells.values())
         fastest.append(known[id(cells)])
     options = {group: names[0] for group, names in graph.groups}
     deciding: dict[str, list[int]] = {}  # group -> the ops that it decides about
     for i, c in enumerate(graph.choices):
         for group in {group for group, _ in c.when}:
             deciding.setdefault(group, []).append(i)
-    live = _Live(graph, fastest)
+    there = _Live(graph, fastest)
     for i, c in enumerate(graph.choices):
         if holds(c.when, options):
-            live.switch(i, +1)
+            there.switch(i, +1)
     for group, names in graph.groups:
         before, possible = options[group], []
         for k, name in enumerate(names):
-            live.take(options, group, name, deciding.get(group, ()))
-            if live.complete():
-                possible.append((live.time, live.count, k, name))
-        live.take(options, group, min(possible)[3] if possible else before, deciding.get(group, ()))
-    if not live.complete():
+            there.take(options, group, name, deciding.get(group, ()))
+            if there.complete():
+                possible.append((there.time, there.count, k, name))
+        there.take(options, group, min(possible)[3] if possible else before, deciding.get(group, ()))
+    if not there.complete():
         raise ValueError("greedy: the fastest entries and options make no complete plan")
     taken = [(c.name, fastest[i]) for i, c in enumerate(graph.choices) if holds(c.when, options)]
     return _rival(graph, options, {name: entry for name, entry in taken if entry is not None}, "greedy")
+
+
+def _fastest(entries: Collection[Entry]) -> Entry | None:
+    """The fastest entry; ties: dense first, then by the names of the tactic and the formats."""
+    least = min(((e.time_ps, e.sparse) for e in entries), default=None)
+    same = (e for e in entries if (e.time_ps, e.sparse) == least)
+    return min(same, key=lambda e: (e.name, [*map(str, e.ins)], str(e.out)), default=None)
 
 
 class _Live:
@@ -309,21 +323,23 @@ class _Live:
         return not self.unable and not self.missing
 
 
-def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None) -> Plan | None:
-    """The best plan in which every tensor has one and the same format wherever its ops allow; None if there is none.
+def best_single_format(
+    graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, ...]]]
+) -> tuple[F, Plan] | None:
+    """(format, plan): the best plan in which every tensor has one and the same format wherever its ops allow; None if there
+    is none.
 
-    `names`: format name -> {tensor: its keys under that name}, as one format has different keys on different tensors,
-    and in different places; without it, equal keys are one format.
+    `names`: format -> {tensor: its keys in that format}, as one format has different keys on different tensors, and in
+    different places.
     """
     check(graph)
-    if names is None:
-        keys = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
-        names = {key: dict.fromkeys(tensors_of(graph), (key,)) for key in keys}
-    plans, cells = [], all_cells(graph)
-    for name, key in names.items():
-        choices, known = [], {}
+    plans: list[tuple[F, Plan]] = []
+    cells = all_cells(graph)
+    for name, keys in names.items():
+        choices: list[Choice] = []
+        known: dict[tuple, tuple[Entry, ...]] = {}
         for c, usable in zip(graph.choices, cells, strict=True):
-            wanted = tuple(key.get(t, ()) for t in (*c.inputs, c.output))
+            wanted = tuple(keys.get(t, ()) for t in (*c.inputs, c.output))
             alike = id(usable), wanted
             if alike not in known:
                 known[alike] = _fitting(usable, wanted)
@@ -331,11 +347,18 @@ def best_single_format(graph: Graph, names: Mapping[str, Mapping[str, tuple[str,
         narrow = replace(graph, choices=tuple(choices))
         found = _attempt(_solve, narrow, 1_000_000, 5.0, ())
         if found is not None:
-            plans.append(_rival(graph, found.options, found.entries, f"single format {name}"))
-    return min(plans, key=lambda p: p.total_ps, default=None)
+            plans.append((name, _rival(graph, found.options, found.entries, "single format")))
+    return min(plans, key=lambda pair: pair[1].total_ps, default=None)
 
 
-def _fitting(cells: Mapping[tuple, Entry], wanted: tuple[tuple[str, ...], ...]) -> tuple[Entry, ...]:
+def best_single_key(graph: Graph) -> Plan | None:
+    """The same where each key is a format."""
+    every = dict.fromkeys(key for t in tensors_of(graph) for key in formats_of(graph, t))
+    found = best_single_format(graph, {key: dict.fromkeys(tensors_of(graph), (key,)) for key in every})
+    return found and found[1]
+
+
+def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
     """Of the entries those that have most tensors in the formats wanted of each."""
     fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
     best = max(fit, default=0)
@@ -347,7 +370,7 @@ def _rival(graph: Graph, options: Mapping[str, str], entries: Mapping[str, Entry
     return Plan(entries, options, reformats, total, "gap", method, 0, math.inf)
 
 
-def _attempt(function: Callable[..., Plan], *args: Any, **options: Any) -> Plan | None:
+def _attempt(function: Callable[..., Plan | None], *args: Any, **options: Any) -> Plan | None:
     try:
         return function(*args, **options)
     except ValueError:

@@ -13,10 +13,9 @@ from functools import cache
 
 import numpy as np
 
+from tactics.format import Key
 from tactics.planner.factors import NEVER
-from tactics.planner.graph import Choice, Entry, Graph, Plan, formats_of, holds, tensors_of
-
-Hop = tuple[str, str, str]  # (tensor, source format, target format)
+from tactics.planner.graph import Choice, Entry, Graph, Hop, Plan, formats_of, holds, tensors_of
 
 
 def cost(
@@ -35,20 +34,20 @@ def cost(
     for t in todo:
         hops = copies[t].hops(made[t], wanted[t])
         if hops is None:
-            raise ValueError(f"tensor {t}: no reformats lead from {made[t]} to {', '.join(sorted(wanted[t]))}")
+            raise ValueError(f"tensor {t}: no reformats lead from {made[t]} to {', '.join(sorted(map(str, wanted[t])))}")
         reformats += [(t, src, dst) for src, dst in hops]
     total = sum(entries[c.name].time_ps for c in live) + sum(hop_ps(graph, hop) for hop in reformats)
     return total, tuple(reformats)
 
 
 def _wanted(
-    graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, str]
-) -> dict[str, set[str]]:
+    graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, Key]
+) -> dict[str, set[Key]]:
     """Tensor -> the formats in which it is read, or bound as an output, of those that are."""
     reads = [(t, f) for c in live for t, f in zip(c.inputs, entries[c.name].ins, strict=True)]
     if lost := [t for t in (*(t for t, _ in reads), *graph.outputs) if t not in made]:
         raise ValueError(f"tensor {lost[0]} is read, but no op in the plan produces it")
-    wanted: dict[str, set[str]] = {t: set() for t in tensors_of(graph) if t in made}
+    wanted: dict[str, set[Key]] = {t: set() for t in tensors_of(graph) if t in made}
     for t, f in (*reads, *((t, graph.pinned.get(t, made[t])) for t in graph.outputs)):
         wanted[t].add(f)
     return wanted
@@ -62,7 +61,7 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
     return time
 
 
-def _add_targets(has: set[tuple[str, str]], reformats: Iterable[Hop]) -> None:
+def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
     """Add what reformats, one after the other, make of what there is."""
     for t, src, dst in reformats:
         if (t, src) not in has or (t, dst) in has:
@@ -97,19 +96,19 @@ class Copies:
     A, which holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that nobody reads.
     """
 
-    formats: tuple[str, ...]
+    formats: tuple[Key, ...]
     step: np.ndarray
     near: np.ndarray
     exact: np.ndarray
     serve: np.ndarray
 
-    def mask(self, formats: Iterable[str]) -> int:
+    def mask(self, formats: Iterable[Key]) -> int:
         mask = 0
         for f in formats:
             mask |= 1 << self.formats.index(f)
         return mask
 
-    def hops(self, produced: str, wanted: Iterable[str]) -> list[tuple[str, str]] | None:
+    def hops(self, produced: Key, wanted: Iterable[Key]) -> list[tuple[Key, Key]] | None:
         """Cheapest (src, dst) list that makes `wanted` out of `produced`, sources first; None: impossible."""
         p, need = self.formats.index(produced), self.mask(wanted)
         least = int(self.serve[need, p])

@@ -1,0 +1,42 @@
+"""Why a tactic cannot run a problem, or needs no time: a code, which is what code asks for, and the facts of its sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SENTENCES = {
+    # why no sparse tactic may run a convolution's weights
+    "grouped_conv": "a group has {channels} input channels, not a multiple of 4",
+    "channels_not_multiple_of_4": "C = {channels}",
+    "pattern_violation": "the weights are not 2:4 along the input channels",
+    # why a tactic that could run is not timed
+    "workspace": "needs {needed} bytes of workspace, {allowed} are allowed",
+    "sparsity_disabled": "sparse, and --sparsity=disable was given",
+    "same_addresses": "every element has the same address as in {formats}, so the launch reads and writes the same bytes",
+    "formats_at_the_edge": "its tensors cannot have these formats here: they are not what was asked for at the network's edge",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`facts`: (name, value) for each name in the code's sentence."""
+
+    code: str
+    facts: tuple[tuple[str, str | int], ...] = ()
+
+    @staticmethod
+    def of(code: str, **facts: str | int) -> Reason:
+        """The reason of that code. Raises KeyError where there is no such code, or its sentence needs another fact.
+
+        >>> str(Reason.of("grouped_conv", channels=3))
+        'grouped_conv: a group has 3 input channels, not a multiple of 4'
+        """
+        SENTENCES[code].format(**facts)
+        return Reason(code, tuple(facts.items()))
+
+    @property
+    def sentence(self) -> str:
+        return SENTENCES[self.code].format(**dict(self.facts))
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.sentence}"
