@@ -73,12 +73,14 @@ KIB, MIB = 1024, 1024 * 1024
 MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 
 # Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
-# which the rates of the data sheets hold. FP16 with FP32 accumulation runs at half the rate on GeForce cards, not on the
-# data-center cards with the same chip. L2 bytes/clk is what all SMs together can draw from L2, published for the A100 only:
-# where it is assumed, the others get the same per SM, and Hopper the same in all. launch_us is one dependent kernel inside a
-# CUDA graph, assumed but for Hopper.
+# which the rates of the data sheets hold: these are peaks, and what is reached of them stands in `rates`. FP16 with FP32
+# accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is what
+# all SMs together can draw from L2, published for the A100 only: where it is assumed, the others get the same per SM, and
+# Hopper the same in all. launch_us is one dependent kernel inside a CUDA graph.
 LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 HOPPER_LAUNCH = "1.3 us per kernel of a CUDA graph on an H100: Hazy Research, 'Look Ma, No Bubbles!', 2025"
+GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.34, A40 1.1, L40 0.93, H200 1.26 us)"
+GA100_L2 = "GA100 whitepaper (5120 B/clk L2)"
 NAMED = {
     d.name: d
     for d in (
@@ -88,9 +90,22 @@ NAMED = {
             assumed=LAUNCH,
         ),
         Device(
+            "a100_pcie", "A100-PCIE-80GB", "sm_80", 108, 1410, 1935, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
+            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (PCIe, 312 TFLOP/s FP16, 1935 GB/s, 300 W); {GA100_L2}; {GRAPHS}",
+        ),
+        Device(
+            "a100_40gb", "A100-SXM4-40GB", "sm_80", 108, 1410, 1555, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
+            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (40 GB, 312 TFLOP/s FP16, 1555 GB/s); {GA100_L2}; {GRAPHS}",
+        ),
+        Device(
             "a10", "A10", "sm_86", 72, 1695, 600, 6 * MIB, 3413, 99 * KIB, 100 * KIB, 1536, 16,
             512, 1.0, 2.2, "NVIDIA A10 datasheet (125 TFLOP/s FP16 with FP32 accumulate: full rate, 600 GB/s); GA102 "
             "whitepaper (6 MB L2)", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "a40", "A40", "sm_86", 84, 1740, 696, 6 * MIB, 3982, 99 * KIB, 100 * KIB, 1536, 16,
+            512, 1.0, 1.1, "NVIDIA A40 datasheet (149.7 TFLOP/s FP16 with FP32 accumulate: full rate, 696 GB/s); GA102 "
+            f"whitepaper (6 MB L2); {GRAPHS}", assumed=L2,
         ),
         Device(
             "rtx3090", "GeForce RTX 3090", "sm_86", 82, 1695, 936, 6 * MIB, 3887, 99 * KIB, 100 * KIB, 1536, 16,
@@ -98,9 +113,19 @@ NAMED = {
             assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
+            "rtx3070", "GeForce RTX 3070", "sm_86", 46, 1725, 448, 4 * MIB, 2180, 99 * KIB, 100 * KIB, 1536, 16,
+            256, 1.0, 1.1, "GA104 whitepaper: 40.6 TFLOP/s FP16 with FP32 accumulate (half rate), 448 GB/s, 4 MB L2; launch as "
+            f"the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
             "rtx4090", "GeForce RTX 4090", "sm_89", 128, 2520, 1008, 72 * MIB, 5120, 99 * KIB, 100 * KIB, 1536, 24,
             256, 1.0, 2.0, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2",
             assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
+            "l40s", "L40S", "sm_89", 142, 2490, 864, 96 * MIB, 6733, 99 * KIB, 100 * KIB, 1536, 24,
+            512, 1.0, 0.93, "NVIDIA L40S datasheet (362 TFLOP/s FP16 dense: full rate, which 142 SMs reach at 2490 MHz; 864 "
+            f"GB/s); Ada whitepaper (96 MB L2 of AD102); launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "l4", "L4", "sm_89", 58, 2040, 300, 48 * MIB, 2750, 99 * KIB, 100 * KIB, 1536, 24,
@@ -128,8 +153,16 @@ NAMED = {
             256, 1.0, 2.0, "RTX Blackwell whitepaper: 209.5 TFLOP/s FP16 with FP32 accumulate (half rate), 1792 GB/s, 96 MB L2",
             assumed=f"{LAUNCH}, {L2}",
         ),
+        Device(
+            "rtx_pro_6000", "RTX PRO 6000 Blackwell Server Edition", "sm_120", 188, 2617, 1597, 128 * MIB, 8913, 99 * KIB,
+            100 * KIB, 1536, 24, 512, 1.0, 0.93, "RTX PRO 6000 Blackwell whitepaper: 503.8 TFLOP/s FP16 with FP32 accumulate "
+            "(full rate), 128 MB L2; Server Edition datasheet: 1597 GB/s; launch as the L40's", assumed=f"{LAUNCH}, {L2}",
+        ),
     )
 }  # fmt: skip
+
+TURING = "compute capability 7.5: expected 8.0 or newer, 2:4 sparse tensor cores and cp.async begin there"
+REFUSED = {"t4": TURING, "rtx2080ti": TURING, "v100": TURING.replace("7.5", "7.0")}
 
 # Shared-memory limits by compute capability, for compiling and launching on devices that are not in the table.
 SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
@@ -139,7 +172,9 @@ SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 
 DRIVER_NAMES = {
     "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A10": "a10", "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA L4": "l4",
     "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
-    "NVIDIA GeForce RTX 5090": "rtx5090",
+    "NVIDIA GeForce RTX 5090": "rtx5090", "NVIDIA A100 80GB PCIe": "a100_pcie", "NVIDIA A100-SXM4-40GB": "a100_40gb",
+    "NVIDIA A40": "a40", "NVIDIA GeForce RTX 3070": "rtx3070", "NVIDIA L40S": "l40s",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
 }  # fmt: skip
 
 
@@ -173,6 +208,8 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 def named(name: str) -> Device:
     """The device of that name. Raises ValueError naming the known ones."""
+    if name.lower() in REFUSED:
+        raise ValueError(f"device {name}: {REFUSED[name.lower()]}")
     try:
         return NAMED[name.lower()]
     except KeyError:
@@ -237,6 +274,12 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
         f"CUDA driver; products per clock: {relative.source}; else as {like.title}",
         assumed=like.assumed if known else guessed,
     )  # fmt: skip
+
+
+def relative(device: Device) -> Device:
+    """The named device that `device` is or, as far as its driver does not tell, is most like."""
+    known = device.name if device.name in NAMED else DRIVER_NAMES.get(device.title)
+    return NAMED[known or _relative(device.cc, "GeForce" in device.title).name]
 
 
 def _relative(cc: int, geforce: bool) -> Relative:

@@ -1,0 +1,226 @@
+"""Estimates against what others measured and published.
+
+    python -m benchmarks.bench_predictions [FOLDER] [--fit] [--ours] [--write]
+
+Reads every CSV file in FOLDER (benchmarks/published) and ends with one line per device and regime: rows, bias and standard
+deviation of log(predicted / published), mean |log error|, Spearman's rank correlation; for pairs of dense and sparse products
+the gain's error and the share of decisions that are confirmed; for networks the ratio. A hash of each row decides which half it
+belongs to: `--fit` prints constants fitted on one, everything else is judged on the other. `--ours`: also how our own kernels'
+predictions stand to the library's times (minutes). `--write` draws docs/predictions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.published_rows import FOLDER, Row, device_of, read, together
+from cuda_kernels.rates import Library, rates
+from tactics import peers
+
+SHORT_US, GAIN_US = 4.0, 20.0  # products from here, gains from there are held to the requirements
+MISFITS = 6  # rows of a device that are shown
+FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
+LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
+MOST = np.array([1.0, 128.0, 12000.0, 4000.0, 4000.0, 1.0])
+FIT_PAIRS = ("math_share", "sparse_rate", "sparse_us")
+LEAST_PAIRS, MOST_PAIRS = np.array([0.4, 1.2, 0.0]), np.array([1.1, 2.0, 4.0])
+FIXED = {"a100": ("l2",), "l40s": ("l2",)}  # published: L2 as gpu-benches measured it
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Rows with their predictions in microseconds and what bounds each."""
+
+    rows: Sequence[Row]
+    us: np.ndarray
+    bound: np.ndarray
+
+    @property
+    def published(self) -> np.ndarray:
+        return np.array([r.us for r in self.rows])
+
+    @property
+    def error(self) -> np.ndarray:
+        return np.log(self.us / self.published)
+
+
+def by_device(rows: Iterable[Row], kind: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.kind == kind and row.work is not None:
+            found.setdefault(row.device, []).append(row)
+    return found
+
+
+def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = None) -> Judged:
+    """The library's estimates for rows of one device, each with one problem."""
+    device = device_of(rows[0])
+    us, bound = np.zeros(len(rows)), np.full(len(rows), "launch")
+    for rate in {r.accumulate for r in rows}:
+        at = [i for i, r in enumerate(rows) if r.accumulate == rate]
+        work = together([rows[i] for i in at])
+        us[at], bound[at] = peers.estimate(work, device, library or rates(device).library, sparse, rate)
+    return Judged(rows, us, bound)
+
+
+def fit(rows: Sequence[Row]) -> Library:
+    """The constants of FIT that make the mean |log error| of dense products least; those under SHORT_US count a third."""
+    device = device_of(rows[0])
+    start, work, published = rates(device).library, together(rows), np.array([r.us for r in rows])
+    weight = np.where(published < SHORT_US, 0.3, 1.0)
+    at = [i for i, name in enumerate(FIT) if name not in FIXED.get(device.name, ())]
+    names = [FIT[i] for i in at]
+
+    def loss(library: Library) -> float:
+        return float(np.average(np.abs(np.log(peers.estimate(work, device, library)[0] / published)), weights=weight))
+
+    return _least(loss, start, names, LEAST[at], MOST[at])
+
+
+def fit_pairs(rows: Sequence[Row]) -> Library:
+    """The constants of FIT_PAIRS that make the errors of dense products, and of the gain of 2:4, least."""
+    device = device_of(rows[0])
+    work, published, sparse = together(rows), np.array([r.us for r in rows]), np.array([r.sparse_us for r in rows])
+
+    def loss(library: Library) -> float:
+        dense = np.log(peers.estimate(work, device, library)[0] / published)
+        gain = dense - np.log(peers.estimate(work, device, library, sparse=True)[0] / sparse)
+        return float(np.abs(dense).mean() + np.abs(gain).mean())
+
+    return _least(loss, rates(device).library, FIT_PAIRS, LEAST_PAIRS, MOST_PAIRS)
+
+
+def _least(
+    loss: Callable[[Library], float], start: Library, names: Sequence[str], least: np.ndarray, most: np.ndarray
+) -> Library:
+    """Nelder and Mead's search over logits of the constants' place between `least` and `most`."""
+    from scipy.optimize import minimize
+
+    def library(x: np.ndarray) -> Library:
+        values: Any = zip(names, map(float, least + (most - least) / (1 + np.exp(-x))), strict=True)
+        return replace(start, **dict(values))
+
+    share = np.clip((np.array([getattr(start, name) for name in names]) - least) / (most - least), 0.02, 0.98)
+    x = np.log(share / (1 - share))
+    for _ in range(2):
+        x = minimize(lambda x: loss(library(x)), x, method="Nelder-Mead", options={"maxiter": 250, "adaptive": True}).x
+    return library(x)
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's, ties in order of appearance."""
+    if len(a) < 3:
+        return float("nan")
+    return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])
+
+
+def line(device: str, regime: str, us: np.ndarray, published: np.ndarray) -> str:
+    e = np.log(us / published)
+    return (f"{device:<13} {regime:<10} {len(e):>5} {e.mean():>+7.3f} {e.std():>6.3f} {np.abs(e).mean():>6.3f} "
+            f"{rank_correlation(us, published):>6.3f}")  # fmt: skip
+
+
+HEADER = f"{'device':<13} {'regime':<10} {'rows':>5} {'bias':>7} {'sd':>6} {'|err|':>6} {'rank':>6}"
+
+
+def regimes(device: str, found: Judged) -> Iterator[str]:
+    """A line for each regime, then one of all rows of SHORT_US and more."""
+    for regime in ("launch", "l2", "dram", "math"):
+        at = found.bound == regime
+        if at.any():
+            yield line(device, regime, found.us[at], found.published[at])
+    at = found.published >= SHORT_US
+    if at.any():
+        yield line(device, f">= {SHORT_US:g} us", found.us[at], found.published[at])
+
+
+def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Error of the gain of long pairs, and the decisions sparse or dense of all."""
+    dense, sparse = judge(rows), judge(rows, sparse=True)
+    gain, seen = dense.us / sparse.us, dense.published / np.array([r.sparse_us for r in rows])
+    error = np.log(gain / seen)
+    confirmed = (gain > 1) == (seen > 1)
+    long = dense.published >= GAIN_US
+    for name, at in ((f"< {GAIN_US:g} us", ~long), (f">= {GAIN_US:g} us", long)):
+        if at.any():
+            yield (f"{device:<13} {name:<10} {at.sum():>5} gain {np.exp(np.log(seen[at]).mean()):.2f} predicted "
+                   f"{np.exp(np.log(gain[at]).mean()):.2f}: error {error[at].mean():+.3f}, sd {error[at].std():.3f}; "
+                   f"decisions confirmed {confirmed[at].mean():.1%}")  # fmt: skip
+    for i in map(int, np.flatnonzero(np.abs(error) > 0.3)):
+        yield f"{device:<13} {rows[i].label:<20} dense {rows[i].us:>8.1f} us, gain {seen[i]:.2f}, predicted {gain[i]:.2f}"
+
+
+def misfits(found: Judged, most: float = 0.5) -> Iterator[str]:
+    """Rows whose estimate is off by more than e ** `most`, the worst first."""
+    for i in map(int, np.argsort(-np.abs(found.error))):
+        if abs(found.error[i]) > most and found.rows[i].us >= SHORT_US:
+            r = found.rows[i]
+            yield f"{r.device:<13} {r.label:<20} {r.us:>8.1f} us published, predicted {found.us[i]:>8.1f} ({found.bound[i]})"
+
+
+def below_bounds(rows: Iterable[Row]) -> list[str]:
+    """Rows that beat what peaks allow: there should be none."""
+    found = []
+    for row in rows:
+        if row.work is not None:
+            device = device_of(row)
+            least = float(peers.least(row.work, device, rates(device).clock[1], row.accumulate).sum())
+            if row.us < least:
+                found.append(f"{row.device} {row.label}: published {row.us:.2f} us, bound {least:.2f} us")
+    return found
+
+
+def networks(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        device, work = device_of(row), together([row])
+        us = float(peers.estimate(work, device, rates(device).library, accumulate=row.accumulate)[0].sum())
+        yield f"{row.device:<13} {row.label:<44} {row.us:>9.0f} us published, predicted {us:>9.0f}: {us / row.us:.2f}"
+
+
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=FOLDER)
+@click.option("--fit", "fitting", is_flag=True, help="Print the constants that fit the half which is not judged.")
+def main(folder: Path, fitting: bool) -> None:
+    rows, left = read(folder)
+    for sentence in left:
+        click.echo(f"left out: {sentence}")
+    if fitting:
+        for device, found in by_device([r for r in rows if not r.judged], "gemm").items():
+            library = fit(found)
+            click.echo(f"{device}: " + ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT))
+        for device, found in by_device([r for r in rows if not r.judged], "pair").items():
+            library = fit_pairs(found)
+            click.echo(f"{device}: " + ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT_PAIRS))
+        return
+    for sentence in below_bounds(rows):
+        click.echo(f"beats its bound: {sentence}")
+    judged = [r for r in rows if r.judged]
+    click.echo(f"{len(rows)} rows, {len(judged)} judged\n\nnetworks, sums of the library's convolutions")
+    for found in by_device(rows, "network").values():
+        click.echo("\n".join(networks(found)))
+    click.echo("\npairs of dense and 2:4 sparse products")
+    for device, found in by_device(judged, "pair").items():
+        click.echo("\n".join(pairs(device, found)))
+    click.echo(f"\nconvolutions of libraries\n{HEADER}")
+    for device, found in by_device(judged, "layer").items():
+        result = judge(found)
+        click.echo("\n".join(regimes(device, result)))
+        click.echo(f"{device:<13} sum {result.us.sum() / result.published.sum():.3f} of the published, within 25 %: "
+                   f"{(np.abs(result.us / result.published - 1) < 0.25).mean():.0%}")  # fmt: skip
+    click.echo("\nwhat did not fit: products off by more than half")
+    products = {device: judge(found) for device, found in by_device(judged, "gemm").items()}
+    for result in products.values():
+        click.echo("\n".join(list(misfits(result))[:MISFITS]))
+    click.echo(f"\ndense products of libraries\n{HEADER}")
+    for device, result in products.items():
+        click.echo("\n".join(regimes(device, result)))
+
+
+if __name__ == "__main__":
+    main()

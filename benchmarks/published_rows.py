@@ -1,0 +1,197 @@
+"""Published measurements as problems that the estimates can be asked for: what bench_predictions reads."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cuda_kernels.device import Device, named
+from tactics.peers import Work
+from tactics.problems.convolution import Epilogue
+from tactics.problems.problem import ConvProblem
+from tactics.roofline import axis
+
+FOLDER = Path(__file__).parent / "published"
+CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
+# What the files call devices of ours. T4 and the like are named as they are, to be refused with the reason.
+DEVICES = {
+    "A100-PCIE-80GB": "a100_pcie", "A100-PCIE-40GB": "a100_40gb", "A100-80GB": "a100", "A100-40GB": "a100_40gb",
+    "RTX3090": "rtx3090", "RTX3070": "rtx3070", "RTX4090": "rtx4090", "RTX5090": "rtx5090", "L40": "l40s",
+}  # fmt: skip
+CONV = re.compile(
+    r"conv N(?P<n>\d+) C(?P<c>\d+) H(?P<h>\d+) W(?P<w>\d+) K(?P<k>\d+) R(?P<r>\d+) S(?P<s>\d+) stride(?P<stride>\d+) "
+    r"pad(?P<pad>\d+) groups1(?: residual(?P<residual>[01]))? fp16"
+)
+OVERHEAD = re.compile(r"~([\d.]+) us/layer above")
+HALF = re.compile(r"f16 accumulate|fp16 accumulation|FP16 accumulation|_f16f16_f16f16_f16_|_h16816|_h1688")
+TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
+NETWORK = re.compile(r"(ResNet-18|ResNet-50|resnet18|resnet50|vgg16|vgg19)\b.* N(\d+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published time, `us`; `sparse_us` beside it for a pair; `judged`: whether the row is kept from the fit. `work` has
+    one problem, of a network one for each convolution. `problem`: a convolution of ours that computes the same."""
+
+    kind: str  # gemm, pair, layer, network or kernel
+    device: str
+    label: str
+    us: float
+    judged: bool
+    work: Work | None = None
+    problem: ConvProblem | None = None
+    sparse_us: float = 0.0
+    note: str = ""
+
+    @property
+    def accumulate(self) -> float:
+        """The rate of its products relative to FP32 accumulation."""
+        return 2.0 if self.device.startswith("rtx") and "pro" not in self.device and HALF.search(self.note) else 1.0
+
+
+def read(folder: Path) -> tuple[list[Row], list[str]]:
+    """(rows, sentences on what was left out) of all CSV files in `folder`, told apart by their columns."""
+    rows: list[Row] = []
+    left: list[str] = []
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            columns = set(reader.fieldnames or ())
+            kind = next((k for k, wanted in COLUMNS.items() if wanted <= columns), None)
+            if kind is None:
+                raise ValueError(f"{path.name}: expected the columns of one of {list(COLUMNS.values())}, got {sorted(columns)}")
+            found = [READ[kind](record, judged(record)) for record in reader]
+        rows += found
+    usable = []
+    for row in rows:
+        try:
+            named(row.device)
+            usable.append(row)
+        except ValueError as e:
+            left.append(str(e))
+    return usable, sorted(set(left))
+
+
+def judged(record: dict[str, str]) -> bool:
+    """Whether a row is one of the half that is judged: by a hash of its text."""
+    return hashlib.sha256(",".join(record.values()).encode()).digest()[0] % 2 == 1
+
+
+def _gemm(r: dict[str, str], judge: bool) -> Row:
+    m, n, k = (int(r[x]) for x in "mnk")
+    return Row("gemm", r["device"], f"{m}x{n}x{k}", float(r["us"]), judge, product(m, n, k, CYCLED), as_conv(m, n, k))
+
+
+def _pair(r: dict[str, str], judge: bool) -> Row:
+    m, n, k = (int(r[x]) for x in "mnk")
+    return Row("pair", r["device"], f"{m}x{n}x{k}", float(r["dense_us"]), judge, product(m, n, k, 1.0), as_conv(m, n, k),
+               float(r["sparse_us"]))  # fmt: skip
+
+
+def _published(r: dict[str, str], judge: bool) -> Row:
+    device, us, note = DEVICES.get(r["device"], r["device"].lower()), float(r["time_us"]), f"{r['peer']}; {r['notes']}"
+    if found := CONV.fullmatch(r["problem"]):
+        n, c, h, w, k, taps, s, step, pad = (int(found[x]) for x in ("n", "c", "h", "w", "k", "r", "s", "stride", "pad"))
+        end = Epilogue(residual=found["residual"] == "1")
+        p = ConvProblem(n, c, h, w, k, taps, s, (step, step), (pad, pad, pad, pad), epilogue=end)
+        overhead = OVERHEAD.search(note)
+        us -= float(overhead[1]) if overhead else 0.0
+        out = 4 if "f32 output" in note else 2
+        return Row("layer", device, r["problem"], us, judge, conv_work(p, out_bytes=out), p, note=note)
+    if r["kind"] == "network" and r["sparse"] == "0" and (net := NETWORK.match(r["problem"])):
+        name = net[1].lower().replace("-", "")
+        return Row("network", device, r["problem"], us, judge, network(name, int(net[2])), note=note)
+    return Row("kernel" if r["kind"] == "kernel" else "other", device, r["problem"], us, judge, note=note)
+
+
+COLUMNS = {
+    "pair": {"device", "m", "n", "k", "dense_us", "sparse_us"}, "gemm": {"device", "m", "n", "k", "us"},
+    "published": {"kind", "device", "problem", "sparse", "time_us", "peer", "notes"},
+}  # fmt: skip
+READ = {"pair": _pair, "gemm": _gemm, "published": _published}
+
+
+def product(m: int, n: int, k: int, copies: float) -> Work:
+    """A plain matrix product of 16-bit types."""
+    return _work([(m, n, k, 2 * m * k, 2 * n * k, 2 * m * n, 1.0)], copies)
+
+
+def as_conv(m: int, n: int, k: int) -> ConvProblem:
+    """m pixels, k input and n output channels of a 1x1 convolution."""
+    return ConvProblem(1, k, 1, m, n, 1, 1)
+
+
+def conv_work(p: ConvProblem, out_bytes: int = 2) -> Work:
+    """A convolution by what its taps touch, its weights evicted by other layers."""
+    return _work([_conv(p, out_bytes)], np.inf)
+
+
+def _conv(p: ConvProblem, out_bytes: int = 2) -> tuple[float, ...]:
+    rows = axis(p.h, np.arange(p.p) * p.stride[0] - p.pad[0], p.r, p.dilation[0]).read
+    columns = axis(p.w, np.arange(p.q) * p.stride[1] - p.pad[1], p.s, p.dilation[1]).read
+    m, k = p.n * p.p * p.q, p.c * p.r * p.s
+    x, y = 2 * p.n * p.c * rows * columns, out_bytes * m * p.k
+    overlap = p.r > p.stride[0] or p.s > p.stride[1]
+    return m, p.k, k, x + (2 * m * p.k if p.epilogue.residual else 0), 2 * k * p.k, y, TAPS_DRAWN if overlap else 1.0
+
+
+def _work(rows: Sequence[tuple[float, ...]], copies: float) -> Work:
+    m, n, k, x, w, y, drawn = np.array(rows, np.float64).T
+    return Work(m, n, k, x, w, y, np.full(len(rows), copies), drawn)
+
+
+def together(rows: Sequence[Row]) -> Work:
+    """The problems of several rows, one after the other."""
+    works = [row.work for row in rows if row.work is not None]
+    parts = ([getattr(w, name) for w in works] for name in ("m", "n", "k", "x", "w", "y", "copies", "drawn"))
+    return Work(*(np.concatenate(part) for part in parts))
+
+
+def network(name: str, batch: int) -> Work:
+    """The convolutions of a network at 224 x 224, additions and activations in their epilogues, pools as bytes moved."""
+    convs = list(_vgg(name, batch) if name.startswith("vgg") else _resnet(name, batch))
+    return _work([_conv(p) for p in convs], np.inf)
+
+
+def _resnet(name: str, n: int) -> Iterator[ConvProblem]:
+    deep = name == "resnet50"
+    yield ConvProblem(n, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3,) * 4)
+    c, size = 64, 56
+    for stage, blocks in enumerate((3, 4, 6, 3) if deep else (2, 2, 2, 2)):
+        width = 64 << stage
+        out = 4 * width if deep else width
+        for b in range(blocks):
+            stride = 2 if b == 0 and stage else 1
+            if b == 0 and (stride > 1 or c != out):
+                yield ConvProblem(n, c, size, size, out, 1, 1, stride=(stride, stride))
+            if deep:
+                yield ConvProblem(n, c, size, size, width, 1, 1)
+            yield ConvProblem(n, width if deep else c, size, size, width, 3, 3, stride=(stride, stride), pad=(1,) * 4)
+            size //= stride
+            last = Epilogue(residual=True)
+            yield (ConvProblem(n, width, size, size, out, 1, 1, epilogue=last) if deep else
+                   ConvProblem(n, width, size, size, out, 3, 3, pad=(1,) * 4, epilogue=last))  # fmt: skip
+            c = out
+    yield ConvProblem(n, c, 1, 1, 1000, 1, 1)
+
+
+def _vgg(name: str, n: int) -> Iterator[ConvProblem]:
+    c, size = 3, 224
+    for stage, count in enumerate((2, 2, 4, 4, 4) if name == "vgg19" else (2, 2, 3, 3, 3)):
+        for _ in range(count):
+            width = min(512, 64 << stage)
+            yield ConvProblem(n, c, size, size, width, 3, 3, pad=(1,) * 4)
+            c = width
+        size //= 2
+    for c, k in ((25088, 4096), (4096, 4096), (4096, 1000)):
+        yield ConvProblem(n, c, 1, 1, k, 1, 1)
+
+
+def device_of(row: Row) -> Device:
+    return named(row.device)

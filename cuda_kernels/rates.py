@@ -1,0 +1,127 @@
+"""What has been measured of GPUs, beside the peaks of `device`: the constants of estimates, each with where it comes from.
+
+A *bound* rests on the peaks of `Device`, and nothing published beats it; an *estimate* rests on the rates here, which are
+what kernels were seen to reach. `Rates` are the hardware's, for every kernel; `Library` says what the kernels of cuBLAS,
+CUTLASS and TensorRT make of it, which use wgmma on Hopper and tcgen05 on B200. benchmarks/bench_predictions fits the latter to
+published times (`--fit` prints them), and judges them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cuda_kernels.device import Device, relative
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """How a library's matrix products use a device.
+
+    `math_share`: of the tensor cores' peak in a long main loop; `sparse_rate`: 2:4 against dense in that loop; `sm_l2`, `l2`:
+    bytes per clock that one SM and all draw from L2, of tiles as they are asked for (what a cluster shares counts for each);
+    `fill_clk`, `block_clk`: clocks once per launch and per tile, start and end; `dram_share`: of the data sheet's bandwidth
+    when weights are streamed; `persistent`: tiles are spread without whole rounds; `sparse_us`: what a sparse kernel takes
+    longer than a dense one, whatever its size.
+    """
+
+    math_share: float
+    sparse_rate: float
+    sm_l2: float
+    l2: float
+    fill_clk: float
+    block_clk: float
+    dram_share: float
+    persistent: bool
+    sparse_us: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What any kernel gets from a device.
+
+    `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
+    `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync`; `clock`: least and
+    most share of the boost clock that is held under load; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost.
+    """
+
+    l2: float
+    sm_l2: float
+    dram_share: float
+    sync_share: float
+    sparse_rate: float
+    clock: tuple[float, float]
+    sparse_us: float
+    sparse_us_sigma: float
+    source: str
+    library: Library
+
+
+BENCHES = "gpu-benches (RRZE-HPC): L2 of A100 5.35, H200 9.9, L40 5.2 to 5.7, A40 2.43 TB/s; to one SM A100 35, H200 38 B/clk"
+FITTED = "fitted to aiconfigurator's BF16 products"
+PAIRS = "fitted to vllmbench's pairs of cuBLASLt and cuSPARSELt products"
+
+# `python -m benchmarks.bench_predictions --fit` prints all but `persistent`; of devices without pairs of sparse and dense
+# products, the sparse constants are those of the device whose dense rate is as full.
+A100_LIB = Library(0.949, 1.93, 25.4, 3800, 0, 2860, 0.684, False, 1.69, f"{FITTED} on an A100 SXM, sparse {PAIRS}")
+L40S_LIB = Library(0.629, 1.92, 15.1, 2240, 4000, 0, 0.753, False, 0.81, f"{FITTED} on an L40S, sparse as rtx4090")
+RTX4090_LIB = replace(L40S_LIB, math_share=1.013, source=f"as l40s; math, above the boost clock, and sparse {PAIRS} (RTX 4090)")
+GA102_LIB = replace(A100_LIB, l2=1350, dram_share=0.92, math_share=0.98, sparse_rate=1.92,
+                    source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)")  # fmt: skip
+H100_LIB = Library(1.0, 1.93, 60.2, 6230, 1390, 2610, 0.751, True, 1.69, f"{FITTED} on an H100 SXM; sparse as a100")
+H200_LIB = Library(0.945, 1.93, 83.8, 6650, 1420, 2070, 0.793, True, 1.69, f"{FITTED} on an H200 SXM; sparse as a100")
+B200_LIB = Library(1.0, 1.93, 79.9, 10700, 0, 876, 0.686, True, 1.69, f"{FITTED} on a B200; sparse as a100")
+PRO_LIB = Library(0.916, 1.92, 21.8, 2520, 2130, 4000, 0.864, False, 0.81, f"{FITTED} on an RTX PRO 6000; sparse as rtx4090")
+
+MAMF = "share of the math peak: MAMF finder, A100 86.9 %"
+CUTLASS = "math 0.98: CUTLASS convolutions on an RTX 3070 (apache/tvm#9746)"
+STREAM = "DRAM: A40 0.94, L40 0.89 to 0.98 of the data sheet (gpu-benches)"
+SPARSE_RATE = "2:4 at 1.6 of the dense rate where that is full: A100 pairs, the others by analogy"
+FIXED = "fixed cost of a sparse kernel: cuSPARSELt +1.1 to +1.9 us up to 512^3 on an A100, ours assumed at a third"
+HOPPER_SYNC = (
+    "mma.sync 62.9 of at most 66.7 % of the wgmma peak (arXiv 2402.13499); mma.sp 1.0 to 1.3 of mma.sync: 768 x 4096 x 4096 in "
+    "74.2 us on an H100 (cutlass#1335)"
+)
+GA102 = Rates(1190, 32, 0.92, 0.87, 1.6, (0.6, 1.0), 0.5, 0.35, "", GA102_LIB)
+AD102 = Rates(2240, 32, 0.92, 0.87, 1.6, (0.75, 1.0), 0.5, 0.35, "", L40S_LIB)
+
+RATES = {
+    "a100": Rates(3800, 35, 0.87, 0.87, 1.6, (0.9, 1.0), 0.5, 0.35, f"{BENCHES}; {MAMF}; {SPARSE_RATE}; {FIXED}", A100_LIB),
+    "a100_pcie": Rates(
+        3800, 35, 0.87, 0.80, 1.6, (0.75, 1.0), 0.5, 0.35, f"as a100; math {PAIRS} on an A100 PCIe (300 W); {FIXED}",
+        replace(A100_LIB, math_share=0.815, source=f"as a100; math and sparse rate {PAIRS} on an A100 PCIe"),
+    ),
+    "a100_40gb": Rates(3800, 35, 0.87, 0.87, 1.6, (0.9, 1.0), 0.5, 0.35, "as a100", A100_LIB),
+    "a10": replace(GA102, l2=1190, source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {STREAM}; {SPARSE_RATE}; {FIXED}; "
+                   "150 W hold perhaps 60 to 75 % of the clock"),
+    "a40": replace(GA102, l2=1390, clock=(0.8, 1.0), source=f"{BENCHES}; {STREAM}; {SPARSE_RATE}; {FIXED}"),
+    "rtx3090": replace(GA102, l2=1350, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+                       source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
+    "rtx3070": replace(GA102, l2=760, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+                       source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
+    "rtx4090": replace(AD102, l2=2110, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12), library=RTX4090_LIB,
+                       source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
+    "l40s": replace(AD102, sync_share=0.80, source=f"{BENCHES}; {STREAM}; math: 261 TFLOP/s seen of 362; "
+                    f"{SPARSE_RATE}; {FIXED}"),
+    "l4": replace(AD102, l2=960, dram_share=0.78, clock=(0.6, 0.75),
+                  source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); DRAM: NeuSight's L4; {SPARSE_RATE}; {FIXED}; "
+                  "72 W hold perhaps 60 to 75 % of the clock"),
+    "h100": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; {FIXED}", H100_LIB),
+    "h200": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; DRAM: a copy at 0.90, a "
+                  f"published kernel at 0.81; {FIXED}", H200_LIB),
+    "b200": Rates(5600, 38, 0.81, 0.87, 1.6, (0.85, 1.0), 0.5, 0.5, f"L2 per SM as the H200's ({BENCHES}); DRAM 6,669 of 8,000 "
+                  f"GB/s; {SPARSE_RATE}; {FIXED}", B200_LIB),
+    "rtx5090": replace(AD102, l2=2260, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+                       source=f"L2 13.3 B/clk and SM as fitted on an RTX PRO 6000; {CUTLASS}; {STREAM}; {FIXED}",
+                       library=replace(PRO_LIB, math_share=0.98, source="as rtx_pro_6000; math as rtx4090")),
+    "rtx_pro_6000": replace(AD102, l2=2500, sync_share=0.87, source=f"L2 {FITTED}; {STREAM}; {SPARSE_RATE}; {FIXED}",
+                            library=PRO_LIB),
+}  # fmt: skip
+
+
+def rates(device: Device) -> Rates:
+    """Those of a named device, or of the one that it is most like, L2 by its SMs."""
+    like = relative(device)
+    found, share = RATES[like.name], device.num_sms / like.num_sms
+    library = replace(found.library, l2=found.library.l2 * share)
+    return found if share == 1 else replace(found, l2=found.l2 * share, library=library)
