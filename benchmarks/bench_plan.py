@@ -27,6 +27,7 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import light
 from benchmarks.networks import NETWORKS
+from gpu_runtime.runtime.plan_record import LaunchStep
 
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 FREE = ("noop",)
@@ -56,30 +57,30 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
 def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     """One row: counts, predicted times in microseconds, bytes."""
     engine = gr.build(path, sparsity=sparsity, device=device, shapes=shapes)
-    plan = engine.plan
-    rivals, kinds = plan["plan"]["rivals"], Counter(layer["type"] for layer in plan["layers"])
+    plan, record, sparse = engine.plan, engine.record, engine.sparsity
+    found, kinds, single = plan.solution, Counter(layer.type for layer in plan.layers), plan.solution.rivals.best_single_format
     row = {
-        "network": plan["model"]["name"], "input": "x".join(map(str, plan["inputs"][0]["shape"])),
-        "timing": plan["timing"]["label"], "sparsity": sparsity,
-        "kernels": len(plan["steps"]),
+        "network": record.model.name, "input": "x".join(map(str, plan.inputs[0].shape)),
+        "timing": record.timing.label, "sparsity": sparsity,
+        "kernels": len(plan.steps),
         "layers": sum(n for kind, n in kinds.items() if kind not in FREE), "reformats": kinds["reformat"],
-        "moves": kinds["move"] + kinds["concat"], "sparse": len(engine.sparsity["picked"]),
-        "eligible": len(engine.sparsity["eligible"]), "total_us": round(plan["plan"]["total_us"], 2),
-        "device": plan["device"]["title"], "status": plan["plan"]["status"], "all_dense_us": round(rivals["all_dense_us"], 2),
-        "single_format": rivals["best_single_format"], "greedy_us": rivals["greedy_us"],
-        "weight_bytes": plan["memory"]["weight_bytes"], "activation_bytes": plan["memory"]["activation_bytes"],
+        "moves": kinds["move"] + kinds["concat"], "sparse": len(sparse.picked),
+        "eligible": len(sparse.eligible), "total_us": round(found.total_us, 2),
+        "device": record.device.title, "status": found.status, "all_dense_us": round(found.rivals.all_dense_us, 2),
+        "single_format": single and {"format": str(single.format), "us": single.us}, "greedy_us": found.rivals.greedy_us,
+        "weight_bytes": record.weight_bytes, "activation_bytes": plan.memory.activation_bytes,
     }  # fmt: skip
     if run:
         rng = np.random.default_rng(0)
         types = {"fp32": np.float32, "fp16": np.float16}
-        inputs = {i["name"]: rng.standard_normal(i["shape"]).astype(types[i["dtype"]]) for i in engine.inputs}
+        inputs = {i.name: rng.standard_normal(i.shape).astype(types[i.dtype]) for i in engine.inputs}
         with engine.context(device="emulator") as ctx:
             seconds = timed(ctx.gpu)
             ctx.run(inputs)
             row["touched_bytes"] = sum(s.launch_unique_bytes for s in ctx.gpu.stats)
         row["emulated_s"] = Counter()
-        for step, s in zip(plan["steps"], seconds, strict=True):
-            row["emulated_s"][step.get("kernel", "library")] += round(s, 3)
+        for step, s in zip(plan.steps, seconds, strict=True):
+            row["emulated_s"][step.kernel if isinstance(step, LaunchStep) else "library"] += round(s, 3)
     return row
 
 

@@ -201,7 +201,7 @@ def run(kind: str, nodes: int, sparsity: str, device: str) -> dict:
             engine = build(path, sparsity=sparsity, device=device)
             seconds = time.process_time() - start
     return {
-        "kind": kind, "nodes": nodes, "layers": len(engine.plan["layers"]), "seconds": seconds, "stages": stages,
+        "kind": kind, "nodes": nodes, "layers": len(engine.plan.layers), "seconds": seconds, "stages": stages,
         "ms_per_node": 1e3 * seconds / nodes, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
 

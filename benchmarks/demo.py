@@ -10,7 +10,10 @@ import numpy as np
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
 from gpu_runtime.explain import report, wording
-from gpu_runtime.text import table, times_are, us_text, versus
+from gpu_runtime.explain.figures import times_are, us_text
+from gpu_runtime.runtime.findings import KernelTime
+from gpu_runtime.runtime.plan_record import EngineRecord
+from gpu_runtime.text import table, versus
 
 DIGITS = Path(__file__).parent / "digits"
 OUT = Path("out")
@@ -31,30 +34,28 @@ def accuracy(engine) -> tuple[float, str]:
         return right / len(data["y"]), "the CPU emulator" if ctx.emulated else ctx.device.title
 
 
-def closing(plan: dict) -> str:
+def closing(record: EngineRecord) -> str:
     """The demo's last table: of the sparse layers the one that gains most, of the dense ones that which loses least, and the
     first that cannot be sparse; then the plan's total beside that without sparse kernels."""
-    rows = plan["sparsity"]["rows"]
+    rows, timing, found = record.plan.sparsity.rows, record.timing, record.plan.solution
     kinds = (
-        max((r for r in rows if r["verdict"] == "sparse"), key=lambda r: r["other_cost_us"], default=None),
-        min((r for r in rows if r["verdict"] == "dense"), key=lambda r: r["other_cost_us"] or 0, default=None),
-        next((r for r in rows if r["verdict"] == "not_eligible"), None),
+        max((r for r in rows if r.verdict == "sparse"), key=lambda r: r.other_cost_us or 0, default=None),
+        min((r for r in rows if r.verdict == "dense"), key=lambda r: r.other_cost_us or 0, default=None),
+        next((r for r in rows if r.verdict == "not_eligible"), None),
     )
 
-    def best(row, kind: str) -> str:
-        found = row[f"best_{kind}"]
-        return f"{us_text(found['us'], plan)} {found['in']}->{found['out']}" if found else "-"
+    def best(kernel: KernelTime | None) -> str:
+        return f"{us_text(kernel.us, timing)} {kernel.in_}->{kernel.out}" if kernel else "-"
 
     cells = [
-        [r["layer"], f"{r['verdict']}: {r['reason']}", best(r, "dense"), best(r, "sparse"), wording.cost_text(r, plan)]
+        [r.layer, f"{r.verdict}: {r.reason}", best(r.best_dense), best(r.best_sparse), wording.cost_text(r, record)]
         for r in kinds if r
     ]  # fmt: skip
-    total, dense = plan["plan"]["total_us"], plan["plan"]["rivals"]["all_dense_us"]
-    batch, device = plan["inputs"][0]["shape"][0], plan["device"]["title"]
+    total, dense = found.total_us, found.rivals.all_dense_us
     return "\n".join([
-        f"In short, for an {device} at batch {batch}; {times_are(plan)}:",
+        f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
         *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, (12, 26, 30, 30, 12), right=(4,)),
-        f"total {us_text(total, plan)}, {plan['plan']['status']}; without sparse tactics {us_text(dense, plan)} "
+        f"total {us_text(total, timing)}, {found.status}; without sparse tactics {us_text(dense, timing)} "
         f"({versus(dense, total)})",
     ])  # fmt: skip
 
@@ -72,16 +73,16 @@ def main() -> None:
         engine.save(path)
         share, where = accuracy(gr.load(path))
         print(
-            f"digits_{name}: built in {built - start:.1f} s -> {path}; {len(engine.sparsity['picked'])} of "
-            f"{len(engine.sparsity['rows'])} layers run sparse; accuracy on held-out digits {100 * share:.2f} % "
+            f"digits_{name}: built in {built - start:.1f} s -> {path}; {len(engine.sparsity.picked)} of "
+            f"{len(engine.sparsity.rows)} layers run sparse; accuracy on held-out digits {100 * share:.2f} % "
             f"(run on {where} in {time.perf_counter() - built:.1f} s)"
         )
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)})
-    print(report.plan_text(engine.plan))
-    print(wording.sparsity_text(engine.plan))
+    print(report.plan_text(engine.record))
+    print(wording.sparsity_text(engine.record))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
-    print(closing(engine.plan))
+    print(closing(engine.record))
 
 
 if __name__ == "__main__":

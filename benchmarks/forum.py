@@ -26,10 +26,10 @@ def account(device: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(forum(), Path(folder) / "forum.onnx")
         gr.build(Path(folder) / "forum.onnx", sparsity="enable", device=device).save(Path(folder) / "forum.engine")
-        plan = gr.load(Path(folder) / "forum.engine").plan
-    text = wording.explain_text(plan, wording.rows_of(plan, LAYERS))
-    found = what_if.what_if(plan, {"conv288": "hwc16->hwc8"})
-    return f"{text}\n{what_if.text(plan, found)}"
+        record = gr.load(Path(folder) / "forum.engine").record
+    text = wording.explain_text(record, wording.rows_of(record, LAYERS))
+    found = what_if.what_if(record, {"conv288": "hwc16->hwc8"})
+    return f"{text}\n{what_if.text(record, found)}"
 
 
 @click.command()

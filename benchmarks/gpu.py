@@ -23,12 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from cuda_kernels import files
 from cuda_kernels.device import current, why_no_gpu
+from gpu_runtime.runtime.findings import Solution, SparsityRecord
+from tactics import codec
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("compile", "tests", "networks", "conv", "sanitizer")
@@ -145,16 +148,17 @@ def network(path: Path, shapes: dict, sparsity: str, cache: Path) -> dict:
         options = {"save_pruned": pruned} if sparsity == "force" else {}
         begun = time.monotonic()
         engine = gr.build(path, sparsity=sparsity, shapes=shapes or None, timing_cache=cache, **options)
-        row = {"build_s": time.monotonic() - begun, "timing": engine.plan["timing"], "plan": engine.plan["plan"]}
-        row["sparsity"] = engine.sparsity
+        row = {"build_s": time.monotonic() - begun, "timing": asdict(engine.record.timing)}
+        row["plan"] = codec.to_json(Solution, engine.plan.solution, defaults=True)
+        row["sparsity"] = codec.to_json(SparsityRecord, engine.sparsity, defaults=True)
         feeds = feeds_for(engine, path)
         with engine.context() as ctx:
             outputs = ctx.run(feeds)
             row["network_us"] = replay_us(ctx)
-            layers = engine.plan["layers"]
+            layers = engine.plan.layers
             per_layer = ctx.profile(feeds, 10)
         row["layers"] = [
-            {"name": la["name"], "tactic": la["tactic"], "planned_us": la["time_us"],
+            {"name": la.name, "tactic": la.tactic_name, "planned_us": la.time_us,
              "profiled_us": round(statistics.median(times[i] for times in per_layer), 2)}
             for i, la in enumerate(layers)
         ]  # fmt: skip
@@ -179,8 +183,8 @@ def feeds_for(engine, path: Path) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     feeds = {}
     for info in engine.inputs:
-        dtype = {"fp16": np.float16, "fp32": np.float32}[info["dtype"]]
-        feeds[info["name"]] = rng.random(info["shape"], np.float32).astype(dtype)
+        dtype = {"fp16": np.float16, "fp32": np.float32}[info.dtype]
+        feeds[info.name] = rng.random(info.shape, np.float32).astype(dtype)
     if path.parent == DIGITS:
         with np.load(DIGITS / "heldout.npz") as heldout:
             feeds["x"] = heldout["x"][: len(feeds["x"])].astype(feeds["x"].dtype)

@@ -21,6 +21,8 @@ import gpu_runtime as gr
 from benchmarks import light
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
+from gpu_runtime.runtime.engine import Engine
+from tactics import codec
 
 RECORDS = Path(__file__).parents[1] / "tests" / "golden" / "plans.json"
 DEVICES = ("h200", "a10")
@@ -28,14 +30,14 @@ MODES = ("enable", "force")
 SLOW = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights
 
 
-def record(plan: dict) -> dict:
+def record(engine: Engine) -> dict[str, object]:
     """Total in picoseconds, numbers of launches and of sparse layers, and digests of the launches and of the weights."""
-    facts = ("kernel", "function", "values", "attributes", "grid", "block", "smem", "args")
-    steps = [[s.get(fact) for fact in facts] for s in plan["steps"]]
-    weights = [s["sha256"] for s in plan["sections"] if s["kind"] == "weights"]
+    plan, facts = engine.plan, ("kernel", "function", "values", "attributes", "grid", "block", "smem", "args")
+    steps = [[codec.to_json(type(s), s).get(fact) for fact in facts] for s in plan.steps]
+    weights = [s.sha256 for s in engine.record.sections if s.kind == "weights"]
     return {
-        "total_ps": round(plan["plan"]["total_us"] * 1e6), "steps": len(steps), "sparse": len(plan["sparsity"]["picked"]),
-        "launches": _digest(steps), "weights": _digest(weights), "bytes": plan["memory"]["activation_bytes"],
+        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(steps), "sparse": len(plan.sparsity.picked),
+        "launches": _digest(steps), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
     }  # fmt: skip
 
 
@@ -51,7 +53,7 @@ def found(name: str) -> dict[str, dict]:
         for device in DEVICES:
             for mode in MODES:
                 engine = gr.build(path, sparsity=mode, device=device, shapes=shapes)
-                rows[f"{name} {device} {mode}"] = record(engine.plan)
+                rows[f"{name} {device} {mode}"] = record(engine)
         return rows
 
 

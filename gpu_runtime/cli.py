@@ -16,14 +16,21 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cuda_kernels import files
 from cuda_kernels.compile import CompileError
 from gpu_runtime.errors import InternalError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cuda_kernels.device import Device
+    from gpu_runtime.runtime.engine import Engine
 
 # trtexec options that ask for what always happens here, or for what only its own inference loop knows.
 ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
@@ -73,7 +80,7 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
         path = Path(os.path.realpath(name))
         twin = next((o for o, other in found.items() if other == path), None)
         if name.startswith("="):  # -o=FILE
-            problem = "expected the name of a file: write it after a space, or as --option=FILE"
+            problem: str | None = "expected the name of a file: write it after a space, or as --option=FILE"
         elif problem := files.fault(name):
             pass
         elif any(os.path.exists(s) and os.path.samefile(s, name) for s in sources if path.exists()):
@@ -87,7 +94,7 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
     return found
 
 
-def write_all(contents: Mapping[Path, bytes]) -> None:
+def write_all(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
     """Write every file or none. Raises ValueError that says what went wrong and what was written."""
     try:
         files.write_all(contents, WRITTEN)
@@ -106,7 +113,7 @@ def program() -> None:
     """Build, run and inspect engines: the fastest plan for a convolutional network, and why each layer runs as it does."""
 
 
-def _flag_options(command):
+def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
     for flag in ACCEPTED_FLAGS:
         command = click.option(flag, flag.strip("-"), is_flag=True, hidden=True)(command)
     return command
@@ -140,21 +147,56 @@ def _flag_options(command):
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @_flag_options
-def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, output_formats, shapes, device, pools, timing_cache,
-                  save_pruned, embed_cubins, verbose, exhaustive, verbosity, dump_layers, dump_profile, export_layers,
-                  export_profile, iterations, **accepted) -> None:  # fmt: skip
+def build_command(
+    model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
+    output_formats: str | None, shapes: str, device: str | None, pools: str, timing_cache: str | None,
+    save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
+    dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int, **accepted: bool,
+) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
-    if bool(model) == bool(onnx):
+    source = model or onnx
+    if source is None or (model and onnx):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     sizes, workspace = parse_shapes(shapes), parse_pools(pools)
-    source = model or onnx
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
     from gpu_runtime.explain import layer_info, report, wording
-    from gpu_runtime.pipeline import build, pick_device
+    from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.engine import encode
+
+    target = _target(device, timing_cache)
+    pruned = io.BytesIO()
+    engine = build(
+        source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
+        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=_say if verbose else None,
+        progress=lambda stage, detail: _say(f"[{stage}] {detail}", err=True) if verbose else None,
+    )  # fmt: skip
+    times = _layer_times(engine, iterations) if dump_profile or export_profile else None
+    profile = layer_info.profile(engine.record, times)
+    contents: dict[str, Callable[[], bytes]] = {
+        "--savePruned": pruned.getvalue,
+        "--exportProfile": lambda: _json(profile),
+        "--exportLayerInfo": lambda: _json(_shown(engine.layer_info(), verbosity)),
+        "--saveEngine": lambda: encode(engine),
+    }
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    if dump_layers or verbose:
+        _say(report.plan_text(engine.record))
+    _say(wording.sparsity_text(engine.record))
+    if dump_profile:
+        _say(layer_info.trt_profile_text(profile))
+    for option, name in targets.items():
+        if name:
+            _say(f"Wrote {name} ({option})")
+    _say_engine(engine, engine_path, paths)
+
+
+def _target(device: str | None, timing_cache: str | None) -> Device:
+    """The device that is planned for, which is said."""
+    from gpu_runtime.pipeline import pick_device
 
     try:
         target = pick_device(device)
@@ -163,50 +205,27 @@ def build_command(model, onnx, engine_path, sparsity, fp16, input_formats, outpu
     _say(_planning_for(target, device))
     if timing_cache and not target.measured:
         _say("--timingCacheFile is neither read nor written: it holds measured times only")
-
-    def progress(stage: str, detail: str) -> None:
-        if verbose:
-            _say(f"[{stage}] {detail}", err=True)
-
-    pruned = io.BytesIO()
-    engine = build(
-        source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
-        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=_say if verbose else None,
-        progress=progress,
-    )  # fmt: skip
-    plan = engine.plan
-    records = layer_info.profile(plan, _layer_times(engine, iterations) if dump_profile or export_profile else None)
-    info = engine.layer_info()
-    if verbosity != "detailed":
-        names = [layer["Name"] for layer in info["Layers"]]
-        info = {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
-    contents = {
-        "--savePruned": pruned.getvalue,
-        "--exportProfile": lambda: _json(records),
-        "--exportLayerInfo": lambda: _json(info),
-        "--saveEngine": lambda: encode(engine),
-    }
-    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
-
-    if dump_layers or verbose:
-        _say(report.plan_text(plan))
-    _say(wording.sparsity_text(plan))
-    if dump_profile:
-        _say(layer_info.trt_profile_text(records))
-    for option, name in targets.items():
-        if name:
-            _say(f"Wrote {name} ({option})")
-    if engine_path:
-        mark = "" if target.measured else "~"
-        total = f"{mark}{plan['plan']['total_us']:.1f} us, {plan['timing']['label']}"
-        size = paths["--saveEngine"].stat().st_size
-        _say(f"Wrote {engine_path}: {size} bytes, {len(plan['steps'])} kernel launches, {total}")
-    else:
-        _say("No engine was written: -o FILE does that")
+    return target
 
 
-def _planning_for(target, name: str | None) -> str:
+def _shown(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
+    """Layer information as --profilingVerbosity asks for it."""
+    if verbosity == "detailed":
+        return info
+    names = [layer["Name"] for layer in info["Layers"]]
+    return {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
+
+
+def _say_engine(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> None:
+    """The last line of a build: what was written where."""
+    if name is None:
+        return _say("No engine was written: -o FILE does that")
+    timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
+    total = f"{'~' if timing.is_predicted else ''}{engine.plan.solution.total_us:.1f} us, {timing.label}"
+    _say(f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}")
+
+
+def _planning_for(target: Device, name: str | None) -> str:
     """The first line of a build: which device, and where its times come from."""
     if target.measured:
         return f"Planning for {target.title} ({target.sm}), timing on it"
@@ -214,25 +233,27 @@ def _planning_for(target, name: str | None) -> str:
     return f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
 
 
-def _json(data) -> bytes:
+def _json(data: object) -> bytes:
     return (json.dumps(data, indent=1) + "\n").encode()
 
 
-def _layer_times(engine, iterations: int):
+def _layer_times(engine: Engine, iterations: int) -> list[list[float]] | None:
     """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
-    if engine.plan["timing"]["kind"] != "measured":
+    if engine.record.timing.is_predicted:
         return None
     import numpy as np
 
     from tactics.format import DTYPES
 
     rng = np.random.default_rng(0)
-    inputs = {i["name"]: np.abs(rng.standard_normal(i["shape"])).astype(DTYPES[i["dtype"]]) for i in engine.inputs}
+    inputs = {i.name: np.abs(rng.standard_normal(i.shape)).astype(DTYPES[i.dtype]) for i in engine.inputs}
     with engine.context() as ctx:
         return ctx.profile(inputs, iterations)
 
 
-def _named(option: str, items: Iterable[str], expected: str, split) -> dict[str, str]:
+def _named(
+    option: str, items: Iterable[str], expected: str, split: Callable[[str, str], tuple[str, str, str]]
+) -> dict[str, str]:
     """NAME=VALUE, ... -> {NAME: VALUE}; `split`: str.partition where values may hold an equals sign, str.rpartition names."""
     found: dict[str, str] = {}
     for item in items:
@@ -251,7 +272,7 @@ def _named(option: str, items: Iterable[str], expected: str, split) -> dict[str,
 @click.option("--output", "output", type=click.Path(), required=True, help="Write all outputs to this .npz file.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
-def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
+def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, allow_cubins: bool) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
@@ -264,7 +285,7 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
         loaded = load(engine, allow_cubins=allow_cubins)
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
-    most = max((8 * math.prod(i["shape"]) for i in loaded.inputs), default=0)
+    most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
     arrays = {name: _read_array(name, path, most) for name, path in given.items()}
     try:
         context = loaded.context(device="emulator" if emulate else None)
@@ -283,7 +304,7 @@ def run_command(engine, inputs, output, emulate, allow_cubins) -> None:
         _say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")
 
 
-def _read_array(name: str, path: str, most: int):
+def _read_array(name: str, path: str, most: int) -> np.ndarray:
     """The array in a file whose elements take up to `most` bytes, whatever their type: it is checked later."""
     import numpy as np
 
@@ -299,7 +320,7 @@ def _read_array(name: str, path: str, most: int):
         raise ValueError(f"--input {name}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
 
 
-def _npz(arrays) -> bytes:
+def _npz(arrays: Mapping[str, Any]) -> bytes:
     """The bytes of an .npz file; unlike numpy.savez this takes any name."""
     import numpy as np
 
@@ -314,7 +335,7 @@ def _npz(arrays) -> bytes:
 @program.command("inspect", short_help="Show the plan, layers and sparsity of an engine.")
 @click.argument("engine", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
-def inspect_command(engine, as_json) -> None:
+def inspect_command(engine: str, as_json: bool) -> None:
     """Show what is in ENGINE: plan, layers, memory and the sparsity of each layer."""
     from gpu_runtime import load
     from gpu_runtime.explain import report
@@ -323,7 +344,7 @@ def inspect_command(engine, as_json) -> None:
     if as_json:
         _say(json.dumps(loaded.layer_info(), indent=1))
     else:
-        _say(report.inspect_text(loaded.plan, loaded.checked), nl=False)
+        _say(report.inspect_text(loaded.record, loaded.checked), nl=False)
 
 
 @program.command("explain", short_help="Say why each layer of an engine runs sparse or dense.")
@@ -332,26 +353,32 @@ def inspect_command(engine, as_json) -> None:
 @click.option("--what-if", "wishes", multiple=True, metavar="LAYER=WISH", help="Plan again with a layer held to sparse, "
               "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def explain_command(engine, layers, wishes, as_json) -> None:
+def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:
     """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it."""
     wanted = _named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
     if wanted and layers:
         raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
+    from dataclasses import replace
+
     from gpu_runtime import load
     from gpu_runtime.explain import what_if, wording
+    from gpu_runtime.runtime.findings import SparsityRow, Summary
+    from tactics import codec
 
-    plan = load(engine, allow_cubins=True).plan  # only read, never run
+    record = load(engine, allow_cubins=True).record  # only read, never run
     if wanted:
-        found = what_if.what_if(plan, wanted)
-        _say(json.dumps(found, indent=1) if as_json else what_if.text(plan, found), nl=as_json)
+        found = what_if.what_if(record, wanted)
+        answer = codec.to_json(what_if.Answer, found, defaults=True)
+        _say(json.dumps(answer, indent=1) if as_json else what_if.text(record, found), nl=as_json)
         return
-    rows = wording.rows_of(plan, layers)
+    rows = wording.rows_of(record, layers)
     if as_json:
-        rows = [row | {"sentence": wording.sentence(row, plan)} for row in rows]
-        summary = plan["sparsity"].get("summary")
-        _say(json.dumps({"timing": plan["timing"]["label"], "summary": summary, "layers": rows}, indent=1))
+        told = [replace(row, sentence=wording.sentence(row, record)) for row in rows]
+        summary = codec.to_json(Summary | None, record.plan.sparsity.summary, defaults=True)
+        shown = [codec.to_json(SparsityRow, row, defaults=True) for row in told]
+        _say(json.dumps({"timing": record.timing.label, "summary": summary, "layers": shown}, indent=1))
     else:
-        _say(wording.explain_text(plan, rows), nl=False)
+        _say(wording.explain_text(record, rows), nl=False)
 
 
 @program.command("plan", short_help="Plan a model for several GPUs, side by side.")
@@ -360,12 +387,14 @@ def explain_command(engine, layers, wishes, as_json) -> None:
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def plan_command(model, devices, sparsity, shapes, as_json) -> None:
+def plan_command(model: str, devices: str, sparsity: str, shapes: str, as_json: bool) -> None:
     """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ."""
     sizes = parse_shapes(shapes)
     from cuda_kernels import device
     from gpu_runtime.explain import side_by_side
     from gpu_runtime.pipeline import compare
+    from gpu_runtime.runtime.plan_record import Outlook
+    from tactics import codec
 
     names = [name.strip() for name in devices.split(",")]
     try:
@@ -373,13 +402,14 @@ def plan_command(model, devices, sparsity, shapes, as_json) -> None:
     except ValueError as e:
         raise click.UsageError(f"--devices: {e}") from None
     plans = compare(model, names, sparsity=sparsity, shapes=sizes)
-    _say(json.dumps(plans, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
+    data = [codec.to_json(Outlook, p, defaults=True) for p in plans]
+    _say(json.dumps(data, indent=1) if as_json else side_by_side.text(plans), nl=as_json)
 
 
 @program.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4.")
 @click.argument("model", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def inspect_sparsity_command(model, as_json) -> None:
+def inspect_sparsity_command(model: str, as_json: bool) -> None:
     """Show how sparse the weights of an ONNX MODEL are, and whether they are 2:4."""
     from gpu_runtime.frontend import pattern
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning.tables import Table
+from gpu_runtime.runtime.findings import Compared
 from tactics.measure.data import reference
 from tactics.planner import plan
 
@@ -39,7 +40,7 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Deviations:
     """`errors`: of each tensor that the plan writes, in order; `far`: those that leave the network or are not finite, and are
     far off; `causes`: (tensor, sentence) of the layers that made them so; `ends`: what leaves the network."""
 
@@ -53,16 +54,14 @@ class Compared:
         made = "is infinite or NaN where FP32 is not" if math.isinf(e.relative) else f"is off by {e.relative:.2g} of FP32"
         return f"{tensor!r} {made}, rounding it once by {e.own:.2g}"
 
-    def record(self) -> dict:
+    def record(self) -> Compared:
         """As JSON takes it: an infinite error, of what is infinite or NaN, is null."""
-        rows = [[t, e.relative if math.isfinite(e.relative) else None, e.own] for t, e in self.errors.items()]
+        rows = [(t, e.relative if math.isfinite(e.relative) else None, e.own) for t, e in self.errors.items()]
         worst = max(rows, key=lambda r: math.inf if r[1] is None else r[1] / r[2], default=None)
-        return {
-            "layers": len(rows), "worst": worst, "outputs": [r for r in rows if r[0] in self.ends], "far": list(self.far),
-        }  # fmt: skip
+        return Compared(None, len(rows), worst, tuple(r for r in rows if r[0] in self.ends), self.far)
 
 
-def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> Compared:
+def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> Deviations:
     """`feeds`: inputs of the network by name; `got`: by layer, what the plan wrote on them, NCHW."""
     network = table.network
     ops = _in_order(network, chosen)
@@ -78,7 +77,7 @@ def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], go
         before = max([_error(errors, t) for t in op.inputs], default=0.0)
         if math.isfinite(before) and e.relative > JUMP * max(before, e.own):
             causes.append((op.output, _sentence(op, e, before)))
-    return Compared(errors, far, tuple(causes), ends)
+    return Deviations(errors, far, tuple(causes), ends)
 
 
 def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:

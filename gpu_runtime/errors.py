@@ -5,6 +5,7 @@ Messages quote names out of files: what is not printable in them, such as a term
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cuda_kernels.compile import CompileError
 from gpu_runtime.text import printable
@@ -29,11 +30,15 @@ class InternalError(RuntimeError):
     kernel source is the cure, so it is none of the errors above, which callers answer with one."""
 
 
-def bounded(function: Callable) -> Callable:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """A function whose first argument is a model's path, and that refuses a model which memory or the stack cannot hold."""
 
     @wraps(function)
-    def run(model, *args, **options):
+    def run(model: Any, *args: P.args, **options: P.kwargs) -> R:
         try:
             return function(model, *args, **options)
         except MemoryError:

@@ -15,6 +15,7 @@ import tempfile
 import unittest
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -42,17 +43,17 @@ CONSTANT_INPUTS = {
 class Prepared(BackendRep):
     """A model ready to run, its engines kept from run to run. For one thread."""
 
-    def __init__(self, model: ModelProto, device: str, options: Mapping):
+    def __init__(self, model: ModelProto, device: str, options: Mapping[str, Any]):
         self._model, self._device, self._options = model, device, dict(options)
         stored = {t.name for t in model.graph.initializer}
         self._inputs = [v.name for v in model.graph.input if v.name not in stored]
         self._constant = _constant_inputs(model)
-        self._contexts: dict = {}
-        dims = {v.name: _static_shape(v) for v in model.graph.input}
-        if not self._constant and None not in dims.values():
+        self._contexts: dict[tuple[object, ...], Context] = {}
+        dims = {v.name: shape for v in model.graph.input if (shape := _static_shape(v)) is not None}
+        if not self._constant and len(dims) == len(model.graph.input):
             self._context({name: np.empty(dims[name], np.float32) for name in self._inputs})
 
-    def run(self, inputs: Sequence | Mapping[str, object], **options) -> tuple:
+    def run(self, inputs: Sequence[Any] | Mapping[str, object], **options: object) -> tuple[Any, ...]:
         """Arrays in the order of the graph's inputs, or by name -> a named tuple of arrays, one for each output.
 
         Raises SkipTest where the model cannot be built for these inputs, ValueError for inputs that do not fit it.
@@ -60,17 +61,18 @@ class Prepared(BackendRep):
         if options:
             raise ValueError(f"run: expected no options, got {', '.join(options)}")
         if not isinstance(inputs, Mapping):
-            inputs = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
-            if len(inputs) != len(self._inputs):
-                raise ValueError(f"inputs: expected {len(self._inputs)} ({', '.join(self._inputs)}), got {len(inputs)}")
-            inputs = dict(zip(self._inputs, inputs, strict=True))
+            given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+            if len(given) != len(self._inputs):
+                raise ValueError(f"inputs: expected {len(self._inputs)} ({', '.join(self._inputs)}), got {len(given)}")
+            inputs = dict(zip(self._inputs, given, strict=True))
         if set(inputs) != set(self._inputs):
             raise ValueError(f"inputs: expected the names {sorted(self._inputs)}, got {sorted(map(str, inputs))}")
         arrays = {name: np.asarray(a) for name, a in inputs.items()}
         context = self._context(arrays)
-        outputs = context.run({info["name"]: arrays[info["name"]] for info in context.plan["inputs"]})
+        outputs = context.run({info.name: arrays[info.name] for info in context.plan.inputs})
         names = [v.name for v in self._model.graph.output]
-        return namedtupledict("Outputs", names)(*(outputs[name] for name in names))
+        named: Any = namedtupledict("Outputs", names)
+        return cast(tuple[Any, ...], named(*(outputs[name] for name in names)))
 
     def _context(self, arrays: Mapping[str, np.ndarray]) -> Context:
         """The context for arrays of these shapes, and of these values where they are constants."""
@@ -93,7 +95,7 @@ class Prepared(BackendRep):
         return self._contexts[key]
 
 
-def prepare(model: ModelProto, device: str = "CPU", **options) -> Prepared:
+def prepare(model: ModelProto, device: str = "CPU", **options: Any) -> Prepared:
     """A model for repeated runs; `options` are those of `gpu_runtime.build`. Raises SkipTest if it cannot be built (on the
     first run, where inputs have to be known for that), ValueError for an unknown device."""
     if not supports_device(device):
@@ -101,12 +103,17 @@ def prepare(model: ModelProto, device: str = "CPU", **options) -> Prepared:
     return Prepared(model, "emulator" if _kind(device) == "CPU" else "cuda", options)
 
 
-def run_model(model: ModelProto, inputs, device: str = "CPU", **options) -> tuple:
+def run_model(
+    model: ModelProto, inputs: Sequence[Any] | Mapping[str, object], device: str = "CPU", **options: Any
+) -> tuple[Any, ...]:
     """`prepare` and one run."""
     return prepare(model, device, **options).run(inputs)
 
 
-def run_node(node: NodeProto, inputs: Sequence, device: str = "CPU", outputs_info=None, **options) -> tuple:
+def run_node(
+    node: NodeProto, inputs: Sequence[Any], device: str = "CPU",
+    outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None, **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """One node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx infers
     them; `opset_version`: the node's, by default the one that this runtime converts to."""
     opset = options.pop("opset_version", OPSET)
@@ -132,7 +139,7 @@ def _kind(device: str) -> str:
     return device.split(":")[0]
 
 
-def _value(name: str, dtype, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 

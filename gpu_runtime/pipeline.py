@@ -8,11 +8,10 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from gpu_runtime.frontend import fuse, importer
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats, tables
+from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import cliffs, ranges
 from gpu_runtime.rewrites import (
     back_to_back,
@@ -40,9 +40,11 @@ from gpu_runtime.rewrites import (
 )
 from gpu_runtime.runtime.context import kernel_key
 from gpu_runtime.runtime.engine import Engine, seal
+from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, SparsityRecord
+from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.text import printable
 from tactics import predict
-from tactics.format import DTYPES
+from tactics.format import DTYPES, Format
 from tactics.measure import timing
 from tactics.planner import plan
 
@@ -65,7 +67,7 @@ def build(
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
     workspace: int | None = None,
-    calibration: Mapping[str, object] | None = None,
+    calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> Engine:
@@ -80,64 +82,32 @@ def build(
     model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
     scratch memory that a tactic may use, None: any number. `calibration`: inputs by name, as `Context.run` takes them, on
     which the network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values
-    where that is quick (`engine.plan["range"]` tells), and a RuntimeWarning for what cannot be. On it the plan itself is run
+    where that is quick (`engine.plan.range` tells), and a RuntimeWarning for what cannot be. On it the plan itself is run
     too, where that is quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs, and
     all is planned again; without, operators that are not known to keep away from such points do. `log` is given the timings of
     each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError
     for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written, InternalError instead of an engine
     whose layers would read anything but what was written for them.
     """
-    if sparsity not in SPARSITY:
-        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+    _check_mode(sparsity)
     target = pick_device(device)
     if save_pruned is not None:
         importer.check_target(save_pruned)
-
     progress("import", str(model))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network, found = _fitted(imported, calibration)
+    network, reached = _fitted(imported, calibration)
     imported = replace(imported, model=None)
-
-    ends = io_formats.resolve(input_formats, network.inputs, "input")
-    ends |= io_formats.resolve(output_formats, network.outputs, "output")
-    for t in network.outputs:
-        if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
-            text = f"{network.name}: {dict(found.single)[t.name]}: ask for the output as fp32"
-            warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
-    timer = make_timer(target, timing_cache)
-    planned = partial(_planned, ends, target, sparsity, timer, progress, exhaustive=exhaustive, scratch=workspace)
-    table, chosen, found = _settled(network, found, calibration, planned, target, progress)
-    explained, beside = _explained(imported, table, chosen, found, sparsity, progress)
-    for block in autotuning.log(table, chosen, timer.failures, exhaustive=exhaustive) if log else ():
-        log(block)
-    progress("pack", network.name)
-    data, arena = assemble.assemble(table, chosen)
-
-    data |= {
-        "producer": {"version": _version(), "nvrtc": nvrtc_version()},
-        "model": {"name": network.name, "sha256": _file_sha256(model)},
-        "device": asdict(target),
-        "timing": timing_record(target),
-        "source_hash": source_hash(),
-        "range": _range_record(found),
-        "flags": {
-            "sparsity": sparsity, "shapes": {k: list(v) for k, v in sorted((shapes or {}).items())},
-            **({} if workspace is None else {"memPoolSize": f"workspace:{workspace}B"}),
-        },
-        "sparsity": explained, "choices": what_if.store(table),
-        "plan": _plan_record(chosen, beside),
-    }  # fmt: skip
-    cubins = {}
-    if embed_cubins:
-        keys = dict.fromkeys((s["kernel"], tuple(sorted(s["values"].items()))) for s in data["steps"] if "kernel" in s)
-        compiled = compile_many((*k, target.sm) for k in keys)
-        cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
-    try:
-        engine = Engine(seal(data, arena), arena, cubins, checked=True)
-    except ValueError as e:
-        raise ModelError(f"{network.name}: {e}") from None
-    if pruned is not None:
+    ends = _ends(network, reached, input_formats, output_formats)
+    planner = _Planner(target, sparsity, make_timer(target, timing_cache), ends, progress, exhaustive, workspace)
+    planned = _settled(network, reached, calibration, planner)
+    explained = _explained(imported, planned, planner)
+    if log:
+        for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=exhaustive):
+            log(block)
+    flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace)
+    engine = _packed(Model(network.name, _file_sha256(model)), planned, explained, flags, progress, embed_cubins)
+    if save_pruned is not None and pruned is not None:
         importer.save(save_pruned, pruned.getvalue())
     return engine
 
@@ -150,11 +120,9 @@ def compare(
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
-) -> list[dict]:
-    """The model planned for each named device, times predicted: per device {device, timing, plan, sparsity, model}, as they
-    stand in an engine. Nothing is packed or compiled. Raises as `build` does."""
-    if sparsity not in SPARSITY:
-        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+) -> list[Outlook]:
+    """The model planned for each named device, times predicted. Nothing is packed or compiled. Raises as `build` does."""
+    _check_mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
     network, reached = _fitted(imported, None)
@@ -163,17 +131,49 @@ def compare(
     found = []
     for target in targets:
         progress("device", target.title)
-        timer = make_timer(target, None)
-        table, chosen = _planned(ends, target, sparsity, timer, progress, network)
-        explained, beside = _explained(imported, table, chosen, reached, sparsity, progress)
-        found.append({
-            "model": {"name": network.name}, "device": asdict(target), "timing": timing_record(target), "sparsity": explained,
-            "plan": _plan_record(chosen, beside),
-        })  # fmt: skip
+        planner = _Planner(target, sparsity, make_timer(target, None), ends, progress)
+        planned = _Planned(*planner(network), reached)
+        sparse, solution = _explained(imported, planned, planner)
+        found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution))
     return found
 
 
-def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[Network, ranges.Ranges]:
+def _check_mode(sparsity: str) -> None:
+    if sparsity not in SPARSITY:
+        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
+
+    target: Device
+    sparsity: str
+    timer: tables.Timer
+    ends: Mapping[str, tuple[Format, ...]]
+    progress: Callable[[str, str], None]
+    exhaustive: bool = False
+    scratch: int | None = None
+
+    def __call__(self, network: Network) -> tuple[Table, plan.Plan]:
+        table = tables.tabulate(
+            network, self.target, self.timer, sparse=self.sparsity != "disable", io=self.ends, exhaustive=self.exhaustive,
+            scratch=self.scratch, progress=lambda name: self.progress("time", name),
+        )  # fmt: skip
+        self.progress("plan", network.name)
+        return table, plan.solve(table.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The plan that was chosen, and what the network's tensors reach."""
+
+    table: Table
+    chosen: plan.Plan
+    reached: ranges.Ranges
+
+
+def _fitted(imported: importer.Imported, calibration: Mapping[str, Any] | None) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
@@ -184,34 +184,57 @@ def _fitted(imported, calibration: Mapping[str, object] | None) -> tuple[Network
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS)):
         if calibration is not None:
-            found = replace(found, compared={"skipped": f"{large}: what operators are known to need is in FP32 instead"})
+            found = replace(found, compared=Compared(f"{large}: what operators are known to need is in FP32 instead"))
         network, kept = cliffs.keep(network)
         found = replace(found, single=(*found.single, *kept.items()))
     return network, found
 
 
-def _settled(network, found: ranges.Ranges, calibration, planned, target: Device, progress):
-    """(table, plan, `found` with what was compared): plans are made, run on the calibration input and compared with FP32 until
-    no layer asks for more FP32, ROUNDS times at most. `planned`: (network) -> (table, plan)."""
-    table, chosen = planned(alternatives(network))
+def _ends(
+    network: Network, reached: ranges.Ranges, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
+) -> dict[str, tuple[Format, ...]]:
+    """The formats that each input and output may have; warns of an output that FP16 cannot hold."""
+    ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
+    for t in network.outputs:
+        if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
+            text = f"{network.name}: {dict(reached.single)[t.name]}: ask for the output as fp32"
+            warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
+    return ends
+
+
+def _settled(
+    network: Network, found: ranges.Ranges, calibration: Mapping[str, Any] | None, planner: _Planner
+) -> _Planned:
+    """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
+    most; `found` is completed with what was compared."""
+    table, chosen = planner(alternatives(network))
     if calibration is None or found.compared:
-        return table, chosen, found
+        return _Planned(table, chosen, found)
     for done in range(ROUNDS + 1):
-        progress("compare", network.name)
-        data, arena = assemble.assemble(table, chosen)
-        engine = Engine(data | {"device": asdict(target), "source_hash": source_hash()}, arena)
-        feeds = {i["name"]: np.asarray(calibration[i["name"]]).astype(DTYPES[i["dtype"]]) for i in engine.inputs}
-        with engine.context(device="cuda" if target.measured else "emulator", graph=False) as ctx:
-            result = deviations.compare(table, chosen, feeds, ctx.trace(feeds))
+        planner.progress("compare", network.name)
+        result = _deviation(table, chosen, calibration, planner.target)
         grown, more = cliffs.heed(network, result.causes)
         if done == ROUNDS or (grown.wide, grown.reads_wide) == (network.wide, network.reads_wide):
             break
         network, found = grown, replace(found, single=(*found.single, *more.items()))
-        table, chosen = planned(alternatives(network))
+        table, chosen = planner(alternatives(network))
     if result.far:
         told = "; ".join(result.text(t) for t in result.far[:3])
         warnings.warn(printable(f"{network.name}: on the calibration input, {told}"), RuntimeWarning, stacklevel=3)
-    return table, chosen, replace(found, compared=result.record() | {"rounds": done, "moved": sorted(network.wide)})
+    compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
+    return _Planned(table, chosen, replace(found, compared=compared))
+
+
+def _deviation(
+    table: Table, chosen: plan.Plan, calibration: Mapping[str, Any], target: Device
+) -> deviations.Deviations:
+    """The plan is run on the calibration input, each layer beside the same in FP32."""
+    data, arena = assemble.assemble(table, chosen)
+    unexplained = SparsityRecord("disable", (), (), ())
+    engine = Engine(_record(Model(table.network.name), target, data, (unexplained, _solution(chosen)), Flags("disable")), arena)
+    feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.inputs}
+    with engine.context(device="cuda" if target.measured else "emulator", graph=False) as ctx:
+        return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
 
 def alternatives(network: Network) -> Network:
@@ -224,26 +247,51 @@ def alternatives(network: Network) -> Network:
     return network
 
 
-def _planned(ends, target: Device, sparsity: str, timer, progress, network, **limits) -> tuple[tables.Table, plan.Plan]:
-    table = tables.tabulate(
-        network, target, timer, sparse=sparsity != "disable", io=ends, progress=lambda name: progress("time", name), **limits
-    )
-    progress("plan", network.name)
-    return table, plan.solve(table.graph)
-
-
-def _explained(imported, table: tables.Table, chosen: plan.Plan, reached: ranges.Ranges, sparsity: str, progress):
-    """(sparsity record, rivals): everything that is known before weights are packed."""
-    network = table.network
-    progress("explain", network.name)
+def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
+    """Everything that is known before weights are packed."""
+    table, chosen = planned.table, planned.chosen
+    planner.progress("explain", table.network.name)
     beside = tables.rivals(table)
     explained = reasons.sparsity(
-        table, chosen, sparsity, measured=table.device.measured, all_dense_us=beside["all_dense_us"],
-        single={t: why for t, why in reached.single if t in network.only}, stored=imported.stored,
+        table, chosen, planner.sparsity, measured=table.device.measured, all_dense_us=beside.all_dense_us,
+        single={t: why for t, why in planned.reached.single if t in table.network.only}, stored=imported.stored,
     )  # fmt: skip
-    explained["pruned"], explained["not_pruned"] = list(imported.pruned), [list(row) for row in imported.not_pruned]
-    explained["pruned_energy"] = imported.before and imported.before.lost_energy
-    return explained, beside
+    energy = imported.before.lost_energy if imported.before else None
+    explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
+    return explained, replace(_solution(chosen), rivals=beside)
+
+
+def _packed(
+    model: Model, planned: _Planned, explained: tuple[SparsityRecord, Solution], flags: Flags,
+    progress: Callable[[str, str], None], embed_cubins: bool,
+) -> Engine:  # fmt: skip
+    """Weights packed, memory placed, launches derived, all of it checked as reading would."""
+    table, chosen = planned.table, planned.chosen
+    progress("pack", table.network.name)
+    data, arena = assemble.assemble(table, chosen)
+    record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
+    cubins = {}
+    if embed_cubins:
+        keys = dict.fromkeys(step.key for step in data.steps if isinstance(step, LaunchStep))
+        compiled = compile_many((kernel, dict(values), table.device.sm) for kernel, values in keys)
+        cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
+    try:
+        return Engine(seal(record, arena), arena, cubins, checked=True)
+    except ValueError as e:
+        raise ModelError(f"{model.name}: {e}") from None
+
+
+def _record(
+    model: Model, target: Device, data: assemble.Assembled, explained: tuple[SparsityRecord, Solution], flags: Flags,
+    reached: ranges.Ranges | None = None, choices: Choices | None = None,
+) -> EngineRecord:  # fmt: skip
+    sparsity, solution = explained
+    found = PlanRecord(
+        data.inputs, data.outputs, data.layers, data.steps, data.memory, solution, sparsity,
+        _range_record(reached) if reached else None, choices,
+    )  # fmt: skip
+    producer = Producer(_version(), nvrtc_version())
+    return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
 
 def _file_sha256(path: str | os.PathLike) -> str:
@@ -251,16 +299,14 @@ def _file_sha256(path: str | os.PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _range_record(found: ranges.Ranges) -> dict:
+def _range_record(found: ranges.Ranges) -> RangeRecord:
     """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
-    return asdict(found) | {"high": [[t, v if math.isfinite(v) else None] for t, v in found.high]}
+    high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
+    return RangeRecord(found.source, high, found.exponents, found.single, found.stuck, found.compared)
 
 
-def _plan_record(chosen: plan.Plan, beside: dict) -> dict:
-    return {
-        "total_us": chosen.total_ps / 1e6, "status": chosen.status, "method": chosen.method, "width": chosen.width,
-        "gap": chosen.gap, "rivals": beside,
-    }  # fmt: skip
+def _solution(chosen: plan.Plan) -> Solution:
+    return Solution(chosen.total_ps / 1e6, chosen.status, chosen.method, chosen.width, chosen.gap)
 
 
 def pick_device(device: str | Device | None) -> Device:
@@ -280,11 +326,12 @@ def make_timer(device: Device, timing_cache: str | os.PathLike | None) -> tables
     return timing.measured(device, timing.Cache(path))
 
 
-def timing_record(device: Device) -> dict:
+def timing_record(device: Device) -> Timing:
     """How the plan's times came about; `label` is what every printed time carries."""
     if device.measured:
-        return {"kind": "measured", "label": f"measured({device.title})"} | timing.environment()
-    return {"kind": "predicted", "label": f"predicted({device.name})", "sigma": predict.SIGMA}
+        found = timing.environment()
+        return Timing("measured", f"measured({device.title})", driver=found["driver"], policy=found["policy"])
+    return Timing("predicted", f"predicted({device.name})", predict.SIGMA)
 
 
 def _version() -> str:

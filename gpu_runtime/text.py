@@ -1,38 +1,13 @@
-"""Times, shares, sizes and tables as plain ASCII text of at most 120 columns; a predicted time carries a `~`."""
+"""Shares, sizes and tables as plain ASCII text of at most 120 columns."""
 
 from __future__ import annotations
 
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 WIDTH = 120
-
-
-def tactic_text(name: str | None) -> str:
-    """A tactic's name without the formats at its end: tables have a column for them."""
-    return (name or "-").partition("__")[0]
-
-
-def is_predicted(plan: Mapping) -> bool:
-    return plan["timing"]["kind"] == "predicted"
-
-
-def times_are(plan: Mapping) -> str:
-    label = plan["timing"]["label"]
-    return f"times are {label}{', marked ~' if is_predicted(plan) else ''}"
-
-
-def us_text(us: float, plan: Mapping, sign: str = "", unit: str = " us") -> str:
-    return f"{'~' if is_predicted(plan) else ''}{us:{sign}.2f}{unit}"
-
-
-def fp32_reasons(plan: Mapping, layer: Mapping) -> list[str]:
-    """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
-    known = dict((plan.get("range") or {}).get("single") or ())
-    names = [t["name"].removesuffix(" inside") for t in (*layer["outputs"], *layer["inputs"]) if t["format"].startswith("fp32")]
-    return [known[name] for name in dict.fromkeys(names) if name in known]
 
 
 def versus(us: float, base: float) -> str:
@@ -84,7 +59,9 @@ def fold(text: str, width: int) -> list[str]:
     return lines
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], caps, right=(), gap: bool = False) -> list[str]:
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], caps: Sequence[int], right: Collection[int] = (), gap: bool = False
+) -> list[str]:
     """Aligned columns two spaces apart, none wider than its cap: cells are folded. `gap`: empty lines between rows."""
     cells = [
         [[part for line in cell.split("\n") for part in fold(line, cap)] for cell, cap in zip(row, caps, strict=True)]

@@ -20,9 +20,9 @@ from gpu_runtime import pipeline
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime import derive, engine
+from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Step
+from tactics import codec
 from tactics.format import DTYPES
-from tactics.problems import codec
-from tactics.tactic import Tactic
 from tests.reference_run import model, node
 from tests.small_models import small_models
 
@@ -90,9 +90,10 @@ def change(rng: np.random.Generator, plan: dict, heads=HEADS) -> tuple:
     def pick(items):
         return items[int(rng.integers(len(items)))]
 
-    head = pick([h for h in heads if plan[h]])
-    path = pick([(head, *at) for at in places(plan[head]) if not FREE & {*map(str, at)}])
-    holder = plan
+    parts = plan | plan["plans"][0]
+    head = pick([h for h in heads if parts[h]])
+    path = pick([(head, *at) for at in places(parts[head]) if not FREE & {*map(str, at)}])
+    holder = parts
     for key in path[:-1]:
         holder = holder[key]
     old, key = holder[path[-1]], path[-1]
@@ -104,7 +105,7 @@ def change(rng: np.random.Generator, plan: dict, heads=HEADS) -> tuple:
     elif isinstance(old, float):
         holder[key] = pick((old + 1, 0.0, -old - 1, 1e30, 1e-30))
     elif isinstance(old, str):
-        same = [v for v in _texts(plan[head], path[-1]) if v != old]
+        same = [v for v in _texts(parts[head], path[-1]) if v != old]
         holder[key] = pick(same) if same and rng.integers(3) else pick([v for v in TEXTS if v != old])
     elif isinstance(old, list) and old and rng.integers(3):
         kind = int(rng.integers(3))
@@ -115,7 +116,7 @@ def change(rng: np.random.Generator, plan: dict, heads=HEADS) -> tuple:
         else:
             old.reverse()
     else:
-        others = [None, [], {}, 7, "x", *(plan[head] if isinstance(plan[head], list) else ())]
+        others = [None, [], {}, 7, "x", *(parts[head] if isinstance(parts[head], list) else ())]
         holder[key] = json.loads(json.dumps(pick(others)))
     return path
 
@@ -131,24 +132,25 @@ def _at(value, path):
 
 
 def agree(plan: dict) -> None:
-    """Steps, descriptions, `frees` and the memory's size follow from what the layers now say, as far as anything does."""
-    sections = {s["name"]: s["offset"] for s in plan["sections"] if s["kind"] == "weights"}
-    memory = plan["memory"]
-    scratch = {"workspace": (memory["workspace"] or [0])[0], "counters": (memory["zeros"] or [[0]])[0][0]}
+    """Steps and the memory's size follow from what the layers now say, as far as anything does."""
+    record = codec.from_json(EngineRecord, {k: v for k, v in plan.items() if k not in ("format_version", "plan_sha256")})
+    one, memory = plan["plans"][0], plan["plans"][0]["memory"]
+    sections = {name: s.offset for name, s in record.weight_sections.items()}
+    scratch = {"workspace": (memory.get("workspace") or [0])[0], "counters": (memory.get("zeros") or [[0]])[0][0]}
     steps = []
-    for i, layer in enumerate(plan["layers"]):
-        if layer["tactic"]:
-            problem, tactic = codec.from_json(layer["problem"]), Tactic.parse(layer["tactic"])
+    for i, (layer, data) in enumerate(zip(record.plan.layers, one["layers"], strict=True)):
+        if layer.tactic:
             for t, fmt, shape in zip(
-                (*layer["inputs"], *layer["outputs"]), (*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
-                strict=True,
+                (*data["inputs"], *data["outputs"]), (*layer.tactic.ins, layer.tactic.out),
+                (*layer.problem.in_shapes, layer.problem.out_shape), strict=True,
             ):  # fmt: skip
                 t["shape4"], t["format"] = list(shape), str(fmt)
-            layer.update(derive.description(problem, tactic))
-            steps += derive.steps(derive.work(problem, tactic, layer), layer, i, sections, scratch)
-    plan["steps"] = steps
-    tensors = [t for layer in plan["layers"] for t in (*layer["inputs"], *layer["outputs"])]
-    ends = [sum(derive.block(t)) for t in tensors] + [sum(r) for r in (memory["workspace"], *memory["zeros"]) if r]
+            layer = codec.from_json(Layer, data)
+            steps += derive.steps(derive.work(layer.problem, layer.tactic, layer), layer, i, sections, scratch)
+    one["steps"] = codec.to_json(tuple[Step, ...], tuple(steps))
+    tensors = [t for data in one["layers"] for t in codec.from_json(Layer, data).tensors]
+    ends = [t.whole.offset + t.whole.nbytes for t in tensors]
+    ends += [sum(r) for r in (memory.get("workspace"), *memory.get("zeros", ())) if r]
     memory["activation_bytes"] = max(-(-end // 256) * 256 for end in ends)
 
 
@@ -175,11 +177,11 @@ def attempt(data: bytes, path: Path) -> str:
     except EngineError as e:
         return f"refused\t{e}"
     assert made.checked
-    json.dumps(layer_info.layer_info(made.plan))
-    report.inspect_text(made.plan, made.checked)
-    wording.explain_text(made.plan, wording.rows_of(made.plan))
+    json.dumps(layer_info.layer_info(made.record))
+    report.inspect_text(made.record, made.checked)
+    wording.explain_text(made.record, wording.rows_of(made.record))
     rng = np.random.default_rng(0)
-    inputs = {t["name"]: rng.uniform(-1, 1, t["shape"]).astype(DTYPES[t["dtype"]]) for t in made.inputs}
+    inputs = {t.name: rng.uniform(-1, 1, t.shape).astype(DTYPES[t.dtype]) for t in made.inputs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

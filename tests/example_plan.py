@@ -1,8 +1,24 @@
-"""Plans as the planner records them, made by hand: what reports and engine files are tested with."""
+"""Plans as an engine's file has them, made by hand: what reports and engine files are tested with."""
 
 import copy
+import json
+from dataclasses import asdict
 
-from tactics.format import Format, num_bytes
+from cuda_kernels.device import named
+from gpu_runtime.runtime.plan_record import EngineRecord
+from tactics import codec
+from tactics.problems.codec import to_json
+from tactics.problems.convolution import Epilogue
+from tactics.problems.pointwise_ops import NONE, Activation, Stage
+from tactics.problems.problem import (
+    ConcatProblem,
+    ConvProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    ReformatProblem,
+)
+from tactics.problems.rows import NormalizeProblem
 
 REASONS = (
     "picked", "dense_faster", "reformat_outweighs", "within_noise", "no_sparse_tactic", "pattern_violation",
@@ -10,29 +26,42 @@ REASONS = (
 )  # fmt: skip
 
 
+HEADER = ("model", "device", "timing", "producer", "source_hash", "flags", "sections")
+
+
+def data(parts):
+    """A file's plan from its parts: what stands in the header, and one plan."""
+    plan = {k: v for k, v in parts.items() if k not in HEADER}
+    return {k: parts[k] for k in HEADER} | {"plans": [plan]}
+
+
+def record(parts) -> EngineRecord:
+    return codec.from_json(EngineRecord, json.loads(json.dumps(data(parts))))
+
+
 def tensor(name, shape4, fmt, offset=0):
     return {"name": name, "shape4": list(shape4), "format": fmt, "offset": offset}
 
 
-def bound(name, shape, dtype, fmt, shape4, offset):
-    nbytes = num_bytes(Format.parse(fmt), tuple(shape4))
-    return tensor(name, shape4, fmt, offset) | {"shape": list(shape), "dtype": dtype, "nbytes": nbytes}
+def bound(name, shape, fmt, shape4, offset):
+    return tensor(name, shape4, fmt, offset) | {"shape": list(shape)}
 
 
-def layer(name, kind, inputs, outputs, us, tactic, params=None, nodes=None, sparse=False, pattern=False, **counts):
+def layer(name, problem, inputs, outputs, us, kernel=None, nodes=None, weights=0):
+    formats = [t["format"].replace(":", ".") for t in (*inputs, *outputs)]
     return {
-        "name": name, "type": kind, "nodes": [name] if nodes is None else nodes, "layer": None, "problem": None,
-        "params": params or {}, "inputs": inputs, "outputs": outputs, "tactic": tactic, "time_us": us,
-        "sparse": sparse, "has_sparse_weights": pattern, "weights_count": counts.get("weights", 0),
-        "bias_count": counts.get("bias", 0),
+        "name": name, "problem": problem and to_json(problem), "inputs": inputs, "outputs": outputs, "time_us": us,
+        "tactic": kernel and f"{kernel}__{'_'.join(formats)}", "nodes": [name] if nodes is None else nodes,
+        "weights_count": weights,
     }  # fmt: skip
 
 
-def conv(kernel, k, act="none", residual=False, groups=1, stride=1):
-    return {
-        "kernel": [kernel, kernel], "stride": [stride, stride], "pad": [kernel // 2] * 4, "dilation": [1, 1], "k": k,
-        "groups": groups, "act": act, "bias": True, "residual": residual,
-    }  # fmt: skip
+def conv(shape4, kernel, k, act=NONE, residual=False, stride=1, sparse24=False):
+    pad = (kernel // 2,) * 4
+    return ConvProblem(
+        *shape4, k, kernel, kernel, (stride, stride), pad, sparse24=sparse24,
+        epilogue=Epilogue(bias=True, residual=residual, act=act),
+    )  # fmt: skip
 
 
 def best(tactic, us, fmt="fp16:hwc8"):
@@ -67,43 +96,41 @@ def example_plan():
     """A made-up plan with one layer of every type and one sparsity row of every reason."""
     big, mid, small = (8, 64, 56, 56), (8, 128, 28, 28), (8, 128, 1, 1)
     dense, sparse = "conv_dense_hmma_16816_128x128x32_w2x4_s4", "conv_sparse24_hmma_sp_16832_128x128x64_w2x4_s3"
-    h8 = "fp16:hwc8"
-    dense, sparse = (f"{name}__fp16.hwc8_fp16.hwc8" for name in (dense, sparse))
-    stem = layer(
-        "/stem/Conv", "conv", [tensor("x16", (8, 3, 112, 112), h8)], [tensor("a", big, h8)], 20.5, dense,
-        conv(3, 64, "relu", stride=2), ["/stem/Conv", "/stem/Relu"], weights=1728, bias=64,
-    )  # fmt: skip
+    h8, h16, c32 = "fp16:hwc8", "fp16:hwc16", "fp16:chw32"
     wide = "/layer1/layer1.0/conv_with_a_rather_long_name/Conv"
+    image, pooled, few = (8, 3, 112, 112), (8, 64, 28, 28), (8, 256, 1, 1)
+    clip = Activation("clip", (0.0, 6.0))
     layers = [
-        layer("Reformatting CopyNode for Input Tensor 0 to /stem/Conv", "reformat",
-              [tensor("image", (8, 3, 112, 112), "fp32:chw")], [tensor("x16", (8, 3, 112, 112), h8)], 5.25,
-              "reformat_tile32", nodes=[]),
-        stem,
-        layer(wide, "conv", [tensor("a", big, h8)], [tensor("b", big, h8)], 31.25, sparse, conv(3, 64, "relu"),
-              sparse=True, pattern=True, weights=36864, bias=64),
-        layer("/layer1/conv2", "conv", [tensor("b", big, h8), tensor("a", big, h8)], [tensor("c", big, h8)], 30, dense,
-              conv(3, 64, "clip(0,6)", residual=True), pattern=True, weights=36864, bias=64),
-        layer("/pool/MaxPool", "pool", [tensor("c", big, h8)], [tensor("d", (8, 64, 28, 28), h8)], 4.5, "pool_v8",
-              {"kind": "max", "kernel": [3, 3], "stride": [2, 2], "pad": [1, 1, 0, 0], "count_pad": False}),
-        layer("Reformatting NoOp for Input Tensor 0 to /layer2/conv", "noop", [tensor("d", (8, 64, 28, 28), h8)],
-              [tensor("d16", (8, 64, 28, 28), "fp16:hwc16")], 0, "", nodes=[]),
-        layer("/layer2/conv", "conv", [tensor("d16", (8, 64, 28, 28), "fp16:hwc16")],
-              [tensor("e", mid, "fp16:chw32")], 18.75, dense, conv(1, 128), pattern=True, weights=8192, bias=128),
-        layer("/layer2/Mul", "pointwise", [tensor("e", mid, "fp16:chw32"), tensor("e", mid, "fp16:chw32")],
-              [tensor("f", mid, "fp16:chw32")], 3.5, "pointwise_v8", {"stages": ["mul(t1)", "sigmoid"]}),
-        layer("/gap/GlobalAveragePool", "pool", [tensor("f", mid, "fp16:chw32")], [tensor("g", small, h8)], 2.25,
-              "pool_global", {"kind": "avg", "kernel": [28, 28], "stride": [1, 1], "pad": [0, 0, 0, 0]}),
-        layer("/cat/Concat", "concat", [tensor("g", small, h8), tensor("g", small, h8)],
-              [tensor("h", (8, 256, 1, 1), h8)], 1, "move_concat"),
-        layer("/up/Resize", "move", [tensor("h", (8, 256, 1, 1), h8)], [tensor("u", (8, 256, 2, 2), h8)], 1,
-              "move_gather", {"kind": "upsample"}),
-        layer("/cut/Slice", "move", [tensor("u", (8, 256, 2, 2), h8)], [tensor("v", (8, 256, 1, 1), h8)], 1,
-              "move_gather", {"kind": "window"}),
-        layer("/fc/Gemm", "conv", [tensor("v", (8, 256, 1, 1), h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense,
-              conv(1, 10), weights=2560, bias=10),
-        layer("/Softmax", "normalize", [tensor("z", (8, 10, 1, 1), h8)], [tensor("prob", (8, 10, 1, 1), "fp32:chw")],
-              1.5, "softmax_warp", {"kind": "softmax", "axes": "c"}),
+        layer("Reformatting CopyNode for Input Tensor 0 to /stem/Conv", ReformatProblem(*image, "fp32:chw", h8),
+              [tensor("image", image, "fp32:chw")], [tensor("x16", image, h8)], 5.25, "move", nodes=[]),
+        layer("/stem/Conv", conv(image, 3, 64, Activation("relu"), stride=2), [tensor("x16", image, h8)],
+              [tensor("a", big, h8)], 20.5, dense, ["/stem/Conv", "/stem/Relu"], weights=1728),
+        layer(wide, conv(big, 3, 64, Activation("relu"), sparse24=True), [tensor("a", big, h8)], [tensor("b", big, h8)],
+              31.25, sparse, weights=36864),
+        layer("/layer1/conv2", conv(big, 3, 64, clip, residual=True, sparse24=True),
+              [tensor("b", big, h8), tensor("a", big, h8)], [tensor("c", big, h8)], 30, dense, weights=36864),
+        layer("/pool/MaxPool", PoolProblem(*big, "max", 3, 3, (28, 28), (2, 2), (1, 1, 0, 0)), [tensor("c", big, h8)],
+              [tensor("d", pooled, h8)], 4.5, "pool"),
+        layer("Reformatting NoOp for Input Tensor 0 to /layer2/conv", None, [tensor("d", pooled, h8)],
+              [tensor("d16", pooled, h16)], 0, nodes=[]),
+        layer("/layer2/conv", conv(pooled, 1, 128, sparse24=True), [tensor("d16", pooled, h16)],
+              [tensor("e", mid, c32)], 18.75, dense, weights=8192),
+        layer("/layer2/Mul", PointwiseProblem(*mid, (Stage("mul", "t1"), Stage("sigmoid")), ("nchw", "nchw")),
+              [tensor("e", mid, c32), tensor("e", mid, c32)], [tensor("f", mid, c32)], 3.5, "pointwise"),
+        layer("/gap/GlobalAveragePool", PoolProblem(*mid, "avg", 28, 28, (1, 1)), [tensor("f", mid, c32)],
+              [tensor("g", small, h8)], 2.25, "pool_global"),
+        layer("/cat/Concat", ConcatProblem((128, 128), (8, 1, 1)), [tensor("g", small, h8), tensor("g", small, h8)],
+              [tensor("h", few, h8)], 1, "move"),
+        layer("/up/Resize", MoveProblem(*few, "upsample", (256, 2, 2), step=(1, 2, 2)), [tensor("h", few, h8)],
+              [tensor("u", (8, 256, 2, 2), h8)], 1, "move"),
+        layer("/cut/Slice", MoveProblem(8, 256, 2, 2, "window", (256, 1, 1)), [tensor("u", (8, 256, 2, 2), h8)],
+              [tensor("v", few, h8)], 1, "move"),
+        layer("/fc/Gemm", conv(few, 1, 10), [tensor("v", few, h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense,
+              weights=2560),
+        layer("/Softmax", NormalizeProblem(8, 10, 1, 1, "softmax", "c"), [tensor("z", (8, 10, 1, 1), h8)],
+              [tensor("prob", (8, 10, 1, 1), "fp32:chw")], 1.5, "rows"),
     ]  # fmt: skip
+    dense, sparse = (f"{name}__fp16.hwc8_fp16.hwc8" for name in (dense, sparse))
     rows = [
         verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,
                 pattern_groups=None, lost_energy=None, stored_share=None),
@@ -127,28 +154,28 @@ def example_plan():
     return {
         "producer": {"version": "0.1.0", "nvrtc": "13.0"},
         "model": {"name": "example.onnx", "sha256": "5" * 64},
-        "device": {"name": "h200", "title": "H200 SXM 141GB", "sm": "sm_90a", "num_sms": 132, "clock_mhz": 1830},
+        "device": asdict(named("h200")),
         "timing": {"kind": "predicted", "label": "predicted(h200)"},
         "source_hash": "a" * 64,
         "flags": {"sparsity": "enable", "shapes": {"image": [8, 3, 112, 112]}},
-        "inputs": [bound("image", (8, 3, 112, 112), "fp32", "fp32:chw", (8, 3, 112, 112), 0)],
-        "outputs": [bound("prob", (8, 10), "fp32", "fp32:chw", (8, 10, 1, 1), 1 << 21)],
+        "inputs": [bound("image", (8, 3, 112, 112), "fp32:chw", (8, 3, 112, 112), 0)],
+        "outputs": [bound("prob", (8, 10), "fp32:chw", (8, 10, 1, 1), 1 << 21)],
         "layers": layers,
         "steps": [
-            {"kernel": "reformat", "values": {"V": 8}, "grid": [64, 1, 1], "block": [256, 1, 1], "smem": 0,
-             "args": [["arena", 0], ["weights", 256], ["i32", 5], ["i64", 1 << 40], ["f32", 0.1]], "covers": [0]},
+            {"type": "LaunchStep", "kernel": "reformat", "values": {"V": 8}, "grid": [64, 1, 1], "block": [256, 1, 1],
+             "smem": 0, "args": [["arena", 0], ["weights", 256], ["i32", 5], ["i64", 1 << 40], ["f32", 0.1]], "covers": [0]},
         ],
         "sparsity": {
             "mode": "enable", "rows": rows, "picked": [wide],
             "eligible": [row["layer"] for row in rows if row["verdict"] != "not_eligible"],
         },
-        "plan": {
+        "solution": {
             "total_us": total, "status": "proven", "method": "variable elimination", "width": 2, "gap": 0,
             "rivals": {"all_dense_us": total + 9.25, "best_single_format": {"format": h8, "us": total + 20},
                        "greedy_us": total + 3.5},
         },
-        "memory": {"activation_bytes": 9_633_792, "largest_live_bytes": 9_633_792, "weight_bytes": 196_608},
-        "sections": [],
+        "memory": {"activation_bytes": 9_633_792, "largest_live_bytes": 9_633_792},
+        "sections": [{"name": "weights", "kind": "weights", "offset": 0, "nbytes": 196_608}],
     }  # fmt: skip
 
 

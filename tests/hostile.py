@@ -302,9 +302,9 @@ def serve() -> None:
     from gpu_runtime.frontend import pattern
 
     def build(path: str) -> str:
-        plan = gr.build(path, device="h200", sparsity="enable").plan
+        plan = gr.build(path, device="h200", sparsity="enable").record
         report.inspect_text(plan), wording.explain_text(plan, wording.rows_of(plan, ())), layer_info.layer_info(plan)
-        return f"{len(plan['layers'])} layers"
+        return f"{len(plan.plan.layers)} layers"
 
     def load(path: str) -> str:
         return repr(gr.load(path, allow_cubins=True))[:200]

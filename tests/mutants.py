@@ -154,10 +154,15 @@ def alter(rng, plan: dict) -> str:
     """One to three places of a plan changed, removed or exchanged; -> where."""
     told = []
     for _ in range(int(pick(rng, (1, 1, 2, 3)))):
-        heads = [k for k in plan if k != "choices"]  # read by what-if questions only, and by far the longest
+        parts = plan  # of the header, or, mostly, of the plan
+        if plan.get("plans") and isinstance(plan["plans"], list) and isinstance(plan["plans"][0], dict) and rng.integers(3):
+            parts = plan["plans"][0]
+        heads = [k for k in parts if k not in ("choices", "plans")]  # choices: read by what-if questions only, and very long
+        if not heads:
+            continue
         head = pick(rng, heads)
-        path = pick(rng, [(head,), *places(plan[head], (head,))])
-        holder = plan
+        path = pick(rng, [(head,), *places(parts[head], (head,))])
+        holder = parts
         for key in path[:-1]:
             holder = holder[key]
         kind, key = int(rng.integers(4)), path[-1]
@@ -166,8 +171,8 @@ def alter(rng, plan: dict) -> str:
         elif kind == 1 and type(holder[key]) in (int, float):
             holder[key] = pick(rng, (-holder[key] - 1, holder[key] + 1, holder[key] * 1000, *HUGE))
         elif kind == 2:
-            other = pick(rng, list(places(plan[head], (head,))) or [(head,)])
-            found = plan
+            other = pick(rng, list(places(parts[head], (head,))) or [(head,)])
+            found = parts
             for k in other:
                 found = found[k]
             holder[key] = json.loads(json.dumps(found))
@@ -211,9 +216,9 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
     path.write_bytes(data)
     try:
         made = engine.read(path)
-        json.dumps(layer_info.layer_info(made.plan))
-        report.plan_text(made.plan)
-        wording.sparsity_text(made.plan)
+        json.dumps(layer_info.layer_info(made.record))
+        report.plan_text(made.record)
+        wording.sparsity_text(made.record)
         Context._load = lambda self, steps: [None] * len(steps)  # kernels are compiled from the launches, which are elsewhere
         Context(made, device="emulator").close()
     except EngineError as e:

@@ -108,8 +108,8 @@ def scratch_of(plan_record):
     from tactics.tactic import Tactic
 
     p = conv_case(1, 512, 7, 7, 64, 3, 3, pad=(1, 1, 1, 1), bias=True)
-    layer = next(x for x in plan_record["layers"] if x["type"] == "conv")
-    return max(s.workspace for s in launches(p, Tactic.parse(layer["tactic"])))
+    layer = next(x for x in plan_record.layers if x.type == "conv")
+    return max(s.workspace for s in launches(p, Tactic.parse(layer.tactic_name)))
 
 
 def test_workspace_limits_each_tactic(tmp_path):
@@ -118,11 +118,11 @@ def test_workspace_limits_each_tactic(tmp_path):
     assert scratch_of(free.plan) > 0, "without a limit, K is split"
     log = []
     none = gr.build(path, device="h200", workspace=0, log=log.append)
-    assert scratch_of(none.plan) == 0 and none.plan["plan"]["total_us"] > free.plan["plan"]["total_us"]
+    assert scratch_of(none.plan) == 0 and none.plan.solution.total_us > free.plan.solution.total_us
     assert re.search(r"Not timed: \d+ tactics of conv in .*: needs \d+ bytes of workspace, 0 are allowed", "\n".join(log))
-    assert none.plan["flags"]["memPoolSize"] == "workspace:0B"
+    assert none.record.flags.workspace == 0
     enough = gr.build(path, device="h200", workspace=scratch_of(free.plan))
-    assert enough.plan["plan"]["total_us"] == free.plan["plan"]["total_us"]
+    assert enough.plan.solution.total_us == free.plan.solution.total_us
 
 
 def test_exhaustive_chooses_the_same_plan(tmp_path):

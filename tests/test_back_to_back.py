@@ -122,9 +122,9 @@ def built(tmp_path_factory):
 
 def test_a_bottlenecks_3x3_and_1x1_become_one_launch(built):
     path, engine = built
-    (layer,) = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("conv_back_to_back")]
-    assert layer["layer"] == "mid -> out" and {"mid", "mid_relu", "out", "add", "relu"} == set(layer["nodes"])
-    assert layer["weights_count"] == 64 * 64 * 9 + 64 * 256 and layer["params"]["then"]["kernel"] == [1, 1]
+    (layer,) = [layer for layer in engine.plan.layers if layer.tactic_name.startswith("conv_back_to_back")]
+    assert layer.layer == "mid -> out" and {"mid", "mid_relu", "out", "add", "relu"} == set(layer.nodes)
+    assert layer.weights_count == 64 * 64 * 9 + 64 * 256 and (layer.problem.second.r, layer.problem.second.s) == (1, 1)
     x = np.random.default_rng(1).standard_normal((1, 64, 56, 56)).astype(np.float32)
     (got,) = judge(engine, path, {"x": x}).values()
     assert got.dtype == np.float16
@@ -132,10 +132,10 @@ def test_a_bottlenecks_3x3_and_1x1_become_one_launch(built):
 
 def test_the_log_has_both_layers(built):
     _, engine = built
-    row = next(r for r in engine.sparsity["rows"] if r["layers"] == ["mid", "out"])
-    assert (row["verdict"], row["reason"]) == ("not_eligible", "pattern_violation") and row["floor"]["dense_us"] > 0
-    assert (row["layer"], row["c"], row["k"], row["kernel"]) == ("mid -> out", 64, 64, [3, 3])
-    assert row["pattern_groups"] == 64 * 16 * 9 + 256 * 16 and 0.05 < row["lost_energy"] < 0.3
+    row = next(r for r in engine.sparsity.rows if r.layers == ("mid", "out"))
+    assert (row.verdict, row.reason) == ("not_eligible", "pattern_violation") and row.floor.dense_us > 0
+    assert (row.layer, row.c, row.k, row.kernel) == ("mid -> out", 64, 64, (3, 3))
+    assert row.pattern_groups == 64 * 16 * 9 + 256 * 16 and 0.05 < row.lost_energy < 0.3
 
 
 def offered(model) -> dict:

@@ -275,10 +275,10 @@ def test_what_only_looks_like_focus_stays(corners):
 
 def moved(engine) -> list[str]:
     """Layers that only move data, between the network's edges."""
-    edges = {t["name"] for t in (*engine.plan["inputs"], *engine.plan["outputs"])}
-    around = {x["name"]: {t["name"] for t in (*x["inputs"], *x["outputs"])} for x in engine.plan["layers"]}
-    found = [x for x in engine.plan["layers"] if x["type"] in ("move", "gather", "concat", "reformat")]
-    return [x["name"] for x in found if x["type"] != "reformat" or not around[x["name"]] & edges]
+    edges = {t.name for t in (*engine.plan.inputs, *engine.plan.outputs)}
+    around = {x.name: {t.name for t in (*x.inputs, *x.outputs)} for x in engine.plan.layers}
+    found = [x for x in engine.plan.layers if x.type in ("move", "gather", "concat", "reformat")]
+    return [x.name for x in found if x.type != "reformat" or not around[x.name] & edges]
 
 
 @pytest.mark.slow
@@ -287,8 +287,8 @@ def test_no_shuffle_has_a_kernel(tmp_path, case):
     proto = grouped() if case == "grouped" else units(SPELLINGS[case])
     engine = engine_within_budget(proto, tmp_path / f"{case}.onnx")
     assert moved(engine) == [] or moved(engine) == ["u2.cat (in order)"]  # what the depthwise convolution reads
-    inside = [t for x in engine.plan["layers"] if x["type"] == "conv" for t in x["outputs"] if t["name"] != "y"]
-    assert inside and all(t["format"] in ("fp16:hwc8", "fp16:hwc16", "fp16:chw32") for t in inside)
+    inside = [t for x in engine.plan.layers if x.type == "conv" for t in x.outputs if t.name != "y"]
+    assert inside and all(str(t.format) in ("fp16:hwc8", "fp16:hwc16", "fp16:chw32") for t in inside)
 
 
 @pytest.mark.slow
@@ -296,17 +296,17 @@ def test_no_shuffle_has_a_kernel(tmp_path, case):
 def test_focus_has_no_kernel(tmp_path, size):
     """The image is read as it lies, by the convolution itself."""
     engine = engine_within_budget(focus(size=size), tmp_path / "focus.onnx")
-    first = engine.plan["layers"][0]
-    assert moved(engine) == [] and first["type"] == "conv" and first["params"]["kernel"] == [2 * size] * 2
+    first = engine.plan.layers[0]
+    assert moved(engine) == [] and first.type == "conv" and (first.problem.r, first.problem.s) == (2 * size,) * 2
 
 
 @pytest.mark.full
 def test_published_networks():
     """FastestDet keeps no shuffle, YOLOX no Focus: FastestDet is left with its Resize."""
     engine = gr.build(given_model("fastestdet"), device=DEFAULT_DEVICE)
-    assert moved(engine) == ["Concat_224 + Resize_226"] and len(engine.plan["steps"]) < 78
+    assert moved(engine) == ["Concat_224 + Resize_226"] and len(engine.plan.steps) < 78
     engine = gr.build(given_model("yolox_nano"), device=DEFAULT_DEVICE)
-    assert engine.plan["layers"][0]["type"] == "conv" and not any("Slice_" in name for name in moved(engine))
+    assert engine.plan.layers[0].type == "conv" and not any("Slice_" in name for name in moved(engine))
 
 
 @pytest.mark.slow

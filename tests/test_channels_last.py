@@ -38,7 +38,7 @@ def heads(k: int = 6, n: int = 1) -> onnx.ModelProto:
 
 def moved(engine) -> list[tuple[str, str]]:
     """(type, name) of the layers that only move elements."""
-    found = [(x["type"], x["name"]) for x in engine.plan["layers"]]
+    found = [(x.type, x.name) for x in engine.plan.layers]
     return [(kind, name) for kind, name in found if kind in ("move", "gather", "concat", "reformat")]
 
 
@@ -54,15 +54,15 @@ def test_transpositions_at_the_edges_move_nothing(tmp_path, case):
     """Up to 4 channels are read by the first convolution as they lie, more by way of a reformat; the last one writes FP32."""
     engine = engine_within_budget(CASES[case], tmp_path / "m.onnx")
     kinds = [kind for kind, _ in moved(engine)]
-    assert kinds == ["reformat"] * (engine.plan["inputs"][0]["shape"][3] > 4), moved(engine)
+    assert kinds == ["reformat"] * (engine.plan.inputs[0].shape[3] > 4), moved(engine)
 
 
 @pytest.mark.slow
 def test_heads_of_a_detector_are_written_as_they_are_read(tmp_path):
     engine = engine_within_budget(heads(), tmp_path / "m.onnx")
     assert moved(engine) == [("reformat", "Reformatting CopyNode for Output Tensor 0 y")]
-    last = [x for x in engine.plan["layers"] if x["name"].startswith(("large.h", "small.h"))]
-    assert [t["format"] for x in last for t in x["outputs"]] == ["fp16:hwc"] * 2
+    last = [x for x in engine.plan.layers if x.name.startswith(("large.h", "small.h"))]
+    assert [str(t.format) for x in last for t in x.outputs] == ["fp16:hwc"] * 2
 
 
 @pytest.mark.slow
@@ -89,5 +89,5 @@ def test_what_computes_in_fp32_writes_a_network_s_output_so(tmp_path, end):
     w |= {"scales": np.float32([1, 1, 2, 2]), "flat": np.int64([1, -1]), "axes": np.int64([1])}
     proto = model([*conv("x", "a", 3, 24, w), *ENDS[end]], {"x": (1, 3, 10, 12)}, "y", w, opset=20)
     engine = engine_within_budget(proto, tmp_path / "m.onnx")
-    assert engine.plan["layers"][-1]["outputs"][0]["format"].startswith("fp32"), moved(engine)
+    assert str(engine.plan.layers[-1].outputs[0].format).startswith("fp32"), moved(engine)
     assert "Reformatting CopyNode for Output Tensor 0 y" not in [name for _, name in moved(engine)]

@@ -290,4 +290,4 @@ def test_output_cut_off_by_a_pipe(files):
         assert process.stdout.readline().startswith("Planning for H200")
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
-    assert gr.load(files / "new.engine").plan["model"]["name"] == "tiny"
+    assert gr.load(files / "new.engine").record.model.name == "tiny"

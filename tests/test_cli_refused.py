@@ -3,6 +3,7 @@
 import resource
 import signal
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -137,7 +138,7 @@ def test_a_warning_is_a_sentence(cli, monkeypatch):
 def test_a_link_is_followed(files, cli):
     (files / "link.engine").symlink_to("real.engine")
     assert cli("build tiny.onnx --device h200 -o link.engine")[0] == 0
-    assert (files / "link.engine").is_symlink() and gr.load(files / "real.engine").plan["model"]["name"] == "tiny"
+    assert (files / "link.engine").is_symlink() and gr.load(files / "real.engine").record.model.name == "tiny"
 
 
 def test_disk_full(files, cli):
@@ -207,12 +208,11 @@ def test_engines_that_cannot_be_used(files, refused, monkeypatch):
     loaded = gr.load(files / "tiny.engine")
     (files / "torn.engine").write_bytes(data[:-100])
     (files / "flipped.engine").write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
-    engines.Engine(loaded.plan | {"source_hash": "0" * 64}, loaded.weights).save(files / "other.engine")
+    engines.Engine(replace(loaded.record, source_hash="0" * 64), loaded.weights).save(files / "other.engine")
     with monkeypatch.context() as patch:
         patch.setattr(engines, "FORMAT_VERSION", 9)
-        patch.setattr(engines, "MIN_READER", 9)
-        engines.Engine(loaded.plan, loaded.weights).save(files / "newer.engine")
-    coded = engines.Engine(loaded.plan, loaded.weights, {"pool(V=1)": b"\x7fELF"})
+        engines.Engine(loaded.record, loaded.weights).save(files / "newer.engine")
+    coded = engines.Engine(loaded.record, loaded.weights, {"pool(V=1)": b"\x7fELF"})
     coded.save(files / "coded.engine")
     for name, *texts in (
         ("nope", "no such file. Build an engine with: build-engine model.onnx -o nope.engine"),
@@ -220,7 +220,7 @@ def test_engines_that_cannot_be_used(files, refused, monkeypatch):
         ("flipped", "flipped.engine: damaged: ", "Copy the file again, or build the engine again"),
         (
             "newer",
-            "newer.engine: made by a newer gpu_runtime: format 9, which takes a reader of format 9;",
+            "newer.engine: made by a newer gpu_runtime: format 9; this one reads 3.",
             "Update gpu_runtime",
         ),
     ):

@@ -88,30 +88,30 @@ def test_no_operator_falls_off_its_cliff(tmp_path, name, calibrated):
     proto, feeds = network_of(name)
     engine = build(tmp_path, proto, calibration=feeds if calibrated else None)
     right(engine, proto, feeds)
-    assert engine.plan["range"]["single"]
+    assert engine.plan.range.single
 
 
 def test_why_is_told(tmp_path):
     """In the engine's record; calibrated with numbers: what was compared, in how many rounds, what was moved."""
     proto, feeds = network_of("pow")
-    found = build(tmp_path, proto).plan["range"]
-    assert not found["compared"] and dict(found["single"]).keys() == {"a", "b", "y"}
-    assert dict(found["single"])["a"] == (
+    found = build(tmp_path, proto).plan.range
+    assert not found.compared and dict(found.single).keys() == {"a", "b", "y"}
+    assert dict(found.single)["a"] == (
         "'a': pow of d + r + y takes what may be anything: near 0 rounding to FP16 could make it infinite or NaN"
     )
-    found = build(tmp_path, proto, calibration=feeds).plan["range"]
-    assert found["compared"]["rounds"] == 1 and found["compared"]["moved"] == ["a", "b"] and not found["compared"]["far"]
-    ((tensor, error, own),) = found["compared"]["outputs"]
+    found = build(tmp_path, proto, calibration=feeds).plan.range
+    assert found.compared.rounds == 1 and found.compared.moved == ("a", "b") and not found.compared.far
+    ((tensor, error, own),) = found.compared.outputs
     assert tensor == "y" and error < 1e-5 < own < 1e-3
-    why = dict(found["single"])["a"]
+    why = dict(found.single)["a"]
     assert why.startswith("'a': on the calibration input d + r + y was infinite or NaN where FP32 is not")
 
 
 def test_a_calibration_input_without_a_cliff_moves_nothing(tmp_path):
     proto = model([node("Reciprocal", "x", "y")], {"x": SHAPE}, "y")
     x = {"x": np.random.default_rng(0).uniform(0.5, 1, SHAPE).astype(np.float32)}
-    found = build(tmp_path, proto, calibration=x).plan["range"]
-    assert not found["single"] and found["compared"]["rounds"] == 0 and found["compared"]["layers"] == 1
+    found = build(tmp_path, proto, calibration=x).plan.range
+    assert not found.single and found.compared.rounds == 0 and found.compared.layers == 1
 
 
 def test_a_large_plan_is_not_run(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_large_plan_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline.deviations, "MOST_MACS", -1)
     proto, feeds = network_of("log")
     engine = build(tmp_path, proto, calibration=feeds)
-    assert engine.plan["range"]["compared"]["skipped"].startswith("0.0 G multiplications: ")
+    assert engine.plan.range.compared.skipped.startswith("0.0 G multiplications: ")
     right(engine, proto, feeds)
 
 
@@ -127,7 +127,7 @@ def test_what_fp32_does_not_mend_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "ROUNDS", 0)
     proto, feeds = network_of("pow")
     with pytest.warns(RuntimeWarning, match="on the calibration input, 'y' is infinite or NaN where FP32 is not"):
-        assert build(tmp_path, proto, calibration=feeds).plan["range"]["compared"]["far"] == ["y"]
+        assert build(tmp_path, proto, calibration=feeds).plan.range.compared.far == ("y",)
 
 
 def test_only_sums_are_fp32(tmp_path):
@@ -138,10 +138,10 @@ def test_only_sums_are_fp32(tmp_path):
         {"x": (1, 16, 8, 8)}, "y",
         {"w": np.ones((16, 16, 3, 3), np.float32), "v": np.ones((16, 16, 1, 1), np.float32)},
     )  # fmt: skip
-    layers = {layer["name"]: layer for layer in build(tmp_path, proto).plan["layers"]}
-    assert layers["p"]["tactic"].startswith("conv_dense") and layers["p"]["outputs"][0]["format"] == "fp32:chw"
-    assert layers["q + s"]["tactic"].startswith("conv_dense") and layers["q + s"]["inputs"][0]["format"].startswith("fp16")
-    assert layers["m"]["inputs"][0]["format"] == layers["d + y"]["inputs"][1]["format"] == "fp32:chw"
+    layers = {layer.name: layer for layer in build(tmp_path, proto).plan.layers}
+    assert layers["p"].tactic_name.startswith("conv_dense") and str(layers["p"].outputs[0].format) == "fp32:chw"
+    assert layers["q + s"].tactic_name.startswith("conv_dense") and str(layers["q + s"].inputs[0].format).startswith("fp16")
+    assert str(layers["m"].inputs[0].format) == str(layers["d + y"].inputs[1].format) == "fp32:chw"
 
 
 def test_rows_of_zeros_have_a_norm(tmp_path):
@@ -280,7 +280,7 @@ def test_drawn_chains_are_finite_where_fp32_is(tmp_path, seed):
     finite = np.isfinite(expected)
     assert finite.any() and np.isfinite(got[finite]).all()
     allowed = 1e-2
-    if not seed % 2 and not engine.plan["range"]["single"]:
+    if not seed % 2 and not engine.plan.range.single:
         (rounded,) = run(with_casts(proto), {t: x.astype(np.float16).astype(np.float32) for t, x in feeds.items()}).values()
         allowed = max(allowed, FACTOR * relative_l2(rounded[finite], expected[finite]))
     assert np.linalg.norm((got - expected)[finite]) <= allowed * np.linalg.norm(expected[finite]) + 2.0**-24 * finite.sum()

@@ -83,8 +83,8 @@ def test_matmul_by_a_constant_is_a_convolution(tmp_path, shape, w, expected):
     proto = model(nodes, {"x": shape}, "y", constants)
     assert kinds(check_against_ort(proto, 1e-3)) == expected
     engine = check_engine(tmp_path, proto, input_formats="fp16:chw", output_formats="fp16:chw")
-    assert sum(step["kernel"].startswith("conv") for step in engine.plan["steps"]) == 1
-    assert [row["layer"] for row in engine.sparsity["rows"]] == [nodes[0].name]
+    assert sum(step.kernel.startswith("conv") for step in engine.plan.steps) == 1
+    assert [row.layer for row in engine.sparsity.rows] == [nodes[0].name]
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (2, 12, 5), (2, 3, 12, 5)])
@@ -100,7 +100,7 @@ def test_weights_are_eligible_for_sparsity_in_every_matmul(tmp_path):
     w = weights(16, 8)
     w[np.arange(16) % 4 > 1] = 0  # 2:4 along the inner dimension
     engine = check_engine(tmp_path, model([node("MatMul", "x w", "y")], {"x": (2, 5, 16)}, "y", {"w": w}), sparsity="enable")
-    assert engine.sparsity["eligible"] == ["y"]
+    assert engine.sparsity.eligible == ("y",)
 
 
 @pytest.mark.parametrize("a, b", [

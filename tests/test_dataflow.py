@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,13 +15,14 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from gpu_runtime.assembly import assemble, dataflow
 from gpu_runtime.errors import InternalError
+from gpu_runtime.network import Op
 from gpu_runtime.pipeline import DEFAULT_DEVICE, alternatives
 from gpu_runtime.planning import places, tables
 from tactics.format import DTYPES, Format, padded_channels, strides
 from tactics.measure import timing
 from tactics.planner import plan
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.problem import ConcatProblem
+from tactics.problems.problem import ConcatProblem, ReformatProblem
 from tests.conftest import model_path
 from tests.drawn import ALL, MOVES, network
 from tests.ort_budget import run
@@ -37,8 +38,8 @@ NEVER, ZERO = -1, -2  # what no layer wrote; a padded channel
 # ---- the same proof, element by element
 
 
-def assembled(proto, monkeypatch):
-    """(plan data, the chosen ops by name, scratch): what a build hands to dataflow.fault, whatever that says."""
+def assembled(proto, monkeypatch) -> tuple[assemble.Assembled, dict[str, Op]]:
+    """(the plan, the chosen ops by name): what a build hands to dataflow.fault, whatever that says."""
     seen = []
     monkeypatch.setattr(dataflow, "fault", lambda *given: seen.append(given))
     net = alternatives(lowered(proto))
@@ -51,12 +52,11 @@ def assembled(proto, monkeypatch):
 
 def bytes_of(record) -> np.ndarray:
     """The first byte of every element, [N, padded C, H, W], by the rule that tactics.format states."""
-    fmt, (n, c, h, w) = Format.parse(record["format"]), record["shape4"]
-    whole = record.get("inside") or record
-    s = strides(Format.parse(whole["format"]), tuple(whole["shape4"]))
+    fmt, (n, c, h, w), whole = record.format, record.shape4, record.whole
+    s = strides(whole.format, whole.shape4)
     i, c, pixel = np.ogrid[:n, : padded_channels(fmt.layout, c), : h * w]
     at = i * s.n + (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1)) + pixel * s.pixel
-    return (record["offset"] + at * DTYPES[fmt.dtype].itemsize).reshape(n, -1, h, w)
+    return (record.offset + at * DTYPES[fmt.dtype].itemsize).reshape(n, -1, h, w)
 
 
 class Arena:
@@ -66,7 +66,7 @@ class Arena:
         self.held, self.fresh = np.full(nbytes, NEVER), itertools.count(1)
 
     def _each(self, record) -> np.ndarray:
-        item = DTYPES[Format.parse(record["format"]).dtype].itemsize
+        item = DTYPES[record.format.dtype].itemsize
         return bytes_of(record)[..., None] + np.arange(item)
 
     def write(self, record, values: np.ndarray) -> None:
@@ -96,45 +96,51 @@ def moved(problem, values: list[np.ndarray]) -> np.ndarray:
     return values[0][:, problem.start[0] : problem.start[0] + problem.out[0]]
 
 
-def wrong_element(data, ops, scratch) -> str | None:
-    """The first layer that reads what was not written for it, by running the plan over numbers in place of values."""
-    arena, values = Arena(data["memory"]["activation_bytes"] + 4096), {}
-    frees, last = dict(data["memory"]["frees"]), {}
-    for i, step in enumerate(data["steps"]):
-        last.update(dict.fromkeys(step["covers"], i))
-    for edge in data["inputs"]:
-        values[edge["name"]] = arena.new(edge["shape4"])
-        arena.write(edge, values[edge["name"]])
-    for i, layer in enumerate(data["layers"]):
-        op = ops.get(layer["name"]) if layer["type"] != "reformat" and layer["problem"] else None
-        tensors = op.inputs if op else [layer["inputs"][0]["tensor"]]
-        for record, tensor in zip(layer["inputs"], tensors, strict=True):
+def wrong_element(data, ops, tensor_of) -> str | None:
+    """The first layer that reads what was not written for it, by running the plan over numbers in place of values.
+    `tensor_of`: name in a plan -> the network's tensor."""
+    arena, values = Arena(data.memory.activation_bytes + 4096), {}
+    frees, last = dict(data.memory.frees), {}
+    scratch = [data.memory.workspace] if data.memory.workspace else []
+    for i, step in enumerate(data.steps):
+        last.update(dict.fromkeys(step.covers, i))
+    for edge in data.inputs:
+        values[edge.name] = arena.new(edge.shape4)
+        arena.write(edge, values[edge.name])
+    for i, layer in enumerate(data.layers):
+        op = computed(layer, ops)
+        tensors = op.inputs if op else [tensor_of[layer.inputs[0].name]]
+        for record, tensor in zip(layer.inputs, tensors, strict=True):
             if not arena.holds(record, values[tensor]):
-                return f"{layer['name']} reads {record['name']}"
+                return f"{layer.name} reads {record.name}"
         if op:
             given = [values[t] for t in op.inputs]
-            values[op.output] = moved(op.problem, given) if layer["type"] == "noop" else arena.new(op.problem.out_shape)
-        if layer["type"] != "noop":
+            values[op.output] = arena.new(op.problem.out_shape) if layer.tactic else moved(op.problem, given)
+        if layer.tactic:
             for offset, nbytes in scratch:
-                if i in last and ["arena", offset] in data["steps"][last[i]]["args"]:
+                if i in last and ("arena", offset) in data.steps[last[i]].args:
                     arena.held[offset : offset + nbytes] = NEVER
-            arena.write(layer["outputs"][0], values[op.output if op else tensors[0]])
+            arena.write(layer.outputs[0], values[op.output if op else tensors[0]])
             for offset, nbytes in frees.get(last[i], ()):
                 arena.held[offset : offset + nbytes] = NEVER
-    for edge in (*data["inputs"], *data["outputs"]):
-        if not arena.holds(edge, values[edge["name"]]):
-            return f"{edge['name']} at the end"
+    for edge in (*data.inputs, *data.outputs):
+        if not arena.holds(edge, values[edge.name]):
+            return f"{edge.name} at the end"
     return None
 
 
-def tell_tensors(data, ops) -> None:
-    """Write into each copied tensor's record which of the network's it is, as names tell in a right plan."""
-    tensor = {edge["name"]: edge["name"] for edge in data["inputs"]}
-    for layer in data["layers"]:
-        for record in layer["inputs"]:
-            record["tensor"] = tensor[record["name"]]
-        op = ops.get(layer["name"]) if layer["type"] != "reformat" and layer["problem"] else None
-        tensor[layer["outputs"][0]["name"]] = op.output if op else layer["inputs"][0]["tensor"]
+def computed(layer, ops) -> Op | None:
+    """The operation that a layer is; None of a reformat and of another name for the same bytes."""
+    return None if layer.problem is None or isinstance(layer.problem, ReformatProblem) else ops.get(layer.name)
+
+
+def tensors_of(data, ops) -> dict[str, str]:
+    """Which of the network's tensors each name stands for, in a right plan."""
+    tensor = {edge.name: edge.name for edge in data.inputs}
+    for layer in data.layers:
+        op = computed(layer, ops)
+        tensor[layer.outputs[0].name] = op.output if op else tensor[layer.inputs[0].name]
+    return tensor
 
 
 # ---- views in joins
@@ -215,44 +221,63 @@ def test_drawn_moves(group, tmp_path):
 def test_drawn_plans_are_right_element_by_element(group, monkeypatch):
     for seed in range(8 * group, 8 * group + 8):
         for rules in (MOVES, ALL):
-            data, ops, scratch = assembled(network(seed, rules), monkeypatch)
-            tell_tensors(data, ops)
-            assert (dataflow.fault(data, ops, scratch), wrong_element(data, ops, scratch)) == (None, None), seed
+            data, ops = assembled(network(seed, rules), monkeypatch)
+            assert (dataflow.fault(data, ops), wrong_element(data, ops, tensors_of(data, ops))) == (None, None), seed
 
 
-def spoil(data, pick: random.Random) -> None:
-    """One mistake in a plan: a tensor elsewhere or with other strides, an input swapped, two layers in the wrong order, memory
-    given back too early."""
-    layer = pick.choice(data["layers"])
-    record = pick.choice((*layer["inputs"], *layer["outputs"]))
+def spoil(data, pick: random.Random):
+    """The plan with one mistake: a tensor elsewhere or with other strides, an input swapped, two layers in the wrong order,
+    memory given back too early."""
+    places = [(i, k) for i, layer in enumerate(data.layers) for k in range(len(layer.tensors))]
+    here = pick.choice(places)
+    record = data.layers[here[0]].tensors[here[1]]
     kind = pick.choice(("offset", "offset", "other", "inside", "channel", "own", "order", "frees", "format"))
-    everywhere = [t for one in data["layers"] for t in (*one["inputs"], *one["outputs"])]
-    same = [t for t in everywhere if t["name"] == record["name"]] if pick.random() < 0.7 else [record]
-    inside = [t for t in everywhere if "inside" in t]
+    tensors = {at: data.layers[at[0]].tensors[at[1]] for at in places}
+    same = [at for at, t in tensors.items() if t.name == record.name] if pick.random() < 0.7 else [here]
+    inside = [at for at, t in tensors.items() if t.inside]
     if kind in ("offset", "other"):
-        to = record["offset"] + pick.choice((-16, 2, 16, 256)) if kind == "offset" else pick.choice(everywhere)["offset"]
-        for t in same:
-            if "inside" in t:
-                t["inside"] = t["inside"] | {"offset": t["inside"]["offset"] + max(to, 0) - t["offset"]}
-            t["offset"] = max(to, 0)
-    elif kind == "inside" and inside:
-        t = pick.choice(inside)
-        n, c, h, w = t["inside"]["shape4"]
-        t["inside"] = t["inside"] | {"shape4": [n, c + 8, h, w]}
-    elif kind == "channel" and inside:
-        t = pick.choice(inside)
-        t["inside"] = t["inside"] | {"channel": max(0, t["inside"]["channel"] - 8)}
-    elif kind == "own" and inside:
-        pick.choice(inside).pop("inside")
-    elif kind == "order" and len(data["layers"]) > 1:
-        i = pick.randrange(len(data["layers"]) - 1)
-        data["layers"][i : i + 2] = data["layers"][i + 1], data["layers"][i]
-    elif kind == "frees" and data["memory"]["frees"]:
-        step, rows = pick.choice(data["memory"]["frees"])
-        others = (f for f in data["memory"]["frees"] if f[0] not in (step, step - 1))
-        data["memory"]["frees"] = [[max(0, step - 1), rows], *others]
-    elif kind == "format":
-        record["format"] = pick.choice(("fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32"))
+        to = record.offset + pick.choice((-16, 2, 16, 256)) if kind == "offset" else tensors[pick.choice(places)].offset
+        return moved_to(data, same, max(to, 0))
+    if kind in ("inside", "channel", "own") and inside:
+        at = pick.choice(inside)
+        around = tensors[at].inside
+        n, c, h, w = around.shape4
+        around = {
+            "inside": replace(around, shape4=(n, c + 8, h, w)), "channel": replace(around, channel=max(0, around.channel - 8)),
+            "own": None,
+        }[kind]  # fmt: skip
+        return with_tensors(data, {at: replace(tensors[at], inside=around)})
+    if kind == "order" and len(data.layers) > 1:
+        i, layers = pick.randrange(len(data.layers) - 1), list(data.layers)
+        layers[i : i + 2] = layers[i + 1], layers[i]
+        return replace(data, layers=tuple(layers))
+    if kind == "frees" and data.memory.frees:
+        step, rows = pick.choice(data.memory.frees)
+        others = (f for f in data.memory.frees if f[0] not in (step, step - 1))
+        return replace(data, memory=replace(data.memory, frees=((max(0, step - 1), rows), *others)))
+    if kind == "format":
+        fmt = Format.parse(pick.choice(("fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32")))
+        return with_tensors(data, {here: replace(record, format=fmt)})
+    return data
+
+
+def moved_to(data, places, to: int):
+    """Tensors at `places`, (layer, number of the tensor), begin at byte `to`, with what they lie in."""
+    changed = {}
+    for i, k in places:
+        t = data.layers[i].tensors[k]
+        around = t.inside and replace(t.inside, offset=t.inside.offset + to - t.offset)
+        changed[i, k] = replace(t, offset=to, inside=around)
+    return with_tensors(data, changed)
+
+
+def with_tensors(data, changed):
+    """`changed`: (layer, number of the tensor) -> the tensor."""
+    layers = []
+    for i, layer in enumerate(data.layers):
+        found = [changed.get((i, k), t) for k, t in enumerate(layer.tensors)]
+        layers.append(replace(layer, inputs=tuple(found[: len(layer.inputs)]), outputs=tuple(found[len(layer.inputs) :])))
+    return replace(data, layers=tuple(layers))
 
 
 @pytest.mark.slow
@@ -260,17 +285,16 @@ def test_no_spoilt_plan_passes(monkeypatch):
     """What the proof by elements refuses, that by boxes refuses; it finds most of the mistakes."""
     wrong = refused = 0
     for seed in range(20):
-        data, ops, scratch = assembled(network(seed, MOVES if seed % 3 else ALL), monkeypatch)
-        tell_tensors(data, ops)
+        data, ops = assembled(network(seed, MOVES if seed % 3 else ALL), monkeypatch)
+        tensor_of = tensors_of(data, ops)
         pick = random.Random(seed)
         for _ in range(12):
-            spoilt = copy.deepcopy(data)
-            spoil(spoilt, pick)
+            spoilt = spoil(data, pick)
             try:
-                found = wrong_element(spoilt, ops, scratch)
+                found = wrong_element(spoilt, ops, tensor_of)
             except (IndexError, KeyError):
                 found = "beyond the arena, or before it was made"
-            said = dataflow.fault(spoilt, ops, scratch)
+            said = dataflow.fault(spoilt, ops)
             assert said or not found, f"seed {seed}: {found}"
             wrong, refused = wrong + bool(found), refused + bool(said)
     print(f"{wrong} spoilt plans read wrong elements, {refused} refused")

@@ -183,7 +183,7 @@ def test_every_problem_has_tactics_and_reasons(name, device):
         assert Tactic.parse(t.name) == t
         (launch,) = launches(problem, t)
         assert launch.block[0] == threads(t) <= 1024 and launch.smem == 0
-        assert predict(problem, t, d)["bound"] in ("issue", "l1", "l2", "dram", "launch")
+        assert predict(problem, t, d).bound in ("issue", "l1", "l2", "dram", "launch")
     assert all(reason for _, reason in rejected(problem, d))
     assert any("vectors of one width" in reason for _, reason in rejected(problem, d))
 
@@ -323,7 +323,7 @@ def check_network(path, x, depthwise_layers):
     got = emulated(engine, {"x": x})
     for name, budget in budgets(path, {"x": x}).items():
         budget.check(got[name], name)
-    used = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("conv_depthwise")]
+    used = [layer for layer in engine.plan.layers if layer.tactic_name.startswith("conv_depthwise")]
     assert len(used) == depthwise_layers
     return engine, used
 
@@ -332,8 +332,8 @@ def check_network(path, x, depthwise_layers):
 def test_a_mobilenet(tmp_path):
     x = np.random.default_rng(1).standard_normal((2, 3, 40, 36), np.float32)
     engine, used = check_network(mobilenet(tmp_path / "m.onnx"), x, 4)
-    assert any(layer["params"]["residual"] for layer in used), "the add behind the dilated convolution is part of it"
-    reasons = {row["layer"]: row["reason"] for row in engine.sparsity["rows"]}
+    assert any(layer.problem.epilogue.residual for layer in used), "the add behind the dilated convolution is part of it"
+    reasons = {row.layer: row.reason for row in engine.sparsity.rows}
     assert Counter(reasons.values())["grouped_conv"] == 4
 
 
@@ -348,7 +348,7 @@ def test_the_backbone_of_a_published_network(tmp_path):
     cut(model, convs[0].input[0], last, (1, 3, 65, 65), path)
     x = np.random.default_rng(2).uniform(-1, 1, (1, 3, 65, 65)).astype(np.float32)
     _, used = check_network(path, x, len(grouped))
-    assert {tuple(layer["params"]["dilation"]) for layer in used} >= {(1, 1), (2, 2)}
+    assert {layer.problem.dilation for layer in used} >= {(1, 1), (2, 2)}
 
 
 def cut(model, first, last, shape, path):

@@ -21,7 +21,7 @@ def test_the_network_in_a_line(name, tmp_path):
     for i, (k, pruned) in enumerate(layers):
         x = net.relu(net.conv(x, f"conv{i}", k, prune=pruned), f"relu{i}")
     onnx.save(net.finish(x), tmp_path / "n.onnx")
-    plan = gr.build(tmp_path / "n.onnx", sparsity="enable", device="l4").plan
+    plan = gr.build(tmp_path / "n.onnx", sparsity="enable", device="l4").record
     able = [f"conv{i}" for i, (_, pruned) in enumerate(layers) if pruned]
     log, lines = wording.sparsity_text(plan), " ".join(" ".join(wording.network_lines(plan)).split())
     assert f"{wording.ELIGIBLE_LINE} {', '.join(able)}".strip() in log
@@ -29,7 +29,7 @@ def test_the_network_in_a_line(name, tmp_path):
         assert f"of {len(able)} eligible layers run sparse; the plan takes ~" in lines and "at twice their dense speed" in lines
     else:
         assert lines.startswith("No layer is eligible for 2:4: the plan is dense and takes ~")
-    for row in plan["sparsity"]["rows"]:
-        eligible = row["verdict"] != "not_eligible"
-        assert eligible == (row["layer"] in able), row
-        assert eligible or row["reason"] == ("pattern_violation" if channels == 32 else "channels_not_multiple_of_4")
+    for row in plan.sparsity.rows:
+        eligible = row.verdict != "not_eligible"
+        assert eligible == (row.layer in able), row
+        assert eligible or row.reason == ("pattern_violation" if channels == 32 else "channels_not_multiple_of_4")

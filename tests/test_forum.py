@@ -29,7 +29,7 @@ def test_hwc16_is_hwc8_at_288_channels_and_not_at_152(tmp_path):
         net = Net("n", (1, 64, 44, 32))
         x = net.relu(net.conv("x", "first", c), "first_relu")
         onnx.save(net.finish(net.conv(net.relu(net.conv(x, "mid", c, 1), "mid_relu"), "last", 32, 1)), tmp_path / "n.onnx")
-        plan = gr.build(tmp_path / "n.onnx", device="h200").plan
-        found[c] = what_if.what_if(plan, {"mid": "hwc16->hwc8"})
-    assert found[288]["after_us"] == found[288]["before_us"] and not found[288]["reformats_new"]
-    assert found[152]["layers"], "another plan, since hwc16 pads 152 channels to 160"
+        record = gr.build(tmp_path / "n.onnx", device="h200").record
+        found[c] = what_if.what_if(record, {"mid": "hwc16->hwc8"})
+    assert found[288].after_us == found[288].before_us and not found[288].reformats_new
+    assert found[152].layers, "another plan, since hwc16 pads 152 channels to 160"

@@ -92,7 +92,7 @@ def test_what_is_no_file_is_refused_as_a_timing_cache(odd):
 def test_arrays_that_are_none_are_bad_arguments(tmp_path):
     path = hostile.write("concat_axis_1", tmp_path)
     engine = gr.build(path, device="h200")
-    shape = tuple(engine.inputs[0]["shape"])
+    shape = tuple(engine.inputs[0].shape)
     bad = [
         np.ones(shape, "U3"), np.full(shape, None), np.ones(shape, complex), [[1, 2], [3]], "text", object(), [2**70] * 4,
         np.ones((0,)), np.float32(1),

@@ -18,7 +18,7 @@ from tactics.problems.problem import (
     ConcatProblem,
     MoveProblem,
 )
-from tactics.tactic import Tactic, Tile
+from tactics.tactic import Tile
 from tests.conftest import model_path
 from tests.engines import emulated
 from tests.ort_budget import budgets
@@ -186,14 +186,14 @@ def built(tmp_path_factory):
 
 def feeds_of(engine) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(5)
-    return {i["name"]: draw.uniform(-1, 1, i["shape"]).astype(DTYPES[i["dtype"]]) for i in engine.plan["inputs"]}
+    return {i.name: draw.uniform(-1, 1, i.shape).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
 
 
 def copies(engine) -> list[dict]:
     """Layers that only move data, other than between the caller's tensors and the network."""
-    edges = {t["name"] for t in (*engine.plan["inputs"], *engine.plan["outputs"])}
-    moved = [layer for layer in engine.plan["layers"] if layer["type"] in ("move", "concat", "reformat")]
-    return [m for m in moved if not {t["name"] for t in (*m["inputs"], *m["outputs"])} & edges]
+    edges = {t.name for t in (*engine.plan.inputs, *engine.plan.outputs)}
+    moved = [layer for layer in engine.plan.layers if layer.type in ("move", "concat", "reformat")]
+    return [m for m in moved if not {t.name for t in (*m.inputs, *m.outputs)} & edges]
 
 
 # ---- whole networks
@@ -216,20 +216,20 @@ def test_outputs_are_onnxruntimes(built, name):
 @pytest.mark.parametrize("name", FREE)
 def test_nothing_is_copied(built, name):
     _, engine = built(name)
-    assert not copies(engine), [m["name"] for m in copies(engine)]
-    assert engine.plan["plan"]["status"] == "proven" and engine.plan["plan"]["method"] == "elimination"
-    free = [layer for layer in engine.plan["layers"] if layer["type"] == "noop" and layer["nodes"]]
-    assert free and all(layer["time_us"] == 0 for layer in free)
-    covered = {i for step in engine.plan["steps"] for i in step["covers"]}
-    assert not covered & {i for i, layer in enumerate(engine.plan["layers"]) if layer["type"] == "noop"}
+    assert not copies(engine), [m.name for m in copies(engine)]
+    assert engine.plan.solution.status == "proven" and engine.plan.solution.method == "elimination"
+    free = [layer for layer in engine.plan.layers if layer.type == "noop" and layer.nodes]
+    assert free and all(layer.time_us == 0 for layer in free)
+    covered = {i for step in engine.plan.steps for i in step.covers}
+    assert not covered & {i for i, layer in enumerate(engine.plan.layers) if layer.type == "noop"}
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_the_plan_is_faster_than_with_copies(built, name):
     path, engine = built(name)
     copied = solve(path, in_place=False)[0]
-    print(f"{name}: {engine.plan['plan']['total_us']:.2f} us in place, {copied.total_ps / 1e6:.2f} us with copies")
-    assert engine.plan["plan"]["total_us"] < copied.total_ps / 1e6 - 1
+    print(f"{name}: {engine.plan.solution.total_us:.2f} us in place, {copied.total_ps / 1e6:.2f} us with copies")
+    assert engine.plan.solution.total_us < copied.total_ps / 1e6 - 1
 
 
 def solve(path, in_place=True, **options) -> tuple[plan.Plan, float]:
@@ -256,7 +256,7 @@ def test_squeezenet_joins_for_nothing():
 def test_squeezenet_runs():
     path = model_path("squeezenet11_fp16")
     engine = gr.build(path, device=DEVICE)
-    assert not copies(engine) and not any(s["kernel"] == "move" for s in engine.plan["steps"])
+    assert not copies(engine) and not any(s.kernel == "move" for s in engine.plan.steps)
     feeds = {"data_0": np.random.default_rng(2).uniform(0, 255, (1, 3, 224, 224)).astype(np.float16)}
     got = emulated(engine, feeds)
     for output, budget in budgets(path, feeds).items():
@@ -279,24 +279,24 @@ def test_densenet121_needs_no_milp(tmp_path):
 def test_contended_tensors_lie_in_one_place_and_are_copied_into_the_others(built):
     _, engine = built("contended")
     placed = {}
-    for layer in engine.plan["layers"]:
-        for t in (*layer["inputs"], *layer["outputs"]):
+    for layer in engine.plan.layers:
+        for t in (*layer.inputs, *layer.outputs):
             where = t.get("inside", t)
-            here = t["offset"], where["offset"], where["format"]
-            assert placed.setdefault(t["name"], here) == here, "a name stands for one place"
-    names = [t["name"] for layer in engine.plan["layers"] for t in layer["outputs"]]
+            here = t.offset, where.offset, str(where.format)
+            assert placed.setdefault(t.name, here) == here, "a name stands for one place"
+    names = [t.name for layer in engine.plan.layers for t in layer.outputs]
     assert len(set(names)) == len(names)
-    assert engine.plan["plan"]["status"] == "proven"
+    assert engine.plan.solution.status == "proven"
 
 
 def test_flat_blocks_become_prefixes_of_one_memory(built):
     _, engine = built("densenet")
-    joins = [layer for layer in engine.plan["layers"] if layer["type"] == "noop" and layer["nodes"]]
-    assert [len(j["inputs"]) for j in joins] == [2] * 4
-    assert len({j["outputs"][0]["offset"] for j in joins}) == 1
-    last = joins[-1]["outputs"][0]
-    assert all(t["inside"]["shape4"] == last["shape4"] for j in joins for t in j["inputs"])
-    assert [j["inputs"][1]["inside"]["channel"] for j in joins] == [32, 48, 64, 80]
+    joins = [layer for layer in engine.plan.layers if layer.type == "noop" and layer.nodes]
+    assert [len(j.inputs) for j in joins] == [2] * 4
+    assert len({j.outputs[0].offset for j in joins}) == 1
+    last = joins[-1].outputs[0]
+    assert all(t.inside.shape4 == last.shape4 for j in joins for t in j.inputs)
+    assert [j.inputs[1].inside.channel for j in joins] == [32, 48, 64, 80]
 
 
 def test_parts_that_make_up_the_whole_are_the_whole():
@@ -341,19 +341,19 @@ DENSE, SPARSE = Tile(64, 64, 64, 2, 2, 4), Tile(64, 64, 64, 2, 2, 4)
 def sector_bytes(t: dict) -> int:
     """Bytes of the 32-byte sectors that hold a tensor of the plan, whole or inside another."""
     whole = t.get("inside", t)
-    fmt, inside, own = Format.parse(whole["format"]), strides(Format.parse(whole["format"]), whole["shape4"]), t["shape4"]
+    fmt, inside, own = whole.format, strides(whole.format, whole.shape4), t.shape4
     n, pixels = np.arange(own[0]), np.arange(own[2] * own[3])
-    c = np.arange(padded_channels(Format.parse(t["format"]).layout, own[1]))
+    c = np.arange(padded_channels(t.format.layout, own[1]))
     at = n[:, None, None] * inside.n + (c >> inside.log2v)[:, None] * inside.block + (c & ((1 << inside.log2v) - 1))[:, None]
-    return 32 * len(np.unique((t["offset"] + (at + pixels * inside.pixel) * DTYPES[fmt.dtype].itemsize) // 32))
+    return 32 * len(np.unique((t.offset + (at + pixels * inside.pixel) * DTYPES[fmt.dtype].itemsize) // 32))
 
 
 def scratch_bytes(step: dict, layer: dict) -> int:
     """Partial sums and counters, in whole sectors."""
-    if not step["values"].get("SPLIT"):
+    if not step.values.get("SPLIT"):
         return 0
-    blocks, split = step["grid"][0] * step["grid"][1], Tactic.parse(layer["tactic"]).tile.split
-    return blocks * step["values"]["BM"] * step["values"]["BN"] * 4 + -(-blocks // split * 4 // 32) * 32
+    blocks, split = step.grid[0] * step.grid[1], layer.tactic.tile.split
+    return blocks * step.values["BM"] * step.values["BN"] * 4 + -(-blocks // split * 4 // 32) * 32
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -363,26 +363,26 @@ def test_each_tensor_is_stored_once_and_loaded_by_its_readers(built, name):
     with engine.context(device="emulator") as ctx:
         ctx.run(feeds_of(engine))
         stats = ctx.gpu.stats
-    weights = {s["name"]: -(-s["nbytes"] // 32) * 32 for s in engine.plan["sections"]}
+    weights = {s.name: -(-s.nbytes // 32) * 32 for s in engine.record.sections}
     loaded = stored = expected_load = expected_store = tensors = 0
-    for step, counted in zip(engine.plan["steps"], stats, strict=True):
-        (layer,) = (engine.plan["layers"][i] for i in step["covers"])
-        own = [n for section, n in weights.items() if section.rpartition(".")[0] == layer["name"]]
-        reads = sum(map(sector_bytes, layer["inputs"])) + sum(own)
-        (write,) = map(sector_bytes, layer["outputs"])
+    for step, counted in zip(engine.plan.steps, stats, strict=True):
+        (layer,) = (engine.plan.layers[i] for i in step.covers)
+        own = [n for section, n in weights.items() if section.rpartition(".")[0] == layer.name]
+        reads = sum(map(sector_bytes, layer.inputs)) + sum(own)
+        (write,) = map(sector_bytes, layer.outputs)
         partial = scratch_bytes(step, layer)  # of split-K: stored by every block, loaded by a tile's last
         reads, write = reads + partial, write + partial
-        assert counted.launch_unique_store_bytes == write, layer["name"]
-        assert counted.launch_unique_load_bytes <= reads, layer["name"]
+        assert counted.launch_unique_store_bytes == write, layer.name
+        assert counted.launch_unique_load_bytes <= reads, layer.name
         loaded, stored = loaded + counted.launch_unique_load_bytes, stored + counted.launch_unique_store_bytes
         expected_load, expected_store = expected_load + reads, expected_store + write
-        tensors += sum(num_bytes(Format.parse(t["format"]), t["shape4"]) for t in layer["outputs"])
+        tensors += sum(num_bytes(t.format, t.shape4) for t in layer.outputs)
     print(f"{name}: stored {stored} bytes, the tensors are {tensors}; loaded {loaded} of {expected_load}, weights included")
 
 
 def test_a_dense_block_normalises_in_front_of_its_products(built):
     """No kernel stands for a normalisation, a ReLU or a Concat of the block: 1x1 convolutions read the shared buffer."""
     _, engine = built("densenet")
-    tactics = [layer["tactic"] for layer in engine.plan["layers"] if layer["tactic"]]
+    tactics = [layer.tactic_name for layer in engine.plan.layers if layer.tactic_name]
     assert not any(t.startswith(("pointwise", "gather")) for t in tactics)
-    assert sum("PRO" in step["values"] for step in engine.plan["steps"]) == 5  # one per layer, and the last
+    assert sum("PRO" in step.values for step in engine.plan.steps) == 5  # one per layer, and the last

@@ -13,6 +13,7 @@ from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import report
+from gpu_runtime.runtime.plan_record import LaunchStep
 from tactics.candidates import candidates
 from tactics.predict import predict
 from tactics.problems import codec
@@ -192,18 +193,18 @@ def test_in_an_engine(tmp_path):
     engine = gr.load(tmp_path / "m.engine")
     with engine.context(device="emulator", poison=True) as ctx:
         got = ctx.run(feeds)
-        assert len(ctx.gpu.stats) == len(engine.plan["steps"])
+        assert len(ctx.gpu.stats) == len(engine.plan.steps)
     for name, y in ort_run(proto, feeds).items():
         assert got[name].dtype == y.dtype, name
         if y.dtype == np.float32:
             assert relative_error(got[name], y) < 1e-3, name
         else:
             assert np.array_equal(got[name], y), name
-    types = [layer["type"] for layer in engine.plan["layers"]]
+    types = [layer.type for layer in engine.plan.layers]
     assert types.count("library") == 6 and "conv" in types
     info = {layer["Name"]: layer for layer in engine.layer_info()["Layers"]}
     assert (info["a"]["LayerType"], info["a"]["ParameterType"], info["a"]["Function"]) == ("Library", "Library", "LRN")
-    text = report.plan_text(engine.plan)
+    text = report.plan_text(engine.record)
     assert "library  6 functions without a kernel, together ~" in text and "counted as each byte once" in text
     assert info["a"]["TimeBasis"].startswith("counted as each byte once") and info["best"]["Outputs"][0]["Datatype"] == "Int64"
     assert [o["DataType"] for o in engine.layer_info()["I/O Tensors"]] == ["Float", "Float", "Int64", "Int64", "Bool", "Float"]
@@ -216,8 +217,8 @@ def test_graphs_hold_the_kernels_between_library_functions(tmp_path, monkeypatch
     monkeypatch.setattr(Emulated, "record", lambda self, run: recorded.append(run) or run)
     with engine.context(device="emulator") as ctx:
         got = ctx.run(feeds)
-        runs = [kernels for kernels, _ in itertools.groupby("kernel" in step for step in engine.plan["steps"])]
-        assert len(recorded) == runs.count(True) and runs.count(False) > 0 and len(ctx.gpu.stats) == len(engine.plan["steps"])
+        runs = [kernels for kernels, _ in itertools.groupby(isinstance(step, LaunchStep) for step in engine.plan.steps)]
+        assert len(recorded) == runs.count(True) and runs.count(False) > 0 and len(ctx.gpu.stats) == len(engine.plan.steps)
     with engine.context(device="emulator", graph=False) as ctx:
         assert all(np.array_equal(got[name], y) for name, y in ctx.run(feeds).items())
 
@@ -280,7 +281,7 @@ def test_maxima_and_where_they_stood(tmp_path):
     engine = gr.build(tmp_path / "m.onnx", device="h200")
     got = emulated(engine, {"x": x})
     assert all(np.array_equal(got[name], y) for name, y in ort_run(proto, {"x": x}).items())
-    assert sorted(layer["type"] for layer in engine.plan["layers"] if layer["type"] != "reformat") == ["library", "pool"]
+    assert sorted(layer.type for layer in engine.plan.layers if layer.type != "reformat") == ["library", "pool"]
 
 
 def test_wrong_functions_are_refused():

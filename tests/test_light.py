@@ -43,9 +43,9 @@ def with_scores(model: onnx.ModelProto) -> onnx.ModelProto:
 def copies(plan: dict) -> list[str]:
     """Layers that only bring elements elsewhere: joins, parts, shuffles, and reformats from a format to itself."""
     return [
-        layer["name"] for layer in plan["layers"]
-        if layer["type"] in ("concat", "move", "gather")
-        or (layer["type"] == "reformat" and layer["inputs"][0]["format"] == layer["outputs"][0]["format"])
+        layer.name for layer in plan.layers
+        if layer.type in ("concat", "move", "gather")
+        or (layer.type == "reformat" and str(layer.inputs[0].format) == str(layer.outputs[0].format))
     ]  # fmt: skip
 
 
@@ -54,17 +54,17 @@ def test_light(name, tmp_path):
     path = tmp_path / f"{name}.onnx"
     onnx.save(with_scores(light(name)), path)
     engine = gr.build(path, device=DEFAULT_DEVICE)
-    assert engine.plan["plan"]["status"] == "proven"
+    assert engine.plan.solution.status == "proven"
     x = engine.inputs[0]
-    values = np.random.default_rng(5).standard_normal(x["shape"], np.float32) * np.float32(INPUT_SCALE.get(name, 1))
-    got = emulated(engine, {x["name"]: values})
-    for output, budget in budgets(path, {x["name"]: values}).items():
+    values = np.random.default_rng(5).standard_normal(x.shape, np.float32) * np.float32(INPUT_SCALE.get(name, 1))
+    got = emulated(engine, {x.name: values})
+    for output, budget in budgets(path, {x.name: values}).items():
         budget.check(got[output], f"{name}, output {output}")
-    library = [layer["params"]["function"] for layer in engine.plan["layers"] if layer["type"] == "library"]
+    library = [layer.problem.function for layer in engine.plan.layers if layer.type == "library"]
     assert library == ["LRN"] * 2 * (name in (*LARGE, "light_inception_v1") and name != "light_vgg19")
     assert not copies(engine.plan)
-    written = [out for layer in engine.plan["layers"] if layer["type"] == "conv" for out in layer["outputs"]]
-    pieces = {out["inside"]["format"] for out in written if "inside" in out}  # of Concats, written where they are joined
+    written = [out for layer in engine.plan.layers if layer.type == "conv" for out in layer.outputs]
+    pieces = {str(out.inside.format) for out in written if out.inside}  # of Concats, written where they are joined
     assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
 
 

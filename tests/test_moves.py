@@ -200,8 +200,8 @@ def test_views_launch_nothing(tmp_path):
     ]  # fmt: skip
     engine = check_engine(tmp_path, model(nodes, {"x": (2, 6, 3, 4)}, "y", constants), input_formats="fp16:chw",
                           output_formats="fp16:chw")  # fmt: skip
-    assert sum((layer["problem"] or {}).get("type") == "ViewProblem" for layer in engine.plan["layers"]) == 3
-    assert {step["kernel"] for step in engine.plan["steps"]} == {"pointwise"} and len(engine.plan["steps"]) == 3
+    assert sum(isinstance(layer.problem, ViewProblem) for layer in engine.plan.layers) == 3
+    assert {step.kernel for step in engine.plan.steps} == {"pointwise"} and len(engine.plan.steps) == 3
 
 
 def test_a_transposition_that_the_format_already_is_launches_nothing(tmp_path):
@@ -209,7 +209,7 @@ def test_a_transposition_that_the_format_already_is_launches_nothing(tmp_path):
     nodes = [node("Relu", "x", "a"), node("Transpose", "a", "b", perm=(0, 2, 3, 1)), node("Sigmoid", "b", "y")]
     proto = model(nodes, {"x": (2, 16, 5, 4)}, "y")
     engine = check_engine(tmp_path, proto, input_formats="fp16:hwc8", output_formats="fp16:chw")
-    assert [step["kernel"] for step in engine.plan["steps"]] == ["pointwise", "pointwise"]
+    assert [step.kernel for step in engine.plan.steps] == ["pointwise", "pointwise"]
 
 
 def test_a_split_of_a_view_lies_in_the_views_memory(tmp_path):
@@ -219,7 +219,7 @@ def test_a_split_of_a_view_lies_in_the_views_memory(tmp_path):
     ]  # fmt: skip
     proto = model(nodes, {"x": (1, 6, 3, 8)}, "y z", {"s": INT([1, 4, 36])}, 18)
     engine = check_engine(tmp_path, proto, input_formats="fp16:chw", output_formats="fp16:chw")
-    assert {step["kernel"] for step in engine.plan["steps"]} == {"pointwise"}
+    assert {step.kernel for step in engine.plan.steps} == {"pointwise"}
 
 
 def test_problems_check_themselves():

@@ -307,33 +307,33 @@ def test_sparsity_record(build, name, sparsity):
     done, network = build(name, sparsity), NETWORKS[name]
     record = done.engine.sparsity
     weighted = [n for n in onnx.load(done.path).graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
-    rows = {row["layer"]: row for row in record["rows"]}
-    layers = [name for row in record["rows"] for name in row["layers"]]  # siblings run as one are a row of their own
-    assert len(weighted) == len(layers) == len(set(layers)) == network.layers and len(rows) == len(record["rows"])
+    rows = {row.layer: row for row in record.rows}
+    layers = [name for row in record.rows for name in row.layers]  # siblings run as one are a row of their own
+    assert len(weighted) == len(layers) == len(set(layers)) == network.layers and len(rows) == len(record.rows)
     assert {n.name for n in weighted if n.name} <= set(layers)
-    eligible = [name for layer in record["eligible"] for name in rows[layer]["layers"]]
+    eligible = [name for layer in record.eligible for name in rows[layer].layers]
     assert len(eligible) == (network.eligible if sparsity == "force" else 0)
-    assert set(record["picked"]) <= set(record["eligible"]) <= set(rows)
+    assert set(record.picked) <= set(record.eligible) <= set(rows)
     for layer, row in rows.items():
-        assert (row["verdict"] == "sparse") == (row["reason"] == "picked") == (layer in record["picked"]), row
-        assert row["pattern_share"] == 1 or layer not in record["eligible"], row
+        assert (row.verdict == "sparse") == (row.reason == "picked") == (layer in record.picked), row
+        assert row.pattern_share == 1 or layer not in record.eligible, row
     if sparsity == "force" and name in SPARSE_PAYS:
-        assert record["picked"]
+        assert record.picked
 
 
 @each_run
 def test_each_step_issues_the_plans_mma(build, execute, name, sparsity):
     engine, (_, records) = build(name, sparsity).engine, execute(name, sparsity)
-    plan, picked = engine.plan, engine.sparsity["picked"]
-    assert len(plan["steps"]) == len(records)
+    plan, picked = engine.plan, engine.sparsity.picked
+    assert len(plan.steps) == len(records)
     sparse = set()
-    for step, stats in zip(plan["steps"], records, strict=True):
-        layers = [plan["layers"][i] for i in step["covers"]]
+    for step, stats in zip(plan.steps, records, strict=True):
+        layers = [plan.layers[i] for i in step.covers]
         for layer in layers:
-            multiplies = layer["type"].startswith("conv") and step["kernel"] != "conv_depthwise"
-            assert (stats.mma + stats.mma_sp > 0) == multiplies, layer["name"]
-            assert (stats.mma_sp > 0) == layer["sparse"], layer["name"]
-        sparse |= {layer["layer"] for layer in layers if layer["sparse"]}
+            multiplies = layer.type.startswith("conv") and step.kernel != "conv_depthwise"
+            assert (stats.mma + stats.mma_sp > 0) == multiplies, layer.name
+            assert (stats.mma_sp > 0) == layer.is_sparse, layer.name
+        sparse |= {layer.layer for layer in layers if layer.is_sparse}
     assert sparse == set(picked)
     assert sparsity == "force" or not sparse
 

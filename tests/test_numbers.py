@@ -31,32 +31,32 @@ def plans(name: str) -> tuple[dict, dict]:
 def test_no_layer_gains_more_than_was_said_when_it_is_pruned(name):
     """What explain predicts of a layer's pruned kernel is what the pruned network's plan has for it, and within the bound."""
     own, pruned = plans(name)
-    after = {r["op"]: r for r in pruned["sparsity"]["rows"]}
+    after = {r.op: r for r in pruned.sparsity.rows}
     seen = 0
-    for row in own["sparsity"]["rows"]:
-        then, would = after.get(row["op"]), row["if_sparse"]
-        if row["reason"] != "pattern_violation" or then is None or then["best_sparse"] is None:
+    for row in own.sparsity.rows:
+        then, would = after.get(row.op), row.if_sparse
+        if row.reason != "pattern_violation" or then is None or then.best_sparse is None:
             continue  # the pruned plan fuses this layer otherwise: its kernels are not these
         seen += 1
-        gain = then["best_dense"]["us"] / then["best_sparse"]["us"]
-        assert (would["tactic"], would["us"]) == (then["best_sparse"]["tactic"], then["best_sparse"]["us"]), row["layer"]
-        assert would["dense_us"] == then["best_dense"]["us"], row["layer"]
-        assert gain <= row["best_dense"]["us"] / row["floor"]["sparse_us"], row["layer"]
+        gain = then.best_dense.us / then.best_sparse.us
+        assert (would.tactic, would.us) == (then.best_sparse.tactic, then.best_sparse.us), row.layer
+        assert would.dense_us == then.best_dense.us, row.layer
+        assert gain <= row.best_dense.us / row.floor.sparse_us, row.layer
         text = wording.sentence(row, own)
         assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= wording.NO_GAIN)
         assert gain <= 1 or f"({gain:.2f}x, limited by" in text, text
-    assert seen or not any(r["reason"] == "pattern_violation" for r in own["sparsity"]["rows"])
+    assert seen or not any(r.reason == "pattern_violation" for r in own.sparsity.rows)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_kernel_and_no_plan_beats_what_is_said_to_be_the_most(name):
     for plan in plans(name):
-        for row in plan["sparsity"]["rows"]:
-            for kind in ("dense", "sparse"):
-                best = row[f"best_{kind}"]
-                assert not (best and row["floor"]) or best["us"] >= row["floor"][f"{kind}_us"] - 0.005, (row["layer"], kind)
-        summary = plan["sparsity"]["summary"]
-        assert summary["total_us"] >= summary["ceiling_us"] and summary["saved_us"] >= 0
+        for row in plan.sparsity.rows:
+            if row.floor:
+                for best, least in ((row.best_dense, row.floor.dense_us), (row.best_sparse, row.floor.sparse_us)):
+                    assert best is None or best.us >= least - 0.005, (row.layer, best)
+        summary = plan.sparsity.summary
+        assert summary.total_us >= summary.ceiling_us and summary.saved_us >= 0
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -64,26 +64,26 @@ def test_all_commands_show_one_weight_energy(name):
     """inspect-sparsity, explain and the log of --sparsity=force speak of the weights as the file has them."""
     rows = {r["layer"]: r for r in pattern.inspect(model_path(name))}
     own, pruned = plans(name)
-    for row in own["sparsity"]["rows"]:
-        parts = [rows[layer] for layer in row["layers"]]
+    for row in own.sparsity.rows:
+        parts = [rows[layer] for layer in row.layers]
         if None in (lost := [p["lost_energy"] for p in parts]):
-            assert row["lost_energy"] is None and row["stored_share"] is None
+            assert row.lost_energy is None and row.stored_share is None
             continue
         energy = [p["energy"] for p in parts]
-        assert row["lost_energy"] == pytest.approx(sum(a * b for a, b in zip(lost, energy, strict=True)) / sum(energy))
-        if row["reason"] == "pattern_violation":
-            assert f"takes away {lost_text(row['lost_energy'])} of" in wording.sentence(row, own)
-            assert share_text(row["stored_share"]) in wording.sentence(row, own)
+        assert row.lost_energy == pytest.approx(sum(a * b for a, b in zip(lost, energy, strict=True)) / sum(energy))
+        if row.reason == "pattern_violation":
+            assert f"takes away {lost_text(row.lost_energy)} of" in wording.sentence(row, own)
+            assert share_text(row.stored_share) in wording.sentence(row, own)
     changed = {r["weight"]: r for r in rows.values() if r["verdict"] in ("dense", "sparse, not 2:4")}
-    assert list(changed) == pruned["sparsity"]["pruned"]
+    assert tuple(changed) == pruned.sparsity.pruned
     if changed:
         whole = sum(r["lost_energy"] * r["energy"] for r in changed.values()) / sum(r["energy"] for r in changed.values())
-        assert whole == pytest.approx(pruned["sparsity"]["pruned_energy"])
+        assert whole == pytest.approx(pruned.sparsity.pruned_energy)
         assert f"initializers, {lost_text(whole)} of their energy" in " ".join(wording.sparsity_text(pruned).split())
         told = f"would prune {len(changed)} initializers, and take away {lost_text(whole)} of their energy"
         assert told in pattern.pruning(list(rows.values()))
-    after = {r["layer"]: r for r in pruned["sparsity"]["rows"]}
-    assert not any(r["lost_energy"] for r in after.values()), "what is pruned has nothing to lose"
+    after = {r.layer: r for r in pruned.sparsity.rows}
+    assert not any(r.lost_energy for r in after.values()), "what is pruned has nothing to lose"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -91,8 +91,8 @@ def test_the_page_of_networks_has_the_plan_s_numbers(name):
     """docs/networks.md whole is written by a command that takes long; each row's times are held to the plan one by one."""
     page = (Path(__file__).parents[1] / "docs" / "networks.md").read_text()
     cells = re.search(rf"^\| {name} \|.*$", page, re.M)[0].strip("| ").split(" | ")
-    plan, rivals = plans(name)[1], plans(name)[1]["plan"]["rivals"]
-    single, sparsity = rivals["best_single_format"], plan["sparsity"]
-    assert cells[5] == f"{len(sparsity['picked'])} / {len(sparsity['eligible'])}"
-    times = plan["plan"]["total_us"], rivals["all_dense_us"], single["us"], rivals["greedy_us"]
-    assert [c.split()[0] for c in cells[7:]] == [f"{us:.1f}" for us in times] and cells[9].endswith(single["format"])
+    plan, rivals = plans(name)[1], plans(name)[1].solution.rivals
+    single, sparsity = rivals.best_single_format, plan.sparsity
+    assert cells[5] == f"{len(sparsity.picked)} / {len(sparsity.eligible)}"
+    times = plan.solution.total_us, rivals.all_dense_us, single.us, rivals.greedy_us
+    assert [c.split()[0] for c in cells[7:]] == [f"{us:.1f}" for us in times] and cells[9].endswith(str(single.format))

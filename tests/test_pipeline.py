@@ -12,6 +12,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime.explain import report
 from gpu_runtime.planning import tables
+from gpu_runtime.runtime.plan_record import Timing
 from tests.conftest import DIGITS, ROOT
 
 BATCH = 4
@@ -42,7 +43,7 @@ def test_the_six_lines_of_the_readme(tmp_path):
         out = ctx.run({"x": x})
     assert list(out) == ["logits"] and out["logits"].shape == (BATCH, 10) and out["logits"].dtype == np.float32
     assert (out["logits"].argmax(1) == y).all()
-    assert e.layer_info()["Layers"] and e.sparsity["picked"]
+    assert e.layer_info()["Layers"] and e.sparsity.picked
 
 
 def test_sparse_layers_really_run_sparse():
@@ -50,10 +51,10 @@ def test_sparse_layers_really_run_sparse():
     for name, sparsity in (("sparse", "enable"), ("sparse", "disable"), ("dense", "enable")):
         e = engine(name, sparsity)
         _, stats = logits(e, x)
-        sparse_steps = {i for i, s in enumerate(e.plan["steps"]) if any(e.plan["layers"][c]["sparse"] for c in s["covers"])}
+        sparse_steps = {i for i, s in enumerate(e.plan.steps) if any(e.plan.layers[c].is_sparse for c in s.covers)}
         assert {i for i, s in enumerate(stats) if s.mma_sp} == sparse_steps
         assert bool(sparse_steps) == (name == "sparse" and sparsity == "enable")
-        assert len(e.sparsity["picked"]) == len(sparse_steps)
+        assert len(e.sparsity.picked) == len(sparse_steps)
 
 
 def test_dense_and_sparse_tactics_of_one_network_agree():
@@ -87,18 +88,18 @@ def test_same_input_gives_a_byte_identical_engine(tmp_path):
 
 def test_every_layer_with_weights_has_a_row_and_a_reason():
     e = engine(batch=2048)
-    convs = {layer["layer"] or layer["name"] for layer in e.plan["layers"] if layer["type"] == "conv"}
-    rows = {r["layer"]: r for r in e.sparsity["rows"]}
+    convs = {layer.layer or layer.name for layer in e.plan.layers if layer.type == "conv"}
+    rows = {r.layer: r for r in e.sparsity.rows}
     assert set(rows) == convs
     known = {"picked", "dense_faster", "reformat_outweighs", "no_sparse_tactic", "pattern_violation",
              "channels_not_multiple_of_4", "grouped_conv"}  # fmt: skip
-    assert {r["reason"] for r in rows.values()} <= known
-    assert rows["stem/conv"]["verdict"] == "not_eligible"
-    verdicts = {r["verdict"] for r in rows.values() if r["layer"] in e.sparsity["eligible"]}
+    assert {r.reason for r in rows.values()} <= known
+    assert rows["stem/conv"].verdict == "not_eligible"
+    verdicts = {r.verdict for r in rows.values() if r.layer in e.sparsity.eligible}
     assert verdicts == {"sparse", "dense"}, "at this batch some eligible layers go sparse and some do not"
     for r in rows.values():
-        if r["verdict"] in ("sparse", "dense"):
-            assert r["other_cost_us"] >= 0 and 0 <= r["p_sparse_faster"] <= 1
+        if r.verdict in ("sparse", "dense"):
+            assert r.other_cost_us >= 0 and 0 <= r.p_sparse_faster <= 1
 
 
 def test_forcing_a_layer_costs_what_the_row_says():
@@ -117,28 +118,28 @@ def test_forcing_a_layer_costs_what_the_row_says():
     table = tables.tabulate(network, device, timing.predicted(device), sparse=True, io=io)
     best = plan.solve(table.graph)
     e = engine(batch=2048)
-    assert e.plan["plan"]["total_us"] == pytest.approx(best.total_ps / 1e6)
-    row = next(r for r in e.sparsity["rows"] if r["reason"] == "picked")
-    names = [op.name for op in network.ops if op.layer == row["layer"]]
+    assert e.plan.solution.total_us == pytest.approx(best.total_ps / 1e6)
+    row = next(r for r in e.sparsity.rows if r.reason == "picked")
+    names = [op.name for op in network.ops if op.layer == row.layer]
     forced = plan.solve(table.graph, force={n: lambda entry: not entry.sparse for n in names})
-    assert row["other_cost_us"] == pytest.approx((forced.total_ps - best.total_ps) / 1e6)
+    assert row.other_cost_us == pytest.approx((forced.total_ps - best.total_ps) / 1e6)
     assert all(not forced.entries[n].sparse for n in names if n in forced.entries)
 
 
 def test_pattern_violation_names_the_first_offender():
-    rows = {r["layer"]: r for r in engine("dense").sparsity["rows"]}
+    rows = {r.layer: r for r in engine("dense").sparsity.rows}
     row = rows["block1/conv1"]
-    assert row["reason"] == "pattern_violation" and row["first_violation"] == [0, 0, 0, 0] and row["pattern_share"] < 0.05
+    assert row.reason == "pattern_violation" and row.first_violation == (0, 0, 0, 0) and row.pattern_share < 0.05
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("device", ["a100", "rtx4090", "h200"])
 def test_named_devices_plan_run_and_say_so(device):
     e = engine(device=device)
-    assert e.plan["timing"] == {"kind": "predicted", "label": f"predicted({device})", "sigma": 0.3}
+    assert e.record.timing == Timing("predicted", f"predicted({device})", 0.3)
     x, y = digits()
     assert (logits(e, x)[0].argmax(1) == y).all()
-    assert f"predicted({device})" in report.inspect_text(e.plan)
+    assert f"predicted({device})" in report.inspect_text(e.record)
 
 
 def test_predictions_never_enter_the_timing_cache(tmp_path):
@@ -198,15 +199,15 @@ def test_another_kernel_source_is_refused(monkeypatch):
 
 def test_layers_steps_and_memory_are_consistent():
     plan = engine().plan
-    assert sum(layer["time_us"] for layer in plan["layers"]) == pytest.approx(plan["plan"]["total_us"], abs=1e-3)
-    assert plan["plan"]["status"] == "proven" and plan["plan"]["gap"] == 0
-    produced = {i["name"] for i in plan["inputs"]}
-    for layer in plan["layers"]:
-        assert {t["name"] for t in layer["inputs"]} <= produced, layer["name"]
-        new = {t["name"] for t in layer["outputs"]}
+    assert sum(layer.time_us for layer in plan.layers) == pytest.approx(plan.solution.total_us, abs=1e-3)
+    assert plan.solution.status == "proven" and plan.solution.gap == 0
+    produced = {i.name for i in plan.inputs}
+    for layer in plan.layers:
+        assert {t.name for t in layer.inputs} <= produced, layer.name
+        new = {t.name for t in layer.outputs}
         assert not new & produced, f"{new} produced twice"
         produced |= new
-    assert {o["name"] for o in plan["outputs"]} <= produced
-    covered = [c for s in plan["steps"] for c in s["covers"]]
+    assert {o.name for o in plan.outputs} <= produced
+    covered = [c for s in plan.steps for c in s.covers]
     assert covered == sorted(covered)
-    assert plan["memory"]["activation_bytes"] <= 1.05 * plan["memory"]["largest_live_bytes"]
+    assert plan.memory.activation_bytes <= 1.05 * plan.memory.largest_live_bytes

@@ -319,10 +319,10 @@ def squeeze_excite():
 
 def test_squeeze_excite_runs(tmp_path):
     error, engine = engine_error(squeeze_excite(), tmp_path)
-    kinds = [layer["type"] for layer in engine.plan["layers"] if layer["nodes"]]
+    kinds = [layer.type for layer in engine.plan.layers if layer.nodes]
     assert error < 2e-3 and kinds == ["conv", "squeeze_excite", "pointwise", "conv"]
-    (scale,) = [layer for layer in engine.plan["layers"] if layer["type"] == "pointwise"]
-    assert scale["params"] == {"stages": ["mul(t1)"], "tensors": ["nchw", "nc"]}
+    (scale,) = [layer for layer in engine.plan.layers if layer.type == "pointwise"]
+    assert (*map(str, scale.problem.stages),) == ("mul(t1)",) and scale.problem.tensors == ("nchw", "nc")
 
 
 def test_chains_of_all_kinds_run(tmp_path):
@@ -333,7 +333,7 @@ def test_chains_of_all_kinds_run(tmp_path):
     ]  # fmt: skip
     proto = model(nodes, {"x": (1, 5, 6, 7), "z": (1, 5, 1, 1)}, "y v", SCALARS | w, opset=18)
     error, engine = engine_error(proto, tmp_path)
-    assert error < 2e-3 and sum(layer["type"] == "pointwise" for layer in engine.plan["layers"]) == 2
+    assert error < 2e-3 and sum(layer.type == "pointwise" for layer in engine.plan.layers) == 2
     info = engine.layer_info()["Layers"]
     operations = [line for layer in info for line in layer.get("Operations", ())]
     assert "const auto var3 = max(var2, arg1);" in operations

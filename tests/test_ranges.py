@@ -58,9 +58,9 @@ LAST = {
 def test_a_network_that_would_overflow_is_right(tmp_path, name):
     proto = large(LAST[name])
     engine = build(tmp_path, proto)
-    found = engine.plan["range"]
-    assert found["source"] == "random values from 0 to 1" and found["high"][0][1] > 5 * 65504 and not found["stuck"]
-    assert {"s", "o"} <= set(found["exponents"]) and not {"x", "z", "y"} & set(found["exponents"])
+    found = engine.plan.range
+    assert found.source == "random values from 0 to 1" and found.high[0][1] > 5 * 65504 and not found.stuck
+    assert {"s", "o"} <= set(found.exponents) and not {"x", "z", "y"} & set(found.exponents)
     x = {"x": np.random.default_rng(0).random((1, 8, 10, 10), np.float32)}
     with warnings.catch_warnings(), engine.context(device="emulator") as ctx:
         warnings.simplefilter("error")
@@ -176,8 +176,8 @@ def test_what_cannot_be_scaled_is_fp32(tmp_path, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = build(tmp_path, proto)
-    found = engine.plan["range"]
-    assert {t for t, _ in found["single"] if " (" not in t} == set(wide) and not found["stuck"]
+    found = engine.plan.range
+    assert {t for t, _ in found.single if " (" not in t} == set(wide) and not found.stuck
     x = {"x": np.random.default_rng(0).random((1, 4, 8, 8), np.float32)}
     with engine.context(device="emulator", poison=True) as ctx, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -205,9 +205,9 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = build(tmp_path, proto)
-    found = engine.plan["range"]
-    ((tensor, why),) = found["single"]
-    assert tensor == "v" and found["exponents"].keys() == {"r"} and found["source"].startswith("not") != checked
+    found = engine.plan.range
+    ((tensor, why),) = found.single
+    assert tensor == "v" and found.exponents.keys() == {"r"} and found.source.startswith("not") != checked
     assert re.fullmatch(
         r"'v' is made with weights of z \+ v_s \+ v that reach 1\.\d+e\+06; FP16 ends at 65504, and no power of two can bring "
         "them there: it is an output of the network", why)  # fmt: skip
@@ -233,7 +233,7 @@ def test_every_kind_of_node_on_values_beyond_fp16(tmp_path, i):
         warnings.simplefilter("error")
         engine = build(tmp_path, proto, calibration=feeds)
         got = emulated(engine, feeds)
-    assert {t for t, _ in engine.plan["range"]["single"]} >= set(shapes)
+    assert {t for t, _ in engine.plan.range.single} >= set(shapes)
     for name, expected in ort_run(proto, feeds).items():
         assert np.abs(got[name] - expected).max() <= 2e-3 * max(np.ptp(expected), np.abs(expected).max() / 3), name
 
@@ -243,7 +243,7 @@ def test_fp32_layers_say_why(tmp_path):
     nodes, constants, _ = STUCK["silu"]
     proto = model(nodes, {"x": (1, 4, 8, 8)}, "y", constants)
     for mode in ("disable", "force"):
-        plan = build(tmp_path, proto, sparsity=mode).plan
+        plan = build(tmp_path, proto, sparsity=mode).record
         first, last = layer_info(plan)["Layers"]  # they read the input and write the output as these are, without a copy
         why = first["PrecisionReason"]
         assert re.fullmatch(
@@ -255,9 +255,9 @@ def test_fp32_layers_say_why(tmp_path):
         told = " ".join(inspect_text(plan).split())
         assert "FP32 2 layers: p + q_s + q, y 'q' reaches" in told
         assert f"p: Runs in FP32 on CUDA cores, where zeros gain nothing: {why}." in told
-        row = plan["sparsity"]["rows"][0]
-        assert (row["verdict"], row["reason"], row["best_sparse"]) == ("not_eligible", "no_sparse_tactic", None)
-        assert not plan["sparsity"]["eligible"]
+        row = plan.sparsity.rows[0]
+        assert (row.verdict, row.reason, row.best_sparse) == ("not_eligible", "no_sparse_tactic", None)
+        assert not plan.sparsity.eligible
     told = side_by_side.text(compare(tmp_path / "m.onnx", ["a100", "l4"]))
     assert re.search(r"^p +FP32 +FP32$", told, re.MULTILINE)
 
@@ -278,8 +278,8 @@ def test_inputs_beyond_fp16(tmp_path):
     )  # fmt: skip
     x = {"x": np.random.default_rng(0).integers(0, 1 << 18, (1, 1, 8, 8)).astype(np.float32)}
     engine = build(tmp_path, proto, calibration=x)
-    assert [t for t, _ in engine.plan["range"]["single"]] == ["x"]
-    assert engine.plan["layers"][0]["inputs"][0]["format"] == "fp32:chw"
+    assert [t for t, _ in engine.plan.range.single] == ["x"]
+    assert str(engine.plan.layers[0].inputs[0].format) == "fp32:chw"
     with engine.context(device="emulator") as ctx, warnings.catch_warnings():
         warnings.simplefilter("error")
         (got,) = ctx.run(x).values()
@@ -312,9 +312,9 @@ def test_a_calibration_input_decides(tmp_path):
         {"w": np.full((4, 4, 1, 1), 100, np.float32), "v": np.full((4, 4, 1, 1), 1e-3, np.float32)},
     )  # fmt: skip
     bright = {"x": np.full((1, 4, 5, 5), 255, np.float32)}
-    assert not build(tmp_path, proto).plan["range"]["exponents"]
+    assert not build(tmp_path, proto).plan.range.exponents
     engine = build(tmp_path, proto, calibration=bright)
-    assert engine.plan["range"]["source"] == "calibration input" and engine.plan["range"]["exponents"] == {"b": -3}
+    assert engine.plan.range.source == "calibration input" and engine.plan.range.exponents == {"b": -3}
     with engine.context(device="emulator") as ctx:
         assert np.allclose(ctx.run(bright)["y"], 408, rtol=2e-3)
     with pytest.raises(ValueError, match=r"calibration: expected input 'x' of shape \(1, 4, 5, 5\), got none"):

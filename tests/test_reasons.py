@@ -11,6 +11,7 @@ from gpu_runtime.explain import reasons, wording
 from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
 from gpu_runtime.planning import tables
+from gpu_runtime.runtime.findings import Floor, Summary
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
@@ -54,7 +55,7 @@ def row(net, times, mode="enable", measured=False):
     table = tables.tabulate(net, DEVICE, times, sparse=mode != "disable", io=io)
     w = net.ops[0].weights["w"]
     stored = {} if w.shape[1] % 4 else {"conv": as_stored(w, 1)}
-    return reasons.sparsity(table, plan.solve(table.graph), mode, measured=measured, stored=stored)["rows"][0]
+    return reasons.sparsity(table, plan.solve(table.graph), mode, measured=measured, stored=stored).rows[0]
 
 
 W = np.random.default_rng(0).standard_normal((64, 64, 1, 1)).astype(np.float16).astype(np.float32)
@@ -63,31 +64,31 @@ W24 = sparse24.prune(W)
 
 def test_picked():
     r = row(network(W24), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("sparse", "picked")
-    assert r["other_cost_us"] == pytest.approx(2) and r["best_dense"]["us"] == 10 and r["best_sparse"]["us"] == 8
-    assert r["p_sparse_faster"] > 0.9
+    assert (r.verdict, r.reason) == ("sparse", "picked")
+    assert r.other_cost_us == pytest.approx(2) and r.best_dense.us == 10 and r.best_sparse.us == 8
+    assert r.p_sparse_faster > 0.9
 
 
 def test_dense_faster_and_ties_stay_dense():
     r = row(network(W24), timer(8, 10, 1))
-    assert (r["verdict"], r["reason"]) == ("dense", "dense_faster") and r["other_cost_us"] == pytest.approx(2)
+    assert (r.verdict, r.reason) == ("dense", "dense_faster") and r.other_cost_us == pytest.approx(2)
     r = row(network(W24), timer(8, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("dense", "dense_faster") and r["p_sparse_faster"] == 0.5
+    assert (r.verdict, r.reason) == ("dense", "dense_faster") and r.p_sparse_faster == 0.5
 
 
 def test_reformat_outweighs():
     """Sparse runs in chw32 only and is 2 us faster; getting there and back costs 2 x 3 us that dense does not pay."""
     r = row(network(W24), timer(10, 8, 3, sparse_layouts=("chw32",)))
-    assert (r["verdict"], r["reason"]) == ("dense", "reformat_outweighs")
-    assert r["best_sparse"]["us"] < r["best_dense"]["us"] and r["other_cost_us"] == pytest.approx(4)
-    parts = {key: r["other"][key] for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
+    assert (r.verdict, r.reason) == ("dense", "reformat_outweighs")
+    assert r.best_sparse.us < r.best_dense.us and r.other_cost_us == pytest.approx(4)
+    parts = {key: getattr(r.other, key) for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
     assert parts == pytest.approx({"kernel_us": -2, "reformat_us": 6, "around_us": 0, "reformats": 2})
-    assert r["flip_speedup"] == pytest.approx(2.0)  # 8 us must become 10 - 6
+    assert r.flip_speedup == pytest.approx(2.0)  # 8 us must become 10 - 6
 
 
 def test_no_speed_makes_up_for_reformats_that_cost_more_than_the_dense_kernel():
     r = row(network(W24), timer(10, 8, 6, sparse_layouts=("chw32",)))
-    assert r["reason"] == "reformat_outweighs" and r["flip_speedup"] is None and r["other_cost_us"] == pytest.approx(10)
+    assert r.reason == "reformat_outweighs" and r.flip_speedup is None and r.other_cost_us == pytest.approx(10)
 
 
 def test_the_layers_around_are_told_apart_from_reformats():
@@ -115,53 +116,53 @@ def test_the_layers_around_are_told_apart_from_reformats():
 
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, time, sparse=True, io=io)
-    r = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False)["rows"][0]
-    assert r["reason"] == "reformat_outweighs" and r["other_cost_us"] == pytest.approx(4)
-    parts = {key: r["other"][key] for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
+    r = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False).rows[0]
+    assert r.reason == "reformat_outweighs" and r.other_cost_us == pytest.approx(4)
+    parts = {key: getattr(r.other, key) for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
     assert parts == pytest.approx({"kernel_us": -2, "reformat_us": 0, "around_us": 6, "reformats": 0})
 
 
 def test_within_noise_only_where_times_are_measured():
     r = row(network(W24), timer(10, 10.5, 1, spread=0.6), measured=True)
-    assert (r["verdict"], r["reason"]) == ("dense", "within_noise") and r["p_sparse_faster"] is None
+    assert (r.verdict, r.reason) == ("dense", "within_noise") and r.p_sparse_faster is None
     r = row(network(W24), timer(10, 10.5, 1, spread=0.6), measured=False)
-    assert r["reason"] == "dense_faster"
+    assert r.reason == "dense_faster"
     r = row(network(W24), timer(10, 12, 1, spread=0.6), measured=True)
-    assert r["reason"] == "dense_faster"
+    assert r.reason == "dense_faster"
 
 
 def test_no_sparse_tactic():
     r = row(network(W24), timer(10, 8, 1), mode="disable")
-    assert (r["verdict"], r["reason"]) == ("dense", "no_sparse_tactic") and "--sparsity=disable" in r["detail"]
+    assert (r.verdict, r.reason) == ("dense", "no_sparse_tactic") and "--sparsity=disable" in r.detail
     r = row(network(W24), timer(10, 8, 1, sparse_layouts=()))
-    assert (r["verdict"], r["reason"]) == ("dense", "no_sparse_tactic") and "failed when it was timed" in r["detail"]
+    assert (r.verdict, r.reason) == ("dense", "no_sparse_tactic") and "failed when it was timed" in r.detail
 
 
 def test_pattern_violation():
     w = W24.copy()
     w[5, 8:11, 0, 0] = 1
     r = row(network(w), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("not_eligible", "pattern_violation")
-    assert r["first_violation"] == [5, 8, 0, 0] and r["pattern_share"] == pytest.approx(1 - 1 / (64 * 16))
-    assert r["pattern_groups"] == 1024 and r["lost_energy"] == pytest.approx(
+    assert (r.verdict, r.reason) == ("not_eligible", "pattern_violation")
+    assert r.first_violation == (5, 8, 0, 0) and r.pattern_share == pytest.approx(1 - 1 / (64 * 16))
+    assert r.pattern_groups == 1024 and r.lost_energy == pytest.approx(
         np.sort(np.square(w[5, 8:12, 0, 0]))[:2].sum() / np.square(w).sum(), rel=1e-2
     )
-    would = r["if_sparse"]  # predicted, also beside the 10 us that dense is said to take
-    assert would["us"] < would["dense_us"] < 10 and "sparse24" in would["tactic"]
+    would = r.if_sparse  # predicted, also beside the 10 us that dense is said to take
+    assert would.us < would.dense_us < 10 and would.tactic.sparse
     r = row(network(W24), timer(10, 8, 1))
-    assert (r["pattern_share"], r["first_violation"], r["lost_energy"]) == (1.0, None, 0.0) and r["if_sparse"] is None
+    assert (r.pattern_share, r.first_violation, r.lost_energy) == (1.0, None, 0.0) and r.if_sparse is None
 
 
 def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
     """64x64x1x1 on 8x8: 262,144 products take no time on 132 SMs; a launch takes longer."""
     launch = DEVICE.launch_us
-    f = row(network(W24), timer(10, 8, 1))["floor"]
-    assert f["bound"] == "launch" and f["mma_us"] == pytest.approx(262144 / (132 * 2048 * 0.63 * 1830), rel=1e-3)
+    f = row(network(W24), timer(10, 8, 1)).floor
+    assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 0.63 * 1830), rel=1e-3)
     p = ConvProblem(32, 512, 28, 28, 512, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
-    f = floors(p, DEVICE)
-    assert f["bound"] == "mma" and f["sparse_us"] - launch == pytest.approx((f["dense_us"] - launch) / 2)
-    f = floors(replace(p, k=8, r=1, s=1, pad=(0, 0, 0, 0)), DEVICE)
-    assert f["bound"] in ("l2", "dram") and f["sparse_us"] == pytest.approx(f["dense_us"], rel=0.01)
+    f = Floor(**floors(p, DEVICE))
+    assert f.bound == "mma" and f.sparse_us - launch == pytest.approx((f.dense_us - launch) / 2)
+    f = Floor(**floors(replace(p, k=8, r=1, s=1, pad=(0, 0, 0, 0)), DEVICE))
+    assert f.bound in ("l2", "dram") and f.sparse_us == pytest.approx(f.dense_us, rel=0.01)
 
 
 def test_the_network_line():
@@ -169,26 +170,23 @@ def test_the_network_line():
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
     found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False, all_dense_us=10.0)
-    floor, launch = found["rows"][0]["floor"], DEVICE.launch_us
-    assert floor["launch_us"] == launch and floor["sparse_us"] < launch + 0.1
-    assert found["summary"] == {
-        "layers": 1, "eligible": 1, "picked": 1, "total_us": 8.0, "all_dense_us": 10.0, "saved_us": 2.0,
-        "ceiling_us": pytest.approx(launch + (10 - launch) / 2),
-    }  # fmt: skip
+    floor, launch = found.rows[0].floor, DEVICE.launch_us
+    assert floor.launch_us == launch and floor.sparse_us < launch + 0.1
+    assert found.summary == Summary(1, 1, 1, 8.0, 10.0, 2.0, pytest.approx(launch + (10 - launch) / 2))
 
 
 def test_channels_not_multiple_of_4():
     r = row(network(W[:, :6]), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"], r["detail"]) == ("not_eligible", "channels_not_multiple_of_4", "C = 6")
+    assert (r.verdict, r.reason, r.detail) == ("not_eligible", "channels_not_multiple_of_4", "C = 6")
 
 
 def test_grouped_layers_are_eligible_where_a_group_has_a_multiple_of_4_channels():
     r = row(network(W24[:, :32], groups=2), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("sparse", "picked")
+    assert (r.verdict, r.reason) == ("sparse", "picked")
     r = row(network(W[:, :32], groups=2), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("not_eligible", "pattern_violation")
+    assert (r.verdict, r.reason) == ("not_eligible", "pattern_violation")
     r = row(network(W[:, :2], groups=32), timer(10, 8, 1))
-    assert (r["verdict"], r["reason"]) == ("not_eligible", "grouped_conv") and "2 input channels" in r["detail"]
+    assert (r.verdict, r.reason) == ("not_eligible", "grouped_conv") and "2 input channels" in r.detail
     r = row(network(W[:, :1], groups=64), timer(10, 8, 1))
     plan_of = {"sparsity": {"mode": "enable"}, "timing": {"kind": "predicted"}}
     assert "depthwise convolution: each output has one input channel" in wording.sentence(r, plan_of)
@@ -203,5 +201,5 @@ def test_one_row_per_layer_wherever_fusion_puts_it():
     net = Network("net", base.inputs, base.outputs, base.tensors, (apart, fused), (("g", ("apart", "into conv")),))
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
-    rows = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False)["rows"]
-    assert [r["layer"] for r in rows] == ["conv"] and rows[0]["other_cost_us"] == pytest.approx(2)
+    rows = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False).rows
+    assert [r.layer for r in rows] == ["conv"] and rows[0].other_cost_us == pytest.approx(2)

@@ -7,12 +7,15 @@ import contextlib
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpu_runtime.explain import layer_info, report, wording
-from tests.example_plan import REASONS, example_plan, measured, verdict
+from gpu_runtime.runtime.findings import SparsityRow
+from tactics import codec
+from tests.example_plan import REASONS, example_plan, measured, record, verdict
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -34,24 +37,24 @@ def golden(name, text):
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_text_is_as_committed(name):
-    text = getattr(wording if name == "sparsity_text" else report, name)(example_plan())
+    text = getattr(wording if name == "sparsity_text" else report, name)(record(example_plan()))
     golden(f"{name}.txt", text)
     assert text.isascii() and width(text) <= 120
     assert all(line == line.rstrip() for line in text.splitlines()) and text.endswith("\n")
 
 
 def test_the_full_account_is_as_committed():
-    plan = example_plan()
-    text = wording.explain_text(plan, plan["sparsity"]["rows"])
+    plan = record(example_plan())
+    text = wording.explain_text(plan, plan.sparsity.rows)
     golden("explain_text.txt", text)
     assert text.isascii() and width(text) <= 120 and "None" not in text
     assert all(t.startswith(("~", "+")) for t in re.findall(r"([^\s(]*\d) us\b", text))
-    rows = [row | {"if_sparse": None} for row in plan["sparsity"]["rows"]]  # what pruning would give was measured by nobody
-    assert "~" not in wording.explain_text(measured(plan), rows)
+    rows = [replace(row, if_sparse=None) for row in plan.sparsity.rows]  # what pruning would give was measured by nobody
+    assert "~" not in wording.explain_text(record(measured(example_plan())), rows)
 
 
 def test_json_is_as_committed():
-    plan = example_plan()
+    plan = record(example_plan())
     golden("layer_info.json", json.dumps(layer_info.layer_info(plan), indent=1) + "\n")
     golden("profile.json", json.dumps(layer_info.profile(plan), indent=1) + "\n")
     golden("dump_profile.txt", layer_info.trt_profile_text(layer_info.profile(plan)))
@@ -61,7 +64,7 @@ def test_json_is_as_committed():
 
 
 def test_the_two_lines_are_literal():
-    lines = wording.sparsity_text(example_plan()).splitlines()
+    lines = wording.sparsity_text(record(example_plan())).splitlines()
     wide = "/layer1/layer1.0/conv_with_a_rather_long_name/Conv"
     eligible = f"{wide}, /layer1/conv2, /layer2/conv, /branch/tie, /branch/odd"
     assert lines[1] == f"(Sparsity) Layers eligible for sparse math: {eligible}"
@@ -72,18 +75,20 @@ def test_the_two_lines_are_literal():
 def test_the_two_lines_without_layers():
     plan = example_plan()
     plan["sparsity"] |= {"eligible": [], "picked": [], "rows": []}
-    lines = wording.sparsity_text(plan).splitlines()
+    lines = wording.sparsity_text(record(plan)).splitlines()
     assert lines[1:3] == [wording.ELIGIBLE_LINE, wording.PICKED_LINE]
     plan["sparsity"]["mode"] = "disable"
-    assert "--sparsity=disable; times" in wording.sparsity_text(plan).splitlines()[0]
-    row = verdict("a", "dense", "no_sparse_tactic", detail="--sparsity=disable was given")
-    assert wording.sentence(row, plan).endswith("pattern, but --sparsity=disable allows dense tactics only.")
+    assert "--sparsity=disable; times" in wording.sparsity_text(record(plan)).splitlines()[0]
+    plan["sparsity"]["rows"] = [verdict("a", "dense", "no_sparse_tactic", detail="--sparsity=disable was given")]
+    disabled = record(plan)
+    text = wording.sentence(disabled.sparsity.rows[0], disabled)
+    assert text.endswith("pattern, but --sparsity=disable allows dense tactics only.")
 
 
 def test_force_says_what_it_did():
     plan = example_plan()
     plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
-    text = wording.sparsity_text(plan)
+    text = wording.sparsity_text(record(plan))
     assert "in 2 initializers: the outputs are not those" in text and "not pruned: stem.w: C = 3\n" in text
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith(wording.ELIGIBLE_LINE))
@@ -91,36 +96,36 @@ def test_force_says_what_it_did():
 
 
 def test_every_reason_has_its_sentence():
-    plan = example_plan()
-    rows = plan["sparsity"]["rows"]
-    assert sorted(row["reason"] for row in rows) == sorted(REASONS)
+    plan = record(example_plan())
+    rows = plan.sparsity.rows
+    assert sorted(row.reason for row in rows) == sorted(REASONS)
     sentences = [wording.sentence(row, plan) for row in rows]
     assert len(set(sentences)) == len(rows)
     for row, text in zip(rows, sentences, strict=True):
-        assert row["reason"] not in text and text[0].isupper() and text.rstrip().endswith(".") and "None" not in text
-        bare = verdict(row["layer"], row["verdict"], row["reason"])
+        assert row.reason not in text and text[0].isupper() and text.rstrip().endswith(".") and "None" not in text
+        bare = codec.from_json(SparsityRow, verdict(row.layer, row.verdict, row.reason))
         assert "None" not in wording.sentence(bare, plan)
 
 
 def test_a_sentence_in_the_plan_wins():
     plan = example_plan()
     plan["sparsity"]["rows"][0]["sentence"] = "Because I say so."
-    assert "/stem/Conv: Because I say so." in wording.sparsity_text(plan)
-    assert layer_info.layer_info_list(plan)[1]["SparsitySentence"] == "Because I say so."
+    assert "/stem/Conv: Because I say so." in wording.sparsity_text(record(plan))
+    assert layer_info.layer_info_list(record(plan))[1]["SparsitySentence"] == "Because I say so."
 
 
 @pytest.mark.parametrize("name", ["sparsity_text", "plan_text", "inspect_text"])
 def test_predicted_times_are_always_marked(name):
-    text = getattr(wording if name == "sparsity_text" else report, name)(example_plan())
+    text = getattr(wording if name == "sparsity_text" else report, name)(record(example_plan()))
     times = re.findall(r"([^\s(]*\d) us\b", text)
     assert times and all(t.startswith("~") for t in times)
     plan = measured(example_plan())
     if name != "plan_text":  # what pruning would give was measured by nobody
-        text = getattr(wording if name == "sparsity_text" else report, name)(plan)
+        text = getattr(wording if name == "sparsity_text" else report, name)(record(plan))
         assert "predicted to take ~2.20 us instead of ~2.50 us" in " ".join(text.split()) and text.count("~") == 2
     for row in plan["sparsity"]["rows"]:
         row["if_sparse"] = None
-    unmarked = getattr(wording if name == "sparsity_text" else report, name)(plan)
+    unmarked = getattr(wording if name == "sparsity_text" else report, name)(record(plan))
     assert "~" not in unmarked and "predicted" not in unmarked and "measured(NVIDIA H200)" in unmarked
 
 
@@ -128,7 +133,7 @@ def test_long_and_odd_names_stay_in_the_table():
     plan = example_plan()
     name = "/a" * 90 + "\n\x1b[31m"
     plan["layers"][1]["name"] = plan["sparsity"]["rows"][0]["layer"] = name
-    for text in (wording.sparsity_text(plan), report.plan_text(plan), report.inspect_text(plan)):
+    for text in (wording.sparsity_text(record(plan)), report.plan_text(record(plan)), report.inspect_text(record(plan))):
         assert "\x1b" not in text
         assert width(text) <= 120
 
@@ -138,20 +143,20 @@ def test_long_and_odd_names_stay_in_the_table():
 
 def test_plan_text_shows_all_layers_and_what_is_proven():
     plan = example_plan()
-    text = report.plan_text(plan)
+    text = report.plan_text(record(plan))
     assert "proven minimal" in text and "not proven" not in text
     assert text.count("Reformatting") == 2 and "noop" in text
-    plan["plan"] |= {"status": "time_limit", "gap": 0.0125}
-    assert "not proven minimal: one that takes up to 1.25 % less may exist" in report.plan_text(plan)
-    plan["plan"] |= {"gap": None, "rivals": {}, "measured_us": 150.0}
-    text = report.plan_text(plan)
+    plan["solution"] |= {"status": "time_limit", "gap": 0.0125}
+    assert "not proven minimal: one that takes up to 1.25 % less may exist" in report.plan_text(record(plan))
+    plan["solution"] |= {"gap": None, "rivals": {}, "measured_us": 150.0}
+    text = report.plan_text(record(plan))
     assert "not proven minimal" in text and "rivals" not in text and "150.00 us measured end to end" in text
 
 
 def test_an_empty_plan_has_a_text():
     plan = example_plan() | {"layers": []}
-    plan["plan"] = {"total_us": 0, "status": "proven"}
-    assert "proven" in report.plan_text(plan) and report.inspect_text(plan)
+    plan["solution"] = {"total_us": 0, "status": "proven", "method": ""}
+    assert "proven" in report.plan_text(record(plan)) and report.inspect_text(record(plan))
 
 
 # ------------------------------------------------------------------------------------------------- what trex requires
@@ -217,7 +222,7 @@ def awkward_plan():
 
 @pytest.mark.parametrize("make", [example_plan, awkward_plan])
 def test_trex_finds_nothing_to_complain_of(make):
-    plan = make()
+    plan = record(make())
     info = json.loads(json.dumps(layer_info.layer_info(plan)))
     records = json.loads(json.dumps(layer_info.profile(plan)))
     assert trex_complaints(info, records) == []
@@ -259,7 +264,7 @@ def mutations():
 @pytest.mark.parametrize("what", mutations())
 def test_the_trex_check_notices(what):
     """The check above is not vacuous: each requirement, once broken, is found."""
-    plan = example_plan()
+    plan = record(example_plan())
     info, records = json.loads(json.dumps(layer_info.layer_info(plan))), layer_info.profile(plan)
     mutations()[what](info, records)
     with contextlib.suppress(KeyError, TypeError):  # as loud as trex itself would be
@@ -273,7 +278,7 @@ def test_convolution_keys_stand_in_tensorrt_s_order():
         "HasDynamicFilter", "HasDynamicBias", "HasResidual", "ConvXAsActInputIdx", "BiasAsActInputIdx",
         "ResAsActInputIdx", "Activation", "TacticName", "TacticValue", "StreamId", "Metadata",
     ]  # fmt: skip
-    info = layer_info.layer_info_list(example_plan())[1]
+    info = layer_info.layer_info_list(record(example_plan()))[1]
     assert [k for k in info if k in expected] == expected
     assert info["HasReLU"] == 1 and info["Activation"] == "RELU" and info["PrePadding"] == [1, 1]
     assert info["Metadata"] == "[ONNX Layer: /stem/Conv]\u001e[ONNX Layer: /stem/Relu]"
@@ -281,8 +286,7 @@ def test_convolution_keys_stand_in_tensorrt_s_order():
 
 
 def test_layer_info_values():
-    plan = example_plan()
-    info = layer_info.layer_info(plan)
+    info = layer_info.layer_info(record(example_plan()))
     picked, refused = info["Layers"][2], info["Layers"][3]
     assert (picked["SparsityEligible"], picked["SparsityChosen"], picked["SparsityReason"]) == (1, 1, "picked")
     assert picked["SparseBestMs"] == 0.03125 and picked["DenseBestMs"] == 0.0405 and picked["HasSparseWeights"] == 1
@@ -308,21 +312,21 @@ def test_layer_info_values():
 def test_sparsity_rows_are_found_by_the_layer_key():
     plan = example_plan()
     plan["layers"][2] |= {"name": "/conv + /relu", "layer": plan["layers"][2]["name"]}
-    assert layer_info.layer_info_list(plan)[2]["SparsityReason"] == "picked"
+    assert layer_info.layer_info_list(record(plan))[2]["SparsityReason"] == "picked"
 
 
 # ------------------------------------------------------------------------------------------------------------ profile
 
 
 def test_profile_of_a_prediction_and_of_a_measurement():
-    plan = example_plan()
+    plan = record(example_plan())
     assert layer_info.profile(plan)[0] == {"count": 1, "predicted": True}
-    assert layer_info.profile(measured(plan))[0] == {"count": 1}
-    times = [[i + extra for i in range(len(plan["layers"]))] for extra in (1.0, 2.0, 6.0)]
+    assert layer_info.profile(record(measured(example_plan())))[0] == {"count": 1}
+    times = [[i + extra for i in range(len(plan.plan.layers))] for extra in (1.0, 2.0, 6.0)]
     records = layer_info.profile(plan, times)
     assert records[0] == {"count": 3}
     assert records[1] == {
-        "name": plan["layers"][0]["name"], "timeMs": 0.009, "averageMs": 0.003, "medianMs": 0.002,
+        "name": plan.plan.layers[0].name, "timeMs": 0.009, "averageMs": 0.003, "medianMs": 0.002,
         "percentage": pytest.approx(100 * 9 / sum(map(sum, times)), abs=1e-4),
     }  # fmt: skip
     assert sum(r["percentage"] for r in records[1:]) == pytest.approx(100, abs=0.01)
@@ -332,7 +336,7 @@ def test_profile_of_a_prediction_and_of_a_measurement():
 @pytest.mark.parametrize("times", [[], [[]], [[1.0]] * 14, [[1.0] * 14, [1.0] * 13]])
 def test_profile_wants_times_for_every_layer(times):
     with pytest.raises(ValueError, match="times_us"):
-        layer_info.profile(example_plan(), times)
+        layer_info.profile(record(example_plan()), times)
 
 
 def test_profile_survives_json_and_zero_times():
@@ -340,6 +344,6 @@ def test_profile_survives_json_and_zero_times():
     plan["layers"][1]["name"] = 'quote " backslash \\ newline \n'
     for entry in plan["layers"]:
         entry["time_us"] = 0
-    records = json.loads(json.dumps(layer_info.profile(plan)))
+    records = json.loads(json.dumps(layer_info.profile(record(plan))))
     assert records[2]["name"] == 'quote " backslash \\ newline ?' and records[2]["percentage"] == 0
     assert "Total" in layer_info.trt_profile_text(records).splitlines()[-1]

@@ -305,7 +305,7 @@ def test_channel_shuffle_is_an_order_of_rows_or_columns(where):
 
 def moved(engine):
     """Layers that only move data, reformats aside."""
-    return [x["name"] for x in engine.plan["layers"] if x["type"] in ("move", "gather", "concat")]
+    return [x.name for x in engine.plan.layers if x.type in ("move", "gather", "concat")]
 
 
 @pytest.mark.slow
@@ -316,6 +316,6 @@ def moved(engine):
 def test_no_layer_is_left_for_pixel_shuffles(name, shape, sparsity):
     engine = gr.build(model_path(name), sparsity=sparsity, device=DEFAULT_DEVICE, shapes={"input": shape})
     assert moved(engine) == []
-    convs = [layer for layer in engine.plan["layers"] if layer["type"] == "conv"]
-    blocks = [layer["params"]["d2s"] for layer in convs if "d2s" in layer["params"]]
+    convs = [layer for layer in engine.plan.layers if layer.type == "conv"]
+    blocks = [layer.problem.epilogue.d2s for layer in convs if layer.problem.epilogue.d2s > 1]
     assert blocks == [{"super_resolution_10": 3, "carn_m_x2": 2}.get(name, 4)]

@@ -143,18 +143,18 @@ def order(net, chosen) -> list[str]:
 def test_an_engine_with_merged_siblings_is_right_and_explained(make, tmp_path):
     onnx.save(make(), tmp_path / "m.onnx")
     engine = gr.build(tmp_path / "m.onnx", sparsity="force", device="h200", save_pruned=tmp_path / "p.onnx")
-    names = [layer["name"] for layer in engine.plan["layers"] if " || " in layer["name"] and layer["tactic"]]
+    names = [layer.name for layer in engine.plan.layers if " || " in layer.name and layer.tactic_name]
     assert names, "at batch 1 a launch less is faster"
     x = np.random.default_rng(1).standard_normal((1, 32, 10, 10)).astype(np.float32)
     judge(engine, tmp_path / "p.onnx", {"x": x})
-    rows = {r["layer"]: r for r in engine.sparsity["rows"]}
+    rows = {r.layer: r for r in engine.sparsity.rows}
     merged = next(name for name in rows if " || " in name)
-    assert rows[merged]["other"] and rows[merged]["other_cost_us"] >= 0
-    assert wording.rows_of(engine.plan, [merged.split(" || ")[0]]) == [rows[merged]]
-    wish = "dense" if rows[merged]["verdict"] == "sparse" else "sparse"
+    assert rows[merged].other and rows[merged].other_cost_us >= 0
+    assert wording.rows_of(engine.record, [merged.split(" || ")[0]]) == [rows[merged]]
+    wish = "dense" if rows[merged].verdict == "sparse" else "sparse"
     one = merged.split(" || ")[0]
-    cost = what_if.what_if(engine.plan, {one: wish})
-    assert cost["after_us"] <= cost["before_us"] + rows[merged]["other_cost_us"] + 1e-6, "one alone costs no more than all"
+    cost = what_if.what_if(engine.record, {one: wish})
+    assert cost.after_us <= cost.before_us + rows[merged].other_cost_us + 1e-6, "one alone costs no more than all"
 
 
 def inception(direct: str) -> onnx.ModelProto:
@@ -179,11 +179,11 @@ def test_siblings_of_a_piece_lie_in_its_concats_memory(direct, tmp_path):
     assert all(np.array_equal(apart[name], other[name]) for other in others for name in apart)
 
     engine = build(tmp_path, inception(direct))
-    types = [layer["type"] for layer in engine.plan["layers"]]
+    types = [layer.type for layer in engine.plan.layers]
     assert types.count("conv") == 4 and "move" not in types and "concat" not in types
     assert types.count("reformat") == 1, "the network's input"
     judge(engine, tmp_path / "m.onnx", x)
-    rows = {r["layer"]: r for r in engine.sparsity["rows"]}
+    rows = {r.layer: r for r in engine.sparsity.rows}
     assert "direct || b3_less || b5_less" in rows
 
 

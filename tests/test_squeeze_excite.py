@@ -69,10 +69,10 @@ def test_a_block_takes_two_launches(tmp_path):
     path = tmp_path / "block.onnx"
     onnx.save(block(), path)
     engine = gr.build(path, device="h200")
-    (layer,) = [layer for layer in engine.plan["layers"] if layer["tactic"].startswith("squeeze_excite")]
-    assert layer["layer"] == "reduce -> expand" and {"squeeze", "reduce", "expand", "gate"} <= set(layer["nodes"])
-    assert sum(bool(layer["tactic"]) for layer in engine.plan["layers"] if layer["type"] != "reformat") == 4
-    assert ["reduce", "expand"] in [r["layers"] for r in engine.sparsity["rows"]]
+    (layer,) = [layer for layer in engine.plan.layers if layer.tactic_name.startswith("squeeze_excite")]
+    assert layer.layer == "reduce -> expand" and {"squeeze", "reduce", "expand", "gate"} <= set(layer.nodes)
+    assert sum(bool(layer.tactic_name) for layer in engine.plan.layers if layer.type != "reformat") == 4
+    assert ("reduce", "expand") in [r.layers for r in engine.sparsity.rows]
     x = np.random.default_rng(1).standard_normal((1, 64, 14, 14)).astype(np.float32)
     judge(engine, path, {"x": x})
 

@@ -219,4 +219,4 @@ def test_a_pool_that_no_stem_takes_stays_apart(tmp_path):
     ]  # fmt: skip
     (tmp_path / "m.onnx").write_bytes(model(nodes, {"x": (1, 1, 28, 28)}, "y", weights).SerializeToString())
     engine = gr.build(tmp_path / "m.onnx", device="h200")
-    assert [layer["type"] for layer in engine.plan["layers"] if layer["type"] != "reformat"] == ["conv", "pool"]
+    assert [layer.type for layer in engine.plan.layers if layer.type != "reformat"] == ["conv", "pool"]

@@ -56,7 +56,7 @@ def test_threads_share_a_context(engine, cases):
             return sum(not np.array_equal(*ctx.run({"x": x}).values(), answer) for _ in range(RUNS // THREADS))
 
         assert sum(at_once(THREADS, work)) == 0
-        assert len(ctx.gpu.stats) == len(engine[0].plan["steps"]), "counters of one run are kept, not of a thousand"
+        assert len(ctx.gpu.stats) == len(engine[0].plan.steps), "counters of one run are kept, not of a thousand"
 
 
 def test_threads_with_a_context_each(engine, cases):

@@ -227,7 +227,7 @@ def test_names_predictions_and_reasons():
     assert {t.kernel for t in good} == {"transpose_dense", "transpose_sparse24"}
     for t in good[::40]:
         assert Tactic.parse(t.name) == t
-        assert predict(PROBLEM, t, DEVICE)["total_us"] > 3 * DEVICE.launch_us
+        assert predict(PROBLEM, t, DEVICE).total_us > 3 * DEVICE.launch_us
     dense = ConvTransposeProblem(1, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1))
     assert any(name == "transpose_sparse24" and "pattern_violation" in reason for name, reason in rejected(dense, DEVICE))
 
@@ -244,8 +244,8 @@ def test_an_engine(tmp_path, sparsity):
     engine = gr.build(path, sparsity=sparsity, device=DEFAULT_DEVICE, save_pruned=pruned)
     x = rng.standard_normal((1, 64, 6, 6)).astype(np.float32)
     judge(engine, pruned or path, {"x": x})
-    (row,) = engine.sparsity["rows"]
-    assert row["layer"] == "up" and engine.sparsity["eligible"] == (["up"] if sparsity == "force" else [])
+    (row,) = engine.sparsity.rows
+    assert row.layer == "up" and engine.sparsity.eligible == (("up",) if sparsity == "force" else ())
     if pruned:
         stored = onnx.numpy_helper.to_array(next(t for t in onnx.load(pruned).graph.initializer if t.name == "w"))
         assert sparse24.fits(stored, 0).all()
@@ -260,10 +260,10 @@ def test_a_published_u_net(tmp_path):
     path = tmp_path / "estimator.onnx"
     onnx.save(onnx.utils.Extractor(whole).extract_model(["Placeholder"], ["mul:0"]), path)
     engine = gr.build(path, device=DEFAULT_DEVICE)
-    types = [layer["type"] for layer in engine.plan["layers"]]
-    up = [layer for layer in engine.plan["layers"] if "transpose" in layer["name"]]
+    types = [layer.type for layer in engine.plan.layers]
+    up = [layer for layer in engine.plan.layers if "transpose" in layer.name]
     assert len(up) == 3 and types.count("conv_transpose") == 1 and "move" not in types
-    assert sorted(layer["params"].get("d2s", 1) for layer in up) == [1, 2, 2]
+    assert sorted(layer.problem.epilogue.d2s for layer in up) == [1, 2, 2]
     x = np.random.default_rng(0).uniform(0, 1, (1, 3, 180, 320)).astype(np.float32)
     got = emulated(engine, {"Placeholder": x})
     for name, budget in budgets(path, {"Placeholder": x}).items():

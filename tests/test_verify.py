@@ -1,7 +1,6 @@
 """Engines whose plan does not follow from its layers are refused, each with its sentence; whatever is built is accepted."""
 
 import io
-import json
 import os
 import re
 import struct
@@ -18,6 +17,8 @@ from gpu_runtime import cli, pipeline
 from gpu_runtime.errors import EngineError, ModelError
 from gpu_runtime.runtime import engine
 from gpu_runtime.runtime.engine import Engine
+from gpu_runtime.runtime.plan_record import EngineRecord
+from tactics import codec
 from tests import crafted
 from tests.reference_run import model, node
 
@@ -29,29 +30,39 @@ def read(data: bytes) -> Engine:
     return engine.decode(io.BytesIO(data), len(data), "x.engine")
 
 
-def at(plan, kind: str) -> dict:
-    return next(layer for layer in plan["layers"] if layer["type"] == kind)
+def recorded(data: dict) -> EngineRecord:
+    return codec.from_json(EngineRecord, {k: v for k, v in data.items() if k not in ("format_version", "plan_sha256")})
 
 
-def step_of(plan, kind: str) -> dict:
-    i = plan["layers"].index(at(plan, kind))
-    return next(s for s in plan["steps"] if s["covers"] == [i])
+def plan_of(data) -> dict:
+    return data["plans"][0]
+
+
+def at(data, kind: str) -> dict:
+    """The first launched layer that computes such a problem."""
+    layers = (layer for layer in plan_of(data)["layers"] if layer["problem"] and layer["tactic"])
+    return next(layer for layer in layers if layer["problem"]["type"] == kind)
+
+
+def step_of(data, kind: str) -> dict:
+    i = plan_of(data)["layers"].index(at(data, kind))
+    return next(s for s in plan_of(data)["steps"] if s["covers"] == [i])
 
 
 def stride(plan):
-    args = step_of(plan, "pool")["args"]
+    args = step_of(plan, "PoolProblem")["args"]
     args[next(i for i, a in enumerate(args) if a[0] == "i32")][1] += 64
 
 
 def null(plan):
-    args = step_of(plan, "conv")["args"]
+    args = step_of(plan, "ConvProblem")["args"]
     args[next(i for i, a in enumerate(args) if a == ["i64", 0])][1] = 0x7F0000000000
 
 
 def moved(name: str, to: str):
     """Tensor `name` lies where `to` does, wherever either is named."""
     def change(plan):
-        tensors = [t for layer in plan["layers"] for t in (*layer["inputs"], *layer["outputs"])]
+        tensors = [t for layer in plan_of(plan)["layers"] for t in (*layer["inputs"], *layer["outputs"])]
         there = next(t["offset"] for t in tensors if t["name"] == to)
         for t in tensors:
             if t["name"] == name:
@@ -62,7 +73,7 @@ def moved(name: str, to: str):
 
 
 def tile(plan):
-    layer = at(plan, "conv")
+    layer = at(plan, "ConvProblem")
     layer["tactic"] = re.sub(r"_\d+x\d+x\d+_w", "_48x48x48_w", layer["tactic"])
     crafted.agree(plan)
 
@@ -73,46 +84,51 @@ def other_tile(plan):
 
 
 def shrink(plan):
-    plan["memory"]["workspace"][1] //= 2
+    plan_of(plan)["memory"]["workspace"][1] //= 2
 
 
 def onto_counters(plan):
-    plan["memory"]["workspace"][0] = plan["memory"]["zeros"][0][0]
+    plan_of(plan)["memory"]["workspace"][0] = plan_of(plan)["memory"]["zeros"][0][0]
     crafted.agree(plan)
 
 
 CASES = {
     "any address as an argument": (JOINED, null, r"steps\[\d+\].args\[\d+\]: expected \['i64', 0\]"),
     "another stride": (JOINED, stride, r"steps\[\d+\].args\[\d+\]: expected \['i32'"),
-    "a library array beyond the arena": (JOINED, lambda p: step_of(p, "library")["args"][0][3].__setitem__(0, 4000), "args"),
-    "a library output into the weights": (
-        JOINED, lambda p: step_of(p, "library")["args"][-1].__setitem__(0, "weights"), "args",
+    "a library array beyond the arena": (
+        JOINED, lambda p: step_of(p, "LibraryProblem")["args"][0][3].__setitem__(0, 4000), "args",
     ),
-    "another grid": (JOINED, lambda p: step_of(p, "pool")["grid"].__setitem__(0, 2**31 - 1), "grid: expected"),
-    "another block": (JOINED, lambda p: step_of(p, "pool")["block"].__setitem__(0, 32), "block: expected"),
-    "another kernel": (JOINED, lambda p: step_of(p, "pool").update(kernel="pool_global"), "kernel: expected"),
-    "more shared memory": (JOINED, lambda p: step_of(p, "pool").update(smem=1024), "smem: expected"),
+    "a library output into the weights": (
+        JOINED, lambda p: step_of(p, "LibraryProblem")["args"][-1].__setitem__(0, "weights"), "args",
+    ),
+    "another grid": (JOINED, lambda p: step_of(p, "PoolProblem")["grid"].__setitem__(0, 2**31 - 1), "grid: expected"),
+    "another block": (JOINED, lambda p: step_of(p, "PoolProblem")["block"].__setitem__(0, 32), "block: expected"),
+    "another kernel": (JOINED, lambda p: step_of(p, "PoolProblem").update(kernel="pool_global"), "kernel: expected"),
+    "more shared memory": (JOINED, lambda p: step_of(p, "PoolProblem").update(smem=1024), "smem: expected"),
     "a tile of nobody's": (JOINED, tile, "is no tactic for"),
     "a tile that the device has no room for": (JOINED, other_tile, "is no tactic for"),
     "an output over its own input": (JOINED, moved("p", "r"), "its output|lies where an input does|belong to two"),
     "an output over what is still to be read": (JOINED, moved("k", "y"), "two tensors|an input does|ends|expected"),
     "a workspace too small": (JOINED, shrink, "expected 196608 bytes of workspace"),
     "a workspace over the counters": (JOINED, onto_counters, "belong to two tensors|counters"),
-    "counters that nobody clears": (JOINED, lambda p: p["memory"].update(zeros=[]), "bytes of counters"),
-    "memory freed too early": (JOINED, lambda p: p["memory"]["frees"][0].__setitem__(0, 0), "frees"),
-    "less memory than is used": (JOINED, lambda p: p["memory"].update(activation_bytes=256), "256|ends at"),
-    "more memory than is used": (JOINED, lambda p: p["memory"].update(activation_bytes=1 << 40), "its tensors end at"),
-    "a step left out": (JOINED, lambda p: p["steps"].pop(), "its layers launch more"),
-    "a step added": (JOINED, lambda p: p["steps"].append(p["steps"][-1]), "its layers launch"),
-    "another layer's step": (JOINED, lambda p: p["steps"][2].update(covers=[0]), "covers"),
+    "counters that nobody clears": (JOINED, lambda p: plan_of(p)["memory"].update(zeros=[]), "bytes of counters"),
+    "memory freed too early": (JOINED, lambda p: plan_of(p)["memory"]["frees"][0].__setitem__(0, 0), "frees"),
+    "less memory than is used": (JOINED, lambda p: plan_of(p)["memory"].update(activation_bytes=256), "256|ends at"),
+    "more memory than is used": (JOINED, lambda p: plan_of(p)["memory"].update(activation_bytes=1 << 40), "its tensors end at"),
+    "a step left out": (JOINED, lambda p: plan_of(p)["steps"].pop(), "its layers launch more"),
+    "a step added": (JOINED, lambda p: plan_of(p)["steps"].append(plan_of(p)["steps"][-1]), "its layers launch"),
+    "another layer's step": (JOINED, lambda p: plan_of(p)["steps"][2].update(covers=[0]), "covers"),
     "a piece that begins inside a vector": (
-        JOINED, lambda p: next(t for x in p["layers"] for t in x["outputs"] if t.get("inside"))["inside"].update(channel=3),
+        JOINED,
+        lambda p: next(t for x in plan_of(p)["layers"] for t in x["outputs"] if t.get("inside"))["inside"].update(channel=3),
         "are no tensor of|does not fit",
     ),
     "sections exchanged": (JOINED, lambda p: [s.update(name=n["name"]) for s, n in zip(
         p["sections"][:2], [dict(x) for x in reversed(p["sections"][:2])], strict=True)], "expected a section|args"),
     "a table that leads elsewhere": (GATHERED, None, "holds other numbers than its problem"),
-    "a problem of huge sizes": (JOINED, lambda p: at(p, "conv")["problem"].update(dilation=[2**62, 1]), "at most 31 bits"),
+    "a problem of huge sizes": (
+        JOINED, lambda p: at(p, "ConvProblem")["problem"].update(dilation=[2**62, 1]), "at most 31 bits",
+    ),
     "a device of a billion SMs": (JOINED, lambda p: p["device"].update(num_sms=10**9), "no GPU's num_sms"),
 }  # fmt: skip
 
@@ -148,9 +164,10 @@ def test_an_engine_says_whether_it_was_checked(tmp_path, capsys):
 
 def test_a_plan_from_elsewhere_is_checked_before_it_runs():
     made = read(crafted.bases()[JOINED][1])
-    plan = json.loads(json.dumps(made.plan))
-    Engine(plan, made.weights).context(device="emulator").close()
-    stride(plan)
+    Engine(made.record, made.weights).context(device="emulator").close()
+    data = engine.file_data(made.record)
+    stride(data)
+    plan = recorded(data)
     with pytest.raises(EngineError, match=r"steps\[\d+\].args"):
         Engine(plan, made.weights).context(device="emulator")
 
@@ -158,7 +175,7 @@ def test_a_plan_from_elsewhere_is_checked_before_it_runs():
 def test_checking_takes_little():
     """Of the time that a network's plan takes to read, what no file should feel: under 3 ms per layer on a busy core."""
     data = crafted.bases()[JOINED][1]
-    layers = len(read(data).plan["layers"])
+    layers = len(read(data).plan.layers)
     began = time.process_time()
     read(data)
     assert time.process_time() - began < 0.02 + 0.003 * layers
@@ -177,10 +194,10 @@ def test_a_model_that_would_not_load_is_refused_when_it_is_built(tmp_path):
 
 def test_what_reading_refuses_is_not_sealed():
     plan, arena = crafted.opened(crafted.bases()[JOINED][1])
-    engine.seal(plan, np.frombuffer(bytes(arena), np.uint8))
+    engine.seal(recorded(plan), np.frombuffer(bytes(arena), np.uint8))
     stride(plan)
     with pytest.raises(ValueError, match=r"could not be loaded again: in its plan, steps\[\d+\].args"):
-        engine.seal(plan, np.frombuffer(bytes(arena), np.uint8))
+        engine.seal(recorded(plan), np.frombuffer(bytes(arena), np.uint8))
 
 
 def test_padding_with_infinity_is_built_and_loaded(tmp_path):
@@ -235,9 +252,9 @@ def test_names_command_no_terminal(tmp_path, capsys, command):
     for s in plan["sections"]:
         layer, _, part = s["name"].rpartition(".")
         s["name"] = f"{layer}{EVIL}.{part}"
-    for row in plan["sparsity"]["rows"]:
+    for row in plan_of(plan)["sparsity"]["rows"]:
         row |= {"layer": row["layer"] + EVIL, "reason": row["reason"] + EVIL}
-    for record in (*plan["layers"], plan["model"]):
+    for record in (*plan_of(plan)["layers"], plan["model"]):
         record["name"] += EVIL
     plan["device"]["title"] += EVIL
     plan["timing"]["label"] += EVIL

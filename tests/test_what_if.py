@@ -1,7 +1,7 @@
 """An engine carries what its plan was chosen from: solving that again gives the plan, and answers what-if questions."""
 
-import copy
 import json
+from dataclasses import replace
 
 import onnx
 import pytest
@@ -9,6 +9,8 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from gpu_runtime.explain import what_if
+from gpu_runtime.runtime.findings import Choices
+from tactics import codec
 from tactics.planner.graph import Graph
 from tactics.planner.plan import solve
 from tests.conftest import DIGITS
@@ -16,7 +18,7 @@ from tests.conftest import DIGITS
 
 @pytest.fixture(scope="module")
 def digits():
-    return gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", device="h200", shapes={"x": (2048, 1, 8, 8)}).plan
+    return gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", device="h200", shapes={"x": (2048, 1, 8, 8)}).record
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +29,16 @@ def joined(tmp_path_factory):
     y = net.add("Concat", [net.add("Add", [a, b], "add", 64), "x"], "cat", 128, axis=1)
     path = tmp_path_factory.mktemp("nets") / "joined.onnx"
     onnx.save(net.finish(y), path)
-    return gr.build(path, sparsity="force", device="h200").plan
+    return gr.build(path, sparsity="force", device="h200").record
 
 
 @pytest.mark.parametrize("name", ["digits", "joined"])
 def test_the_stored_graph_gives_the_plan_again(name, request):
-    plan = request.getfixturevalue(name)
-    again = solve(what_if.graph(json.loads(json.dumps(plan["choices"]))))
-    assert again.total_ps == round(plan["plan"]["total_us"] * 1e6) and again.status == "proven"
-    ran = {layer["name"]: layer["tactic"] for layer in plan["layers"] if layer["type"] not in ("reformat", "noop")}
+    plan = request.getfixturevalue(name).plan
+    stored = codec.from_json(Choices, json.loads(json.dumps(codec.to_json(Choices, plan.choices))))
+    again = solve(what_if.graph(stored))
+    assert again.total_ps == round(plan.solution.total_us * 1e6) and again.status == "proven"
+    ran = {layer.name: layer.tactic_name for layer in plan.layers if layer.type not in ("reformat", "noop")}
     assert {name: str(e.tactic) for name, e in again.entries.items() if e.tactic} == {
         name: tactic for name, tactic in ran.items() if tactic
     }
@@ -43,44 +46,44 @@ def test_the_stored_graph_gives_the_plan_again(name, request):
 
 @pytest.mark.parametrize("name", ["digits", "joined"])
 def test_the_other_choice_costs_what_the_reasons_say(name, request):
-    plan = request.getfixturevalue(name)
+    record = request.getfixturevalue(name)
     asked = 0
-    for row in plan["sparsity"]["rows"]:
-        if row["other"]:
-            wish = "dense" if row["verdict"] == "sparse" else "sparse"
-            found = what_if.what_if(plan, {row["layer"]: wish})
-            assert found["after_us"] - found["before_us"] == pytest.approx(row["other_cost_us"], abs=1e-6)
-            members = set(row["layer"].split(" || "))  # siblings may come apart
-            mine = [c["after"] for c in found["layers"] if c["after"] and members & set(c["name"].split(" || "))]
-            assert mine and all(("sparse24" in m["tactic"]) == (wish == "sparse") for m in mine)
+    for row in record.sparsity.rows:
+        if row.other:
+            wish = "dense" if row.verdict == "sparse" else "sparse"
+            found = what_if.what_if(record, {row.layer: wish})
+            assert found.after_us - found.before_us == pytest.approx(row.other_cost_us, abs=1e-6)
+            members = set(row.layer.split(" || "))  # siblings may come apart
+            mine = [c.after for c in found.layers if c.after and members & set(c.name.split(" || "))]
+            assert mine and all(("sparse24" in m.tactic) == (wish == "sparse") for m in mine)
             asked += 1
     assert asked >= 2
 
 
 def test_what_is_the_case_moves_nothing(digits):
-    picked = digits["sparsity"]["picked"][0]
+    picked = digits.sparsity.picked[0]
     found = what_if.what_if(digits, {picked: "sparse"})
-    assert found["layers"] == found["reformats_new"] == found["reformats_gone"] == []
-    assert found["after_us"] == found["before_us"] and "Nothing moves" in what_if.text(digits, found)
+    assert found.layers == found.reformats_new == found.reformats_gone == ()
+    assert found.after_us == found.before_us and "Nothing moves" in what_if.text(digits, found)
 
 
 def test_a_format_brings_its_reformats(digits):
     found = what_if.what_if(digits, {"stem/conv": "hwc8"})
-    assert [(h["tensor"], h["to"]) for h in found["reformats_new"]] == [("x", "fp16:hwc8")]
-    change = found["layers"][0]
-    assert change["name"] == "stem/conv" and change["before"]["in"] == "fp32:chw" and change["after"]["in"] == "fp16:hwc8"
+    assert [(h.tensor, h.to) for h in found.reformats_new] == [("x", "fp16:hwc8")]
+    change = found.layers[0]
+    assert change.name == "stem/conv" and change.before.in_ == "fp32:chw" and change.after.in_ == "fp16:hwc8"
     text = what_if.text(digits, found)
     assert "reformat of x comes" in text and "proven minimal" in text and text.isascii()
     assert max(map(len, text.splitlines())) <= 120
     both = what_if.what_if(digits, {"stem/conv": "chw->hwc8", "block1/conv1": "dense"})
-    assert both["after_us"] > both["before_us"] and [c["name"] for c in both["layers"]] == ["block1/conv1"]
+    assert both.after_us > both.before_us and [c.name for c in both.layers] == ["block1/conv1"]
 
 
 def test_a_fusion_that_changes_is_shown(joined):
-    adds = [layer for layer in joined["layers"] if " + " in layer["name"]]
+    adds = [layer for layer in joined.plan.layers if " + " in layer.name]
     assert len(adds) == 1  # the Add is in one of the two convolutions
-    asked = {c["op"]: c for c in joined["choices"]["choices"]}
-    assert sum(" + " in name for name in asked) == 2 and isinstance(what_if.graph(joined["choices"]), Graph)
+    asked = {c.op: c for c in joined.plan.choices.choices}
+    assert sum(" + " in name for name in asked) == 2 and isinstance(what_if.graph(joined.plan.choices), Graph)
 
 
 @pytest.mark.parametrize(("wishes", "sentence"), [
@@ -96,7 +99,6 @@ def test_wishes_that_cannot_be(digits, wishes, sentence):
 
 
 def test_an_engine_without_tables_says_so(digits):
-    old = copy.deepcopy(dict(digits))
-    del old["choices"]
+    old = replace(digits, plans=(replace(digits.plan, choices=None),))
     with pytest.raises(gr.EngineError, match="carries no tables to plan with"):
         what_if.what_if(old, {"stem/conv": "dense"})

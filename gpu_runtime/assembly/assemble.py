@@ -1,30 +1,43 @@
-"""A plan -> what an engine holds: layers and steps in execution order, addresses, packed weights. Plain data out."""
+"""A plan -> what an engine holds: layers and steps in execution order, addresses, packed weights. Plain records out."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from gpu_runtime.assembly import dataflow, memory
 from gpu_runtime.errors import InternalError
-from gpu_runtime.network import Op
+from gpu_runtime.network import Op, TensorInfo
 from gpu_runtime.planning import places
 from gpu_runtime.planning.places import Place
 from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
 from gpu_runtime.runtime.engine import pack
+from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, Step, TensorPlace
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
-from tactics.problems.problem import ReformatProblem
+from tactics.problems.problem import (
+    AnyProblem,
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    ReformatProblem,
+    SqueezeExciteProblem,
+)
+from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
 
 Home = Mapping[Place, tuple[Place, int]]  # see places.homes
 Alias = Mapping[Place, Place]  # see places.aliases
+
+
+CONVOLUTIONS = (ConvProblem, ConvTransposeProblem, BackToBackProblem, SqueezeExciteProblem)  # whose weights are counted
 
 
 @dataclass(slots=True)
@@ -33,63 +46,68 @@ class _Layer:
 
     name: str
     op: Op | None
-    problem: object
+    problem: Problem | None
     tactic: Tactic | None
     ins: list[tuple[Place, str, Format]]
     out: tuple[Place, str, Format]
     time_us: float
-    shape: tuple[int, int, int, int] = ()  # of a NoOp's tensor, which has no problem
-    sections: dict[str, str] = field(default_factory=dict)
+    shape: tuple[int, int, int, int] = (0, 0, 0, 0)  # of a NoOp's tensor, which has no problem
 
 
-def assemble(table: Table, chosen: plan.Plan) -> tuple[dict, np.ndarray]:
-    """(plan data: inputs, outputs, layers, steps, memory, sections; weight arena uint8). Raises InternalError for a plan whose
-    layers would read anything but what was written for them."""
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What an engine holds of a network: layers and steps in execution order, places in memory, sections of weights."""
+
+    inputs: tuple[Bound, ...]
+    outputs: tuple[Bound, ...]
+    layers: tuple[Layer, ...]
+    steps: tuple[Step, ...]
+    memory: Memory
+    sections: tuple[Section, ...]
+
+
+def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
+    """(what an engine holds, weight arena uint8). Raises InternalError for a plan whose layers would read anything but what was
+    written for them."""
     layers = _order(table, chosen)
-    weights = {}
-    for layer in layers:
-        if layer.op is not None and layer.tactic:
-            for name, array in pack_weights(layer.problem, layer.tactic, layer.op.weights).items():
-                layer.sections[name] = f"{layer.name}.{name}"
-                weights[layer.sections[name]] = array
+    weights = {
+        f"{layer.name}.{name}": array
+        for layer in layers if layer.op is not None and layer.tactic
+        for name, array in pack_weights(layer.op.problem, layer.tactic, layer.op.weights).items()
+    }  # fmt: skip
     arena, sections = pack(weights)
-    section_at = {r["name"]: r["offset"] for r in sections}
-    home = places.homes(table.network, chosen)
-    alias = places.aliases(table.network, chosen)
+    home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
     placement, blocks = _place(table, layers, home, alias)
     offsets = _offsets(table, layers, home, alias, placement.offsets)
-
-    described = [_describe(table, layer, offsets, home) for layer in layers]
-    steps, last_step = [], []
-    for i, (layer, record) in enumerate(zip(layers, described, strict=True)):
-        if layer.tactic:
-            todo = derive.work(layer.problem, layer.tactic, record)
-            steps += derive.steps(todo, record, i, section_at, placement.offsets)
-        last_step.append(len(steps) - 1)
-    at = {b.name: [placement.offsets[b.name], b.nbytes] for b in blocks if b.name in (WORKSPACE, COUNTERS)}
-    data = {
-        "inputs": [_edge(t, table.io[t.name], offsets) for t in table.network.inputs],
-        "outputs": [_edge(t, table.io[t.name], offsets) for t in table.network.outputs],
-        "layers": described,
-        "steps": steps,
-        "memory": {
-            "activation_bytes": placement.total_bytes,
-            "largest_live_bytes": placement.largest_live_bytes,
-            "weight_bytes": int(arena.nbytes),
-            "workspace": at.get(WORKSPACE),
-            "zeros": [at[COUNTERS]] if COUNTERS in at else [],
-            "frees": derive.frees([(placement.offsets[b.name], b.nbytes, b.last) for b in blocks], last_step),
-        },
-        "sections": sections,
-    }
-    scratch = [(placement.offsets[b.name], b.nbytes) for b in blocks if b.name == WORKSPACE]
-    wrong = dataflow.fault(data, {layer.name: layer.op for layer in layers if layer.op is not None}, scratch)
+    described = tuple(_describe(table, layer, offsets, home) for layer in layers)
+    steps, last_step = _steps(described, {s.name: s.offset for s in sections}, placement.offsets)
+    at = {b.name: (placement.offsets[b.name], b.nbytes) for b in blocks if b.name in (WORKSPACE, COUNTERS)}
+    frees = derive.frees([(placement.offsets[b.name], b.nbytes, b.last) for b in blocks], last_step)
+    inputs, outputs = (
+        tuple(_edge(t, table.io[t.name], offsets) for t in edges) for edges in (table.network.inputs, table.network.outputs)
+    )
+    zeros = (at[COUNTERS],) if COUNTERS in at else ()
+    used = Memory(placement.total_bytes, placement.largest_live_bytes, at.get(WORKSPACE), zeros, frees)
+    data = Assembled(inputs, outputs, described, steps, used, sections)
+    wrong = dataflow.fault(data, {layer.name: layer.op for layer in layers if layer.op is not None})
     if wrong:
         raise InternalError(
             f"{table.network.name}: the plan is wrong, so there is no engine: {wrong}. This is a defect of gpu_runtime, not of "
             "the model: please report it with the model"
         )
     return data, arena
+
+
+def _steps(layers: Sequence[Layer], section_at: Mapping[str, int], offsets: Mapping[str, int]) -> tuple[
+        tuple[Step, ...], list[int]]:  # fmt: skip
+    """(all steps, of each layer the last one up to its end, or -1)."""
+    steps: list[Step] = []
+    last_step = []
+    for i, layer in enumerate(layers):
+        if layer.problem is not None and layer.tactic:
+            steps += derive.steps(derive.work(layer.problem, layer.tactic, layer), layer, i, section_at, offsets)
+        last_step.append(len(steps) - 1)
+    return tuple(steps), last_step
 
 
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
@@ -117,9 +135,10 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             src_name = provide(src, src_fmt, f"{label} by way of {src_fmt.layout}")
             problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
             name = called(place, fmt, f"Reformatted {label}")
+            time_ps = table.graph.reformat_ps(place.tensor, src.key, place.key) or 0
             layers.append(_Layer(
                 f"Reformatting CopyNode for {label}", None, problem, Tactic("move", None, (src_fmt,), fmt),
-                [(src, src_name, src_fmt)], (place, name, fmt), table.graph.reformat_ps(place.tensor, src.key, place.key) / 1e6,
+                [(src, src_name, src_fmt)], (place, name, fmt), time_ps / 1e6,
             ))  # fmt: skip
             ready[place] = (name, fmt)
         name, have = ready[place]
@@ -135,12 +154,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     outside = {t.name for t in network.outputs}
     for op in _runnable(ops, edges):
         entry = chosen.entries[op.name]
-        tactic = entry.tactic
-        if tactic is None:
-            out_fmt = format_of(table, op.output, entry.out)
-            in_fmts = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
-        else:
-            in_fmts, out_fmt = tactic.ins, tactic.out
+        tactic, in_fmts, out_fmt = _formats(table, op, entry)
         ins = []
         for i, (tensor, key, fmt) in enumerate(zip(op.inputs, entry.ins, in_fmts, strict=True)):
             place = Place(tensor, key)
@@ -153,6 +167,14 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
         provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
     return layers
+
+
+def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tuple[Format, ...], Format]:
+    """(tactic, or None where nothing is launched; formats of the inputs; of the output)."""
+    if entry.tactic is None:
+        ins = tuple(format_of(table, t, key) for t, key in zip(op.inputs, entry.ins, strict=True))
+        return None, ins, format_of(table, op.output, entry.out)
+    return entry.tactic, entry.tactic.ins, entry.tactic.out
 
 
 def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
@@ -200,7 +222,8 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
     for t in network.outputs:
         touch(Place(t.name, Key(canonical(table.io[t.name], t.shape4))), end)
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
-    scratch = [(i, s) for i, x in enumerate(layers, 1) if x.tactic for s in launches(x.problem, x.tactic) if s.workspace]
+    launching = [(i, x.problem, x.tactic) for i, x in enumerate(layers, 1) if x.problem is not None and x.tactic]
+    scratch = [(i, s) for i, problem, tactic in launching for s in launches(problem, tactic) if s.workspace]
     if scratch:  # one workspace for all that need one, and counters that stay zero between them
         when = [i for i, _ in scratch]
         blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
@@ -248,36 +271,28 @@ def _name(place: Place) -> str:
     return f"{place.tensor}@{place.key}"
 
 
-def _edge(info, fmt: Format, offsets: Mapping[str, int]) -> dict:
+def _edge(info: TensorInfo, fmt: Format, offsets: Mapping[str, int]) -> Bound:
     place = Place(info.name, Key(canonical(fmt, info.shape4)))
-    return {
-        "name": info.name, "shape": list(info.shape), "dtype": fmt.dtype, "format": str(fmt), "shape4": list(info.shape4),
-        "offset": offsets[_name(place)], "nbytes": num_bytes(fmt, info.shape4),
-    }  # fmt: skip
+    return Bound(info.name, tuple(info.shape), info.shape4, fmt, offsets[_name(place)])
 
 
-def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Home) -> dict:
+def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Home) -> Layer:
     op, problem = layer.op, layer.problem
 
-    def tensor(place: Place, name: str, fmt: Format, shape) -> dict:
-        found = {"name": name, "shape4": list(shape), "format": str(fmt), "offset": offsets[_name(place)]}
+    def tensor(place: Place, name: str, fmt: Format, shape: tuple[int, int, int, int]) -> TensorPlace:
+        inside = None
         if place in home:
             root, channel = home[place]
             whole, shape4, _ = _whole(table, root)
-            at = {"offset": offsets[_name(root)], "channel": channel}
-            found["inside"] = {"shape4": list(shape4), "format": str(whole), **at}
-        return found
+            inside = Around(shape4, whole, offsets[_name(root)], channel)
+        return TensorPlace(name, shape, fmt, offsets[_name(place)], inside)
 
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
-    out_shape = problem.out_shape if problem is not None else layer.shape
-    conv = isinstance(problem, derive.WEIGHTED)
-    return {
-        "name": layer.name,
-        "nodes": list(op.nodes) if op else [],
-        "layer": op.layer or None if op else None,
-        **derive.description(problem, layer.tactic),
-        "inputs": [tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)],
-        "outputs": [tensor(*layer.out, out_shape)],
-        "time_us": round(layer.time_us, 6),
-        "weights_count": sum(int(op.weights[name].size) for name in ("w", "w2") if name in op.weights) if conv else 0,
-    }
+    weights = op.weights if op is not None and isinstance(problem, CONVOLUTIONS) else {}
+    return Layer(
+        layer.name, cast("AnyProblem | None", problem), layer.tactic,
+        tuple(tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)),
+        (tensor(*layer.out, problem.out_shape if problem is not None else layer.shape),),
+        round(layer.time_us, 6), tuple(op.nodes) if op else (), op.layer or None if op else None,
+        sum(int(weights[name].size) for name in ("w", "w2") if name in weights),
+    )  # fmt: skip

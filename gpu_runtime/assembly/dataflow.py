@@ -14,16 +14,19 @@ as overlapping: a plan may be refused wrongly, but no wrong plan passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 
 from gpu_runtime.network import Op
+from gpu_runtime.runtime.fields import Span
+from gpu_runtime.runtime.plan_record import Bound, Layer, Memory, Step, TensorPlace
 from tactics.format import DTYPES, Format, Strides, padded_channels, strides
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
 
 MOST_BRANCHES = 4096  # of the search for a byte that two boxes share
 Shape4 = tuple[int, int, int, int]
@@ -39,8 +42,8 @@ class Spot:
     shape: Shape4
     padded: int
 
-    def channel(self, c):
-        """Bytes from channel 0 to channel `c`, of one image and pixel; an integer or an array of them."""
+    def channels(self, c: np.ndarray) -> np.ndarray:
+        """Bytes from channel 0 to channels `c`, of one image and pixel."""
         s = self.strides
         return ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * self.item
 
@@ -77,20 +80,34 @@ class _Fault(Exception):
     pass
 
 
-def fault(data: Mapping, ops: Mapping[str, Op], scratch: Iterable[tuple[int, int]] = ()) -> str | None:
+class Plan(Protocol):
+    """What of a plan is looked at."""
+
+    @property
+    def inputs(self) -> Sequence[Bound]: ...
+    @property
+    def outputs(self) -> Sequence[Bound]: ...
+    @property
+    def layers(self) -> Sequence[Layer]: ...
+    @property
+    def steps(self) -> Sequence[Step]: ...
+    @property
+    def memory(self) -> Memory: ...
+
+
+def fault(plan: Plan, ops: Mapping[str, Op]) -> str | None:
     """The first thing that is wrong with a plan's use of memory, as a sentence; None where there is nothing.
 
-    `data`: inputs, outputs, layers, steps and memory as in an engine's plan; `ops`: the network's, by name; `scratch`: (offset,
-    bytes) of what launches use beside their tensors, in any state before and after.
+    `ops`: the network's, by name. The workspace is in any state before and after each launch.
     """
     try:
-        walk = _Walk(data, ops, scratch)
-        for edge in data["inputs"]:
-            walk.hold(edge["name"], edge, edge["name"])
-        for i, layer in enumerate(data["layers"]):
+        walk = _Walk(plan, ops)
+        for edge in plan.inputs:
+            walk.hold(edge.name, edge, edge.name)
+        for i, layer in enumerate(plan.layers):
             walk.layer(i, layer)
-        for edge in (*data["inputs"], *data["outputs"]):  # inputs stay: a recorded graph runs again on what they hold
-            walk.read(edge["name"], edge, edge["name"], "the end")
+        for edge in (*plan.inputs, *plan.outputs):  # inputs stay: a recorded graph runs again on what they hold
+            walk.read(edge.name, edge, edge.name, "the end")
     except _Fault as e:
         return str(e)
     return None
@@ -99,51 +116,39 @@ def fault(data: Mapping, ops: Mapping[str, Op], scratch: Iterable[tuple[int, int
 class _Walk:
     """The state between two layers: what is where."""
 
-    def __init__(self, data: Mapping, ops: Mapping[str, Op], scratch: Iterable[tuple[int, int]]):
-        self.ops, self.size = ops, data["memory"]["activation_bytes"]
-        self.zeros = [Box(offset, (), nbytes) for offset, nbytes in data["memory"]["zeros"]]
+    def __init__(self, plan: Plan, ops: Mapping[str, Op]):
+        self.ops, self.size = ops, plan.memory.activation_bytes
+        self.zeros = [Box(offset, (), nbytes) for offset, nbytes in plan.memory.zeros]
+        scratch = [] if plan.memory.workspace is None else [plan.memory.workspace]
         self.scratch = {offset: Box(offset, (), nbytes) for offset, nbytes in scratch}
-        frees = dict(data["memory"]["frees"])
+        frees = dict(plan.memory.frees)
         self.pointers: dict[int, set[int]] = {}  # layer -> offsets of its launches' arguments in the arena
-        self.freed: dict[int, list] = {}  # layer -> what nothing reads after it
+        self.freed: dict[int, list[Span]] = {}  # layer -> what nothing reads after it
         done = 0
-        for i, step in enumerate(data["steps"]):
-            if not step["covers"] or min(step["covers"]) < done:
+        for i, step in enumerate(plan.steps):
+            if not step.covers or min(step.covers) < done:
                 raise _Fault(f"launch {i} is not in the order of the layers")
-            done = max(step["covers"])
-            at = {a[1] for a in step["args"] if a is not None and a[0] == "arena"}
-            for covered in step["covers"]:
+            done = max(step.covers)
+            at = {int(a[1]) for a in step.args if a is not None and a[0] == "arena"}
+            for covered in step.covers:
                 self.pointers[covered] = self.pointers.get(covered, set()) | at
-            self.freed.setdefault(max(step["covers"]), []).extend(frees.get(i, ()))
-        most = len(data["inputs"]) + sum(len(layer["outputs"]) for layer in data["layers"])
+            self.freed.setdefault(max(step.covers), []).extend(frees.get(i, ()))
+        most = len(plan.inputs) + sum(len(layer.outputs) for layer in plan.layers)
         self.held: list[_Held] = []
-        self.named: dict[tuple, _Held] = {}
+        self.named: dict[tuple[str, Spot, Format], _Held] = {}
         self.low, self.high = np.zeros(most, np.int64), np.zeros(most, np.int64)  # bytes that held tensors span; 0: none
 
-    def layer(self, i: int, layer: Mapping) -> None:
-        name, ins, (out,) = layer["name"], layer["inputs"], layer["outputs"]
-        op = None
-        if layer["problem"] and layer["type"] != "reformat":
-            op = self.ops.get(name)
-            if op is None:
-                raise _Fault(f"{name} is no operation of the network")
-            sources = [self.read(t["name"], t, x, name) for t, x in zip(ins, op.inputs, strict=True)]
-            tensor = op.output
-        else:  # the same tensor in another format, or the same bytes under another format's name
-            sources = [self.read(ins[0]["name"], ins[0], None, name)]
-            tensor = sources[0].tensor
-        if (layer["type"] == "noop") == (i in self.pointers):
-            raise _Fault(f"{name} is {'launched, but moves nothing' if layer['type'] == 'noop' else 'computed by no launch'}")
-        if layer["type"] == "noop":
+    def layer(self, i: int, layer: Layer) -> None:
+        """What layer number `i` reads is looked at, what it writes is held."""
+        name, (out,) = layer.name, layer.outputs
+        op, tensor, sources = self._sources(layer)
+        if (layer.tactic is None) == (i in self.pointers):
+            raise _Fault(f"{name} is {'launched, but moves nothing' if layer.tactic is None else 'computed by no launch'}")
+        if layer.tactic is None:
             _prove_in_place(op, name, [s.spot for s in sources], _spot(out))
-            self.hold(out["name"], out, tensor)
+            self.hold(out.name, out, tensor)
             return
-        boxes = _boxes(_spot(out))
-        free = self.pointers[i] - {t["offset"] for t in (*ins, out)}
-        counters = {z.start for z in self.zeros}
-        if unknown := sorted(free - set(self.scratch) - counters):
-            raise _Fault(f"{name} is given byte {unknown[0]} of the arena, which is none of its tensors")
-        used = [self.scratch[at] for at in free if at in self.scratch and at not in counters]
+        boxes, used = _boxes(_spot(out)), self._scratch(i, layer)
         for box in (*boxes, *used):
             if any(_overlap(box, other) for s in sources for other in s.boxes):
                 raise _Fault(f"{name} writes over what it reads")
@@ -151,11 +156,31 @@ class _Walk:
             raise _Fault(f"{name} writes its output over its workspace")
         for box in (*boxes, *used):
             self.overwrite(box, name)
-        self.hold(out["name"], out, tensor)
+        self.hold(out.name, out, tensor)
         for offset, nbytes in self.freed.get(i, ()):
             self.overwrite(Box(offset, (), nbytes), f"the end of {name}, where the plan frees it")
 
-    def hold(self, name: str, record: Mapping, tensor: str) -> None:
+    def _sources(self, layer: Layer) -> tuple[Op | None, str, list[_Held]]:
+        """(the layer's op, the tensor that it makes, what it reads); no op: the same tensor in another format, or the same
+        bytes under another format's name."""
+        if layer.problem is None or isinstance(layer.problem, ReformatProblem):
+            held = self.read(layer.inputs[0].name, layer.inputs[0], None, layer.name)
+            return None, held.tensor, [held]
+        op = self.ops.get(layer.name)
+        if op is None:
+            raise _Fault(f"{layer.name} is no operation of the network")
+        sources = [self.read(t.name, t, x, layer.name) for t, x in zip(layer.inputs, op.inputs, strict=True)]
+        return op, op.output, sources
+
+    def _scratch(self, i: int, layer: Layer) -> list[Box]:
+        """The workspace, where the layer's launches are given it."""
+        free = self.pointers[i] - {t.offset for t in layer.tensors}
+        counters = {z.start for z in self.zeros}
+        if unknown := sorted(free - set(self.scratch) - counters):
+            raise _Fault(f"{layer.name} is given byte {unknown[0]} of the arena, which is none of its tensors")
+        return [self.scratch[at] for at in free if at in self.scratch and at not in counters]
+
+    def hold(self, name: str, record: TensorPlace | Bound, tensor: str) -> None:
         spot = _spot(record)
         boxes = _boxes(spot)
         if min(b.start for b in boxes) < 0 or max(b.end for b in boxes) > self.size:
@@ -164,10 +189,10 @@ class _Walk:
         i = len(self.held)
         self.low[i], self.high[i] = min(b.start for b in boxes), max(b.end for b in boxes)
         self.held.append(held)
-        self.named[name, spot, record["format"]] = held
+        self.named[name, spot, record.format] = held
 
-    def read(self, name: str, record: Mapping, tensor: str | None, reader: str) -> _Held:
-        held = self.named.get((name, _spot(record), record["format"]))
+    def read(self, name: str, record: TensorPlace | Bound, tensor: str | None, reader: str) -> _Held:
+        held = self.named.get((name, _spot(record), record.format))
         if held is None:
             raise _Fault(f"{reader} reads tensor {name!r} where no earlier layer put it")
         if not held.intact:
@@ -188,19 +213,15 @@ class _Walk:
 # ---- bytes
 
 
-def _spot(record: Mapping) -> Spot:
+def _spot(record: TensorPlace | Bound) -> Spot:
     """Where an input, an output or a layer's tensor lies."""
-    fmt, shape = Format.parse(record["format"]), tuple(record["shape4"])
-    item = DTYPES[fmt.dtype].itemsize
-    whole = record.get("inside")
+    fmt, shape, whole = record.format, record.shape4, record.inside
+    item, own = DTYPES[fmt.dtype].itemsize, padded_channels(fmt.layout, shape[1])
     if whole is None:
-        return Spot(record["offset"], item, strides(fmt, shape), shape, padded_channels(fmt.layout, shape[1]))
-    around, at = Format.parse(whole["format"]), tuple(whole["shape4"])
-    spot = Spot(record["offset"], item, strides(around, at), shape, padded_channels(fmt.layout, shape[1]))
-    first = Spot(whole["offset"], DTYPES[around.dtype].itemsize, spot.strides, at, padded_channels(around.layout, at[1]))
-    if spot.item != first.item or spot.offset != first.offset + first.channel(whole["channel"]):
-        raise _Fault(f"tensor {record['name']!r} does not begin at channel {whole['channel']} of the one around it")
-    return spot
+        return Spot(record.offset, item, strides(fmt, shape), shape, own)
+    if DTYPES[whole.format.dtype].itemsize != item or record.offset != whole.first_byte:
+        raise _Fault(f"tensor {record.name!r} does not begin at channel {whole.channel} of the one around it")
+    return Spot(record.offset, item, strides(whole.format, whole.shape4), shape, own)
 
 
 def _boxes(spot: Spot) -> tuple[Box, ...]:
@@ -261,28 +282,38 @@ def _overlap(a: Box, b: Box) -> bool:
 
 def _prove_in_place(op: Op | None, name: str, ins: list[Spot], out: Spot) -> None:
     """Every element of the output, and its padding, lies where an input has it."""
-    p = op.problem if op is not None else None
-    if p is None:
-        same = _same(ins[0], 0, out, 0, out.padded) and ins[0].padded == out.padded
+    p, x = op.problem if op is not None else None, ins[0]
+    if p is None or (isinstance(p, ViewProblem) and p.shape[:2] == p.out[:2]):
+        same = _same(x, 0, out, 0, out.padded) and x.padded == out.padded
     elif isinstance(p, ConcatProblem) and p.axis == 1:
-        firsts = (0, *accumulate(p.sizes))
-        same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
-        same &= all(x.padded == size for x, size in zip(ins[:-1], p.sizes, strict=False))
-        same &= firsts[-2] + ins[-1].padded == out.padded
+        same = _is_joined(ins, out, p.sizes)
     elif isinstance(p, MoveProblem) and p.is_part:
-        same = _same(out, 0, ins[0], p.start[0], out.padded) and p.start[0] + out.padded <= ins[0].padded
+        same = _same(out, 0, x, p.start[0], out.padded) and p.start[0] + out.padded <= x.padded
         same &= out.padded == out.shape[1] or p.start[0] + out.shape[1] == p.c
-    elif isinstance(p, ViewProblem) and p.shape[:2] == p.out[:2]:
-        same = _same(ins[0], 0, out, 0, out.padded) and ins[0].padded == out.padded
-    elif isinstance(p, ViewProblem) or (isinstance(p, GatherProblem) and p.is_transpose):
-        perm = p.perm if isinstance(p, GatherProblem) else (0, 1, 2, 3)
-        before, after = _axes(ins[0]), _axes(out)
-        same = before is not None and after is not None and ins[0].offset == out.offset
-        same = same and _coalesced(d for a in perm for d in before[a]) == _coalesced(d for axis in after for d in axis)
+    elif isinstance(p, ViewProblem):
+        same = _is_permuted(x, out, (0, 1, 2, 3))
+    elif isinstance(p, GatherProblem) and p.is_transpose:
+        same = _is_permuted(x, out, p.perm)
     else:
         raise _Fault(f"{name} launches nothing, but is no view, Concat or Split")
     if not same:
         raise _Fault(f"{name} launches nothing, but its output is not where its inputs are")
+
+
+def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
+    """Whether the inputs' channels, of these numbers, are the output's, one after the other."""
+    firsts = (0, *accumulate(sizes))
+    same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
+    same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))
+    return same and firsts[-2] + ins[-1].padded == out.padded
+
+
+def _is_permuted(x: Spot, out: Spot, perm: Sequence[int]) -> bool:
+    """Whether `out` has the bytes of x with its axes in that order, all four as one sequence of elements."""
+    before, after = _axes(x), _axes(out)
+    if before is None or after is None or x.offset != out.offset:
+        return False
+    return _coalesced(d for a in perm for d in before[a]) == _coalesced(d for axis in after for d in axis)
 
 
 def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
@@ -292,19 +323,17 @@ def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
     images = x.shape[0] == 1 or x.strides.n == y.strides.n
     pixels = x.pixels == 1 or x.strides.pixel == y.strides.pixel
     c = np.arange(count)
-    return images and pixels and np.array_equal(x.offset + x.channel(x_first + c), y.offset + y.channel(y_first + c))
+    return images and pixels and np.array_equal(x.offset + x.channels(x_first + c), y.offset + y.channels(y_first + c))
 
 
 def _axes(spot: Spot) -> tuple[list[tuple[int, int]], ...] | None:
     """Of n, c, h and w: (count, step in bytes), the outer one first where there are two; None where channels are padded, or
     their last vector is not full."""
     s, (n, c, h, w), vector = spot.strides, spot.shape, 1 << spot.strides.log2v
-    if c <= vector or s.block == vector:
-        channels = [(c, 1)] if vector > 1 else [(c, s.block)]
-    else:
-        channels = [(c // vector, s.block), (vector, 1)] if c % vector == 0 else None
-    if spot.padded != c or channels is None:
+    one = c <= vector or s.block == vector
+    if spot.padded != c or not (one or c % vector == 0):
         return None
+    channels = [(c, 1 if vector > 1 else s.block)] if one else [(c // vector, s.block), (vector, 1)]
     axes = [(n, s.n)], channels, [(h, w * s.pixel)], [(w, s.pixel)]
     return tuple([(count, step * spot.item) for count, step in axis] for axis in axes)
 

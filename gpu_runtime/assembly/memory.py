@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 REPAIRS = 32
 MANY_PAIRS = 2_000_000  # pairs of blocks alive together; with more, all the orders and repairs take too long
@@ -25,7 +26,7 @@ class Block:
     first: int
     last: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.nbytes < 0 or self.last < self.first:
             raise ValueError(
                 f"block {self.name}: expected nbytes >= 0 and first <= last, got {self.nbytes} bytes, "
@@ -54,18 +55,22 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
     if _pairs(blocks) > MANY_PAIRS:
         offsets, total = _in_time(blocks)
         return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
-    alive_with = _alive_with(blocks)
-    index = range(len(blocks))
+    offsets, total = _repaired(blocks, bound)
+    return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
 
-    best, best_total, best_order = {}, None, ()
+
+def _repaired(blocks: Sequence[Block], bound: int) -> tuple[dict[int, int], int]:
+    """(offsets by block, size of the arena): the best of several greedy orders and of some repairs of that one, in which blocks
+    that end at the top go first. `bound`: no arena is smaller."""
+    alive_with = _alive_with(blocks)
+    found: list[tuple[int, list[int], dict[int, int]]] = []
     for key in _orders(blocks):
-        order = sorted(index, key=lambda i: (key(blocks[i]), i))
+        order = sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
         offsets, total = _place_in_order(blocks, order, alive_with)
-        if best_total is None or total < best_total:
-            best, best_total, best_order = offsets, total, order
-        if best_total == bound:
+        found.append((total, order, offsets))
+        if total == bound:
             break
-    order = list(best_order)
+    best_total, order, best = min(found, key=lambda row: row[0])
     for _ in range(REPAIRS):
         if best_total == bound:
             break
@@ -75,10 +80,10 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
         top = [i for i in order if offsets[i] + blocks[i].nbytes == total]
         first = set(top)
         order = top + [i for i in order if i not in first]
-    return Placement({b.name: best[i] for i, b in enumerate(blocks)}, best_total or 0, bound)
+    return best, best_total
 
 
-def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], object], ...]:
+def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], Any], ...]:
     steps = sorted({b.first for b in blocks})
     live = _live(blocks, steps)
     crowds: dict[tuple[int, int], int] = {}
@@ -99,13 +104,17 @@ def _orders(blocks: Sequence[Block]) -> tuple[Callable[[Block], object], ...]:
     )
 
 
-def _place_in_order(blocks, order, alive_with) -> tuple[dict[int, int], int]:
+def _place_in_order(
+    blocks: Sequence[Block], order: Sequence[int], alive_with: Sequence[Sequence[int]]
+) -> tuple[dict[int, int], int]:
     """Each block goes to the smallest gap that holds it among those placed before it, or above them."""
     offsets: dict[int, int] = {}
     total = 0
     for i in order:
         taken = sorted((offsets[j], offsets[j] + blocks[j].nbytes) for j in alive_with[i] if j in offsets)
-        size, end, best, best_gap = blocks[i].nbytes, 0, None, None
+        size, end = blocks[i].nbytes, 0
+        best: int | None = None
+        best_gap: int | None = None
         for start, stop in taken:
             gap = start - end
             if gap >= size and (best_gap is None or gap < best_gap):

@@ -1,4 +1,4 @@
-"""Layer information and profiles in TensorRT's schema, from the engine's plan (gpu_runtime.runtime.engine describes it)."""
+"""Layer information and profiles in TensorRT's schema, from an engine's record (gpu_runtime.runtime.plan_record)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ import hashlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from gpu_runtime.explain.figures import fp32_reasons
 from gpu_runtime.explain.wording import sentence
-from gpu_runtime.text import fp32_reasons, is_predicted, printable
-from tactics.format import LAYOUTS, TRT_TYPES, Format, strides, wording
+from gpu_runtime.runtime.findings import KernelTime, SparsityRow, Summary
+from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
+from gpu_runtime.text import printable
+from tactics import codec
+from tactics.format import LAYOUTS, TRT_TYPES, strides, wording
+from tactics.problems.library import LibraryProblem
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    ReformatProblem,
+)
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.tactic import Tactic
+
+Keys = dict[str, object]  # of TensorRT's JSON
 
 SEPARATOR = "\u001e"  # between the ONNX nodes of one layer, as TensorRT writes it
 MOVE_TYPES = {"window": "Slice", "upsample": "Resize", **dict.fromkeys(
@@ -17,76 +36,83 @@ MOVE_TYPES = {"window": "Slice", "upsample": "Resize", **dict.fromkeys(
 TRT_ACTIVATIONS = {"none": "NONE", "relu": "RELU"}
 
 
-def layer_info(plan: Mapping) -> dict:
+def layer_info(record: EngineRecord) -> dict[str, object]:
     """TensorRT's detailed layer information: 10.x keys and 11.x keys side by side, our own facts as extra scalars."""
-    bindings = [(t, "Input") for t in plan["inputs"]] + [(t, "Output") for t in plan["outputs"]]
+    plan = record.plan
+    bindings = [(t, "Input") for t in plan.inputs] + [(t, "Output") for t in plan.outputs]
     return {
-        "Layers": layer_info_list(plan),
-        "Bindings": [_clean(t["name"]) for t, _ in bindings],
+        "Layers": layer_info_list(record),
+        "Bindings": [_clean(t.name) for t, _ in bindings],
         "I/O Tensors": [_io_tensor(t, mode) for t, mode in bindings],
         "ProfilingVerbosity": "detailed",
-        "Engine Metadata": f"{plan['model']['name']} for {plan['device']['title']} ({plan['device']['sm']})",
-        "Timing": plan["timing"]["label"],
-        "TotalUs": plan["plan"]["total_us"],
-        **_network_keys(plan["sparsity"].get("summary") or {}),
+        "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
+        "Timing": record.timing.label,
+        "TotalUs": plan.solution.total_us,
+        **_network_keys(plan.sparsity.summary),
     }
 
 
-def _network_keys(summary: Mapping) -> dict:
-    names = {
-        "layers": "SparsityLayers", "eligible": "SparsityEligibleLayers", "picked": "SparsityPickedLayers",
-        "all_dense_us": "SparsityAllDenseUs", "saved_us": "SparsitySavedUs", "ceiling_us": "SparsityCeilingUs",
-    }  # fmt: skip
-    return {name: summary[key] for key, name in names.items() if summary.get(key) is not None}
+def _network_keys(summary: Summary | None) -> Keys:
+    if summary is None:
+        return {}
+    return _known({
+        "SparsityLayers": summary.layers, "SparsityEligibleLayers": summary.eligible, "SparsityPickedLayers": summary.picked,
+        "SparsityAllDenseUs": summary.all_dense_us, "SparsitySavedUs": summary.saved_us,
+        "SparsityCeilingUs": summary.ceiling_us,
+    })  # fmt: skip
 
 
-def layer_info_list(plan: Mapping) -> list[dict]:
+def _known(keys: Mapping[str, object]) -> Keys:
+    """Those that have a value."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def layer_info_list(record: EngineRecord) -> list[Keys]:
     """The list of layers alone, in execution order, reformats and NoOps included."""
-    rows = {row["layer"]: row for row in plan["sparsity"]["rows"]}
+    rows = {row.layer: row for row in record.plan.sparsity.rows}
     layers = []
-    for name, layer in zip(_layer_names(plan), plan["layers"], strict=True):
-        info = {
+    for name, layer in zip(_layer_names(record.plan), record.plan.layers, strict=True):
+        info: Keys = {
             "Name": name,
             "LayerType": _layer_type(layer),
-            "Inputs": [_tensor(t) for t in layer["inputs"]],
-            "Outputs": [_tensor(t) for t in layer["outputs"]],
+            "Inputs": [_tensor(t) for t in layer.inputs],
+            "Outputs": [_tensor(t) for t in layer.outputs],
         }
-        info |= _parameters(layer, is_predicted(plan))
-        if layer["tactic"]:
-            info["TacticName"] = layer["tactic"]
-        info["TacticValue"] = "0x" + hashlib.sha256((layer["tactic"] or "").encode()).hexdigest()[:16]
+        if layer.tactic:
+            info |= _parameters(layer, record.timing) | {"TacticName": layer.tactic_name}
+        info["TacticValue"] = "0x" + hashlib.sha256(layer.tactic_name.encode()).hexdigest()[:16]
         info["StreamId"] = 0
-        info["Metadata"] = SEPARATOR.join(f"[ONNX Layer: {_clean(node)}]" for node in layer["nodes"])
-        info |= {"TimeUs": layer["time_us"], "Timing": plan["timing"]["label"]}
-        if reasons := fp32_reasons(plan, layer):
+        info["Metadata"] = SEPARATOR.join(f"[ONNX Layer: {_clean(node)}]" for node in layer.nodes)
+        info |= {"TimeUs": layer.time_us, "Timing": record.timing.label}
+        if reasons := fp32_reasons(record.plan, layer):
             info["PrecisionReason"] = "; ".join(reasons)
-        row = rows.get(layer.get("layer") or layer["name"])
+        row = rows.get(layer.layer or layer.name)
         if row:
-            info |= _sparsity_keys(layer, row, plan)
+            info |= _sparsity_keys(layer, row, record)
         layers.append(info)
     return layers
 
 
-def profile(plan: Mapping, times_us: Sequence[Sequence[float]] | None = None) -> list[dict]:
+def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> list[Keys]:
     """trtexec's exported profile: {"count": iterations}, then five keys per layer in layer order, times in ms.
 
     `times_us[iteration][layer]`: measured times; without them the plan's own, one iteration, and if those are
     predictions the first record says `"predicted": true` (tools that take only measurements refuse it, rightly).
     Raises ValueError unless there is at least one iteration and each has a time for every layer.
     """
-    layers = plan["layers"]
-    runs = [[layer["time_us"] for layer in layers]] if times_us is None else [list(run) for run in times_us]
+    layers = record.plan.layers
+    runs = [[layer.time_us for layer in layers]] if times_us is None else [list(run) for run in times_us]
     if not runs or any(len(run) != len(layers) for run in runs):
         raise ValueError(
             f"times_us: expected one or more iterations of {len(layers)} layer times, got {len(runs)} iterations of "
             f"{sorted({len(run) for run in runs})}"
         )
     count, rows = len(runs), list(zip(*runs, strict=True))
-    head = {"count": count}
-    if times_us is None and is_predicted(plan):
+    head: Keys = {"count": count}
+    if times_us is None and record.timing.is_predicted:
         head["predicted"] = True
     total = sum(map(sum, rows))
-    records = [
+    records: list[Keys] = [
         {
             "name": name,
             "timeMs": _ms(sum(row)),
@@ -94,17 +120,17 @@ def profile(plan: Mapping, times_us: Sequence[Sequence[float]] | None = None) ->
             "medianMs": _ms(statistics.median(row)),
             "percentage": round(100 * sum(row) / total, 4) if total else 0.0,
         }
-        for name, row in zip(_layer_names(plan), rows, strict=True)
+        for name, row in zip(_layer_names(record.plan), rows, strict=True)
     ]
     return [head, *records]
 
 
-def _layer_type(layer: Mapping) -> str:
-    kind = layer["type"]
-    if kind == "normalize":
-        return "Normalization" if layer["params"]["kind"] == "standard" else "SoftMax"
-    if kind == "move":
-        return MOVE_TYPES.get(layer["params"].get("kind"), "Slice")
+def _layer_type(layer: Layer) -> str:
+    p, kind = layer.problem, layer.type
+    if layer.tactic and isinstance(p, NormalizeProblem):
+        return "Normalization" if p.kind == "standard" else "SoftMax"
+    if layer.tactic and isinstance(p, MoveProblem):
+        return MOVE_TYPES.get(p.kind, "Slice")
     return {
         "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
         "pointwise": "PointWiseV2", "concat": "Concatenation",
@@ -113,45 +139,58 @@ def _layer_type(layer: Mapping) -> str:
     }.get(kind, kind)  # fmt: skip
 
 
-def _parameters(layer: Mapping, predicted: bool) -> dict:
-    kind, p = layer["type"], layer.get("params") or {}
-    if kind in ("conv", "conv_transpose"):
+# ---- parameters, by what is computed
+
+
+def _parameters(layer: Layer, timing: Timing) -> Keys:
+    """TensorRT's parameters of a launched layer, and our own of those that TensorRT has not."""
+    p = layer.problem
+    if isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
         return _conv(layer, p)
-    if kind == "pool":
-        return {
-            "ParameterType": "Pooling",
-            "PoolingType": "MAX" if p["kind"] == "max" else "AVERAGE",
-            "WindowSize": list(p["kernel"]),
-            **_padding(p),
-            "Stride": list(p["stride"]),
-            "BlendFactor": 0.0,
-            "AverageCountExcludesPadding": int(not p.get("count_pad", False)),
-        }
-    if kind == "reformat":
+    if isinstance(p, PoolProblem):
+        return _pool(p)
+    if isinstance(p, ReformatProblem):
         return {"ParameterType": "Reformat", "Origin": "REFORMAT"}
-    if kind == "pointwise":
-        args = [f"arg{i}" for i in range(len(layer["inputs"]))]
-        stages = p.get("stages") or ["copy"]
-        lines = [_expression(i, str(stage), args) for i, stage in enumerate(stages)]
-        return {
-            "ParameterType": "PointWise",
-            "ParameterSubType": "PointWiseExpression",
-            "NbInputArgs": len(args),
-            "InputArgs": args,
-            "NbOutputVars": 1,
-            "OutputVars": [f"var{len(stages) - 1}"],
-            "NbOperations": len(stages),
-            "Operations": lines,
-        }
-    if kind == "library":
-        basis = "counted as each byte once, in one launch" if predicted else "measured"
-        return {"ParameterType": "Library", "Function": p["function"], "TimeBasis": basis} | {
-            f"Attribute_{name}": value for name, value in p["attributes"].items()}  # fmt: skip
-    if kind in ("normalize", "reduce"):
-        mask = {"Axes": sum(1 << "nchw".index(a) for a in p["axes"])}
-        operation = {"HasLog": int(p["kind"] == "log_softmax")} if kind == "normalize" else {"Operation": p["kind"].upper()}
-        return mask if p["kind"] == "standard" else mask | operation
-    return {}
+    if isinstance(p, PointwiseProblem):
+        return _pointwise(p, len(layer.inputs))
+    if isinstance(p, LibraryProblem):
+        basis = "counted as each byte once, in one launch" if timing.is_predicted else "measured"
+        return {"ParameterType": "Library", "Function": p.function, "TimeBasis": basis} | {
+            f"Attribute_{name}": codec.plain(value) for name, value in sorted(p.attributes)}  # fmt: skip
+    if isinstance(p, NormalizeProblem):
+        return _axes(p.axes) if p.kind == "standard" else _axes(p.axes) | {"HasLog": int(p.kind == "log_softmax")}
+    return _axes(p.axes) | {"Operation": p.kind.upper()} if isinstance(p, ReduceProblem) else {}
+
+
+def _axes(axes: str) -> Keys:
+    return {"Axes": sum(1 << "nchw".index(a) for a in axes)}
+
+
+def _pool(p: PoolProblem) -> Keys:
+    return {
+        "ParameterType": "Pooling",
+        "PoolingType": "MAX" if p.kind == "max" else "AVERAGE",
+        "WindowSize": [p.r, p.s],
+        **_padding(p.pad),
+        "Stride": list(p.stride),
+        "BlendFactor": 0.0,
+        "AverageCountExcludesPadding": int(not p.count_pad),
+    }
+
+
+def _pointwise(p: PointwiseProblem, num_inputs: int) -> Keys:
+    args = [f"arg{i}" for i in range(num_inputs)]
+    stages = [str(s) for s in p.stages] or ["copy"]
+    return {
+        "ParameterType": "PointWise",
+        "ParameterSubType": "PointWiseExpression",
+        "NbInputArgs": len(args),
+        "InputArgs": args,
+        "NbOutputVars": 1,
+        "OutputVars": [f"var{len(stages) - 1}"],
+        "NbOperations": len(stages),
+        "Operations": [_expression(i, stage, args) for i, stage in enumerate(stages)],
+    }
 
 
 def _expression(i: int, stage: str, args: list[str]) -> str:
@@ -162,24 +201,26 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
     return f"const auto var{i} = {op}({', '.join(filter(None, [before, *inside.split(',')]))});"
 
 
-def _conv(layer: Mapping, p: Mapping) -> dict:
-    act = str(p.get("act", "none"))
+def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem) -> Keys:
+    """Of two convolutions in one launch, as the first one reads and the second one writes."""
+    reads = p.first if isinstance(p, BackToBackProblem) else p
+    act = str(p.epilogue.act)
     return {
-        "ParameterType": "Convolution" if layer["type"] == "conv" else "Deconvolution",
-        "Kernel": list(p["kernel"]),
-        **_padding(p),
-        "Stride": list(p["stride"]),
-        "Dilation": list(p["dilation"]),
-        "OutMaps": p["k"],
-        "Groups": p["groups"],
-        "Weights": {"Type": "Float" if "_fp32_" in layer["tactic"] else "Half", "Count": layer["weights_count"]},
-        "Bias": {"Type": TRT_TYPES[p.get("bias_dtype", "fp16")], "Count": layer["bias_count"]},
-        "HasBias": int(p["bias"]),
+        "ParameterType": "Deconvolution" if isinstance(p, ConvTransposeProblem) else "Convolution",
+        "Kernel": [p.r, p.s],
+        **_padding(_pad(reads)),
+        "Stride": list(reads.stride),
+        "Dilation": list(reads.dilation),
+        "OutMaps": p.k,
+        "Groups": p.groups,
+        "Weights": {"Type": _weights_type(layer.tactic), "Count": layer.weights_count},
+        "Bias": {"Type": "Half", "Count": p.k if p.epilogue.bias else 0},
+        "HasBias": int(p.epilogue.bias),
         "HasReLU": int(act == "relu"),
-        "HasSparseWeights": int(layer["has_sparse_weights"]),
+        "HasSparseWeights": int(p.sparse24),
         "HasDynamicFilter": 0,
         "HasDynamicBias": 0,
-        "HasResidual": int(p["residual"]),
+        "HasResidual": int(p.epilogue.residual),
         "ConvXAsActInputIdx": -1,
         "BiasAsActInputIdx": -1,
         "ResAsActInputIdx": -1,
@@ -188,76 +229,87 @@ def _conv(layer: Mapping, p: Mapping) -> dict:
     }
 
 
-def _padding(p: Mapping) -> dict:
-    top, left, bottom, right = p["pad"]
-    return {
-        "PaddingMode": "kEXPLICIT_ROUND_UP" if p.get("ceil") else "kEXPLICIT_ROUND_DOWN",
-        "PrePadding": [top, left],
-        "PostPadding": [bottom, right],
-    }
+def _weights_type(tactic: Tactic | None) -> str:
+    return TRT_TYPES["fp32" if tactic and tactic.kernel.endswith("fp32") else "fp16"]
 
 
-def _sparsity_keys(layer: Mapping, row: Mapping, plan: Mapping) -> dict:
+def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:
+    """Top, left, bottom, right. Of a transposed one: what is cut at the end; an output padding counts against it."""
+    if isinstance(p, ConvProblem):
+        return p.pad
+    ends = zip((p.h, p.w), p.stride, (p.r, p.s), p.dilation, p.pad, p.out, strict=True)
+    return (*p.pad, *((i - 1) * s + (r - 1) * d + 1 - before - o for i, s, r, d, before, o in ends))
+
+
+def _padding(pad: Sequence[int]) -> Keys:
+    top, left, bottom, right = pad
+    return {"PaddingMode": "kEXPLICIT_ROUND_DOWN", "PrePadding": [top, left], "PostPadding": [bottom, right]}
+
+
+def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys:
     """The sparsity row as scalars, the keys without a value left out."""
-    keys = {
-        "SparsityEligible": int(row["verdict"] != "not_eligible"),
-        "SparsityChosen": int(bool(layer["sparse"])),
-        "SparsityReason": row["reason"],
-        "SparsitySentence": sentence(row, plan),
-        "SparsityDetail": row.get("detail"),
-        "SparsityInputChannelsPerGroup": row["c"] // row["groups"] if row.get("c") else None,
-        "SparsityPatternGroups": row.get("pattern_groups"),
-        "SparsityPatternShare": row.get("pattern_share"),
-        "SparsityPatternShareStored": row.get("stored_share"),
-        "SparsityLostEnergy": row.get("lost_energy"),
-        "SparsityFlipSpeedup": row.get("flip_speedup"),
-        "SparsityProbabilityFaster": row.get("p_sparse_faster"),
+    keys: dict[str, object] = {
+        "SparsityEligible": int(row.verdict != "not_eligible"),
+        "SparsityChosen": int(layer.is_sparse),
+        "SparsityReason": row.reason,
+        "SparsitySentence": sentence(row, record),
+        "SparsityDetail": row.detail,
+        "SparsityInputChannelsPerGroup": row.c // row.groups,
+        "SparsityPatternGroups": row.pattern_groups,
+        "SparsityPatternShare": row.pattern_share,
+        "SparsityPatternShareStored": row.stored_share,
+        "SparsityLostEnergy": row.lost_energy,
+        "SparsityFlipSpeedup": row.flip_speedup,
+        "SparsityProbabilityFaster": row.p_sparse_faster,
     }
-    keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.get("first_violation") or (), strict=False)
-    for kind in ("Sparse", "Dense"):
-        best = row.get(f"best_{kind.lower()}")
-        if best:
-            keys |= {f"{kind}BestMs": _ms(best["us"]), f"{kind}BestTactic": best["tactic"]}
-            keys |= {f"{kind}BestFormats": f"{best['in']} -> {best['out']}", f"{kind}BestBound": best.get("bound")}
-            if None not in (best.get("low_us"), best.get("high_us")):
-                keys |= {f"{kind}BestLowMs": _ms(best["low_us"]), f"{kind}BestHighMs": _ms(best["high_us"])}
-    if would := row.get("if_sparse"):
-        keys |= {"PredictedIfSparseMs": _ms(would["us"]), "PredictedIfDenseMs": _ms(would["dense_us"])}
-        keys |= {"PredictedIfSparseTactic": would["tactic"]}
-    other, floor = row.get("other"), row.get("floor")
-    if row.get("other_cost_us") is not None:
-        keys["OtherChoiceCostMs"] = _ms(row["other_cost_us"])
-    if other:
-        keys |= {f"OtherChoice{name}Ms": _ms(other[f"{name.lower()}_us"]) for name in ("Kernel", "Reformat", "Around")}
-        keys |= {"OtherChoiceTactic": other["tactic"], "OtherChoiceFormats": f"{other['in']} -> {other['out']}"}
-    if floor:
-        keys |= {"FloorBound": floor["bound"], "FloorDenseMs": _ms(floor["dense_us"]), "FloorSparseMs": _ms(floor["sparse_us"])}
-        keys |= {f"Floor{name}Ms": _ms(floor[f"{name.lower()}_us"]) for name in ("Mma", "Dram", "L2", "Launch")}
-    return {key: value for key, value in keys.items() if value is not None}
+    keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.first_violation or (), strict=False)
+    keys |= _best_keys("Sparse", row.best_sparse) | _best_keys("Dense", row.best_dense)
+    if would := row.if_sparse:
+        keys |= {"PredictedIfSparseMs": _ms(would.us), "PredictedIfDenseMs": _ms(would.dense_us)}
+        keys |= {"PredictedIfSparseTactic": would.tactic.name}
+    if row.other_cost_us is not None:
+        keys["OtherChoiceCostMs"] = _ms(row.other_cost_us)
+    if other := row.other:
+        parts = {"Kernel": other.kernel_us, "Reformat": other.reformat_us, "Around": other.around_us}
+        keys |= {f"OtherChoice{name}Ms": _ms(us) for name, us in parts.items()}
+        keys |= {"OtherChoiceTactic": other.tactic.name, "OtherChoiceFormats": f"{other.in_} -> {other.out}"}
+    if floor := row.floor:
+        keys |= {"FloorBound": floor.bound, "FloorDenseMs": _ms(floor.dense_us), "FloorSparseMs": _ms(floor.sparse_us)}
+        parts = {"Mma": floor.mma_us, "Dram": floor.dram_us, "L2": floor.l2_us, "Launch": floor.launch_us}
+        keys |= {f"Floor{name}Ms": _ms(us) for name, us in parts.items()}
+    return _known(keys)
 
 
-def _tensor(t: Mapping) -> dict:
-    fmt = Format.parse(t["format"])
-    s = strides(fmt, tuple(t["shape4"]))
+def _best_keys(kind: str, best: KernelTime | None) -> Keys:
+    if best is None:
+        return {}
     return {
-        "Name": _clean(t["name"]),
+        f"{kind}BestMs": _ms(best.us), f"{kind}BestTactic": best.tactic.name,
+        f"{kind}BestFormats": f"{best.in_} -> {best.out}", f"{kind}BestBound": best.bound,
+        f"{kind}BestLowMs": _ms(best.low_us), f"{kind}BestHighMs": _ms(best.high_us),
+    }  # fmt: skip
+
+
+def _tensor(t: TensorPlace) -> Keys:
+    s = strides(t.format, t.shape4)
+    return {
+        "Name": _clean(t.name),
         "Location": "Device",
-        "Dimensions": list(t["shape4"]),
-        "Format/Datatype": wording(fmt),
-        "Format": wording(fmt),
-        "Datatype": TRT_TYPES[fmt.dtype],
-        "Strides": [s.n, s.block, t["shape4"][3] * s.pixel, s.pixel],
+        "Dimensions": list(t.shape4),
+        "Format/Datatype": wording(t.format),
+        "Format": wording(t.format),
+        "Datatype": TRT_TYPES[t.format.dtype],
+        "Strides": [s.n, s.block, t.shape4[3] * s.pixel, s.pixel],
         "VectorSize": 1 << s.log2v,
     }
 
 
-def _io_tensor(t: Mapping, mode: str) -> dict:
-    fmt, shape = Format.parse(t["format"]), list(t["shape"])
-    layout = LAYOUTS[fmt.layout]
+def _io_tensor(t: Bound, mode: str) -> Keys:
+    shape, layout = list(t.shape), LAYOUTS[t.format.layout]
     return {
-        "Name": _clean(t["name"]),
+        "Name": _clean(t.name),
         "IOMode": mode,
-        "DataType": TRT_TYPES[fmt.dtype],
+        "DataType": TRT_TYPES[t.dtype],
         "Dimensions": shape,
         "Location": "Device",
         "IsShapeInferenceIO": False,
@@ -266,7 +318,7 @@ def _io_tensor(t: Mapping, mode: str) -> dict:
                 "MinShape": shape,
                 "OptShape": shape,
                 "MaxShape": shape,
-                "Format": f"{layout.wording.format(fmt.dtype.upper())} ({layout.enum})",
+                "Format": f"{layout.wording.format(t.dtype.upper())} ({layout.enum})",
             }
         ],
     }
@@ -275,16 +327,16 @@ def _io_tensor(t: Mapping, mode: str) -> dict:
 def _clean(name: str) -> str:
     """A name that graph viewers can draw: without markup, control characters and TensorRT's shape-profile suffix."""
     name = re.sub(r"\[profile +(\d+)\]", r"(profile \1)", name)
-    name = name.translate(str.maketrans({"<": "(", ">": ")", "&": "+", "|": "/"}))
+    name = name.translate(str.maketrans("<>&|", "()+/"))
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
-def _layer_names(plan: Mapping) -> list[str]:
+def _layer_names(plan: PlanRecord) -> list[str]:
     """The layers' names, drawable and unique: the same in layer information and profile."""
     names: list[str] = []
     seen: set[str] = set()
-    for layer in plan["layers"]:
-        base = name = _clean(layer["name"])
+    for layer in plan.layers:
+        base = name = _clean(layer.name)
         number = 1
         while name in seen:
             number += 1
@@ -298,7 +350,7 @@ def _ms(us: float) -> float:
     return round(us * 1e-3, 9)
 
 
-def trt_profile_text(records: Sequence[Mapping]) -> str:
+def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:
     """A profile as trtexec's --dumpProfile prints it."""
     head, layers = records[0], records[1:]
     mark = " predicted times, nothing was run" if head.get("predicted") else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.network import Op
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
+from gpu_runtime.runtime.findings import Floor, IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow, Summary
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES
@@ -24,13 +26,12 @@ from tactics.tactic import SPARSE, Tactic
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None,
-             single: Mapping[str, str] | None = None, stored: Mapping[str, Stored] | None = None) -> dict:  # fmt: skip
-    """The engine's `sparsity` record: {mode, eligible, picked, rows, summary}, a row for every layer with weights.
+             single: Mapping[str, str] | None = None,
+             stored: Mapping[str, Stored] | None = None) -> SparsityRecord:  # fmt: skip
+    """The engine's sparsity record, a row for every layer with weights.
 
-    `reason` is one of picked, dense_faster, reformat_outweighs, within_noise (measured plans only), no_sparse_tactic,
-    pattern_violation, channels_not_multiple_of_4, grouped_conv; runtime.engine lists the other keys. `all_dense_us`:
-    what the best plan without sparse tactics takes. `single`: FP32 tensor -> the sentence on why it is none of FP16; `stored`:
-    layer -> its weights as the file has them.
+    Reason within_noise is of measured plans only. `all_dense_us`: what the best plan without sparse tactics takes. `single`:
+    FP32 tensor -> the sentence on why it is none of FP16; `stored`: layer -> its weights as the file has them.
     """
     alternatives: dict[str, list[tuple[Op, Mapping[Tactic, Time]]]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -49,20 +50,19 @@ def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_
              single or {}, stored or {})
         for i, op in ops.items()
     ]
-    return {
-        "mode": mode,
-        "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
-        "picked": [r["layer"] for r in rows if r["verdict"] == "sparse"],
-        "rows": rows,
-        "summary": _summary(rows, chosen, all_dense_us),
-    }
+    return SparsityRecord(
+        mode, tuple(r.layer for r in rows if r.verdict != "not_eligible"),
+        tuple(r.layer for r in rows if r.verdict == "sparse"), tuple(rows), _summary(rows, chosen, all_dense_us),
+    )  # fmt: skip
 
 
 class _Kernels:
     """The best kernels of ops by their table of times, which is one for all ops alike (see planning.tabulate)."""
 
     def __init__(self, table: Table):
-        self.table, self._best, self._if_sparse = table, {}, {}
+        self.table = table
+        self._best: dict[tuple[int, bool], tuple[Tactic, Time] | None] = {}
+        self._if_sparse: dict[tuple[int, ...], IfSparse | None] = {}
 
     def best(self, times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
         key = id(times), sparse
@@ -72,7 +72,7 @@ class _Kernels:
 
     def if_sparse(
         self, op: Op, times: Mapping[Tactic, Time], alternatives: list[tuple[Op, Mapping[Tactic, Time]]]
-    ) -> dict | None:
+    ) -> IfSparse | None:
         key = id(times), *(id(others) for _, others in alternatives)
         if key not in self._if_sparse:
             self._if_sparse[key] = _if_sparse(self.table, op, self.best(times, False), alternatives)
@@ -81,119 +81,123 @@ class _Kernels:
 
 def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str,
          measured: bool, forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
-         single: Mapping[str, str], stored: Mapping[str, Stored]) -> dict:  # fmt: skip
+         single: Mapping[str, str], stored: Mapping[str, Stored]) -> SparsityRow:  # fmt: skip
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
     own, dense, sparse, ran = alternatives[0][0], kernels.best(times, False), kernels.best(times, True), op
     if sparse is None:
         found = [(best, other) for other, others in alternatives if (best := kernels.best(others, True))]
         sparse, ran = min(found, key=lambda pair: pair[0][1].us, default=(None, op))
-    row = {
-        "layer": op.layer, "layers": list(op.layers or (op.layer,)), "op": op.name, "detail": None, **_patterns(own, stored),
-        "c": own.problem.c, "k": own.weights["w"].shape[0], "groups": own.problem.groups,
-        "kernel": [own.problem.r, own.problem.s],
-        "best_dense": _timed(dense, op, table.device), "best_sparse": _timed(sparse, ran, table.device),
-        "floor": _rounded(floors(op.problem, table.device, _sizes(times))),
-        "us": chosen.entries[op.name].time_ps / 1e6, "if_sparse": None, "other": None,
-        "other_cost_us": None, "flip_speedup": None, "p_sparse_faster": None,
-    }  # fmt: skip
+    pattern, (share, energy) = _pattern(own), _stored(own, stored)
+    row = SparsityRow(
+        op.layer, tuple(op.layers or (op.layer,)), op.name, "not_eligible", "no_sparse_tactic",
+        own.problem.c, own.weights["w"].shape[0], own.problem.groups, (own.problem.r, own.problem.s),
+        pattern_groups=pattern.groups, pattern_share=pattern.share, first_violation=pattern.first,
+        stored_share=share, lost_energy=energy,
+        best_dense=_timed(dense, op, table.device), best_sparse=_timed(sparse, ran, table.device),
+        us=chosen.entries[op.name].time_ps / 1e6,
+    )  # fmt: skip
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
-        told = {"detail": "FP32", "sentence": f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}."}
-        return row | {"verdict": "not_eligible", "reason": "no_sparse_tactic", "floor": None} | told
+        return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
+    row = replace(row, floor=Floor(**_rounded(floors(op.problem, table.device, _sizes(times)))))
     if against := not_sparse(own.problem):
         would = kernels.if_sparse(op, times, alternatives) if against.code == "pattern_violation" else None
-        return row | {"verdict": "not_eligible", "reason": against.code, "detail": against.sentence, "if_sparse": would}
+        return replace(row, reason=against.code, detail=against.sentence, if_sparse=would)
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         would = kernels.if_sparse(op, times, alternatives) if mode == "disable" else None
-        return row | {"verdict": "dense", "reason": "no_sparse_tactic", "detail": detail, "if_sparse": would}
+        return replace(row, verdict="dense", detail=detail, if_sparse=would)
     if forced is not None:
-        row["other"] = _other(table, chosen, forced)
-        row["other_cost_us"] = row["other"]["cost_us"]
-        row["flip_speedup"] = None if forced.speedup == math.inf else round(forced.speedup, 4)
+        other = _other(table, chosen, forced)
+        flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
+        row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
     if not measured and dense is not None:
-        row["p_sparse_faster"] = _p_faster(sparse[1].us, dense[1].us)
+        row = replace(row, p_sparse_faster=_p_faster(sparse[1].us, dense[1].us))
     if chosen.entries[op.name].sparse:
-        return row | {"verdict": "sparse", "reason": "picked"}
-    if measured and _within_noise(sparse[1], dense[1]):
-        reason = "within_noise"
-    elif sparse[1].us >= dense[1].us:
-        reason = "dense_faster"
-    else:
-        reason = "reformat_outweighs"
-    return row | {"verdict": "dense", "reason": reason}
+        return replace(row, verdict="sparse", reason="picked")
+    return replace(row, verdict="dense", reason=_why_dense(sparse[1], dense[1], measured))
 
 
-def _patterns(op: Op, stored: Mapping[str, Stored]) -> dict:
-    """`pattern` of an op's weights, of several in one launch together, and of what the file has for them `stored_share`, that
-    of the groups that fit, and `lost_energy`, as gpu_runtime.frontend.weights defines them; None where the file has no such."""
-    rows = [pattern(op.weights[name]) for name in ("w", "w2") if name in op.weights]
-    layers = [stored.get(layer) for layer in op.layers or (op.layer,)]
-    whole = together(layers) if all(layers) else None
-    row = rows[0] | {"stored_share": whole and whole.share, "lost_energy": whole and whole.lost_energy}
-    if len(rows) == 1 or None in (r["pattern_groups"] for r in rows):
-        return row
-    groups = [r["pattern_groups"] for r in rows]
-    return row | {
-        "pattern_groups": sum(groups),
-        "pattern_share": sum(r["pattern_share"] * g for r, g in zip(rows, groups, strict=True)) / sum(groups),
-        "first_violation": next((r["first_violation"] for r in rows if r["first_violation"]), None),
-    }
+def _why_dense(sparse: Time, dense: Time, measured: bool) -> str:
+    if measured and _within_noise(sparse, dense):
+        return "within_noise"
+    return "dense_faster" if sparse.us >= dense.us else "reformat_outweighs"
 
 
-def pattern(w: np.ndarray) -> dict:
-    """How w [K,C,R,S], as kernels hold it, stands to 2:4: `pattern_groups`, the number of its 4-groups, `pattern_share` of
-    them that fit, and `first_violation` [k, c, r, s]. All None where C is no multiple of 4."""
-    row = dict.fromkeys(("pattern_groups", "pattern_share", "first_violation"))
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How weights as kernels hold them stand to 2:4: the number of their 4-groups, the `share` of them that fit, and the
+    `first` element [k, c, r, s] of a group that does not. All None where C is no multiple of 4."""
+
+    groups: int | None = None
+    share: float | None = None
+    first: tuple[int, int, int, int] | None = None
+
+
+def _pattern(op: Op) -> Pattern:
+    """Of all weights of an op, of several in one launch together; the first ones' alone where others have no pattern."""
+    found = [pattern(op.weights[name]) for name in ("w", "w2") if name in op.weights]
+    known = [(p.groups, p.share) for p in found if p.groups is not None and p.share is not None]
+    if len(found) == 1 or len(known) < len(found):
+        return found[0]
+    groups = sum(n for n, _ in known)
+    return Pattern(groups, sum(share * n for n, share in known) / groups, next((p.first for p in found if p.first), None))
+
+
+def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
+    """Of what the file has for an op's weights, the share of the groups that fit and the energy that pruning takes away, as
+    gpu_runtime.frontend.weights defines them; None where the file has no such."""
+    found = [stored.get(layer) for layer in op.layers or (op.layer,)]
+    whole = together(found) if all(found) else None
+    return (whole.share, whole.lost_energy) if whole else (None, None)
+
+
+def pattern(w: np.ndarray) -> Pattern:
+    """Of weights w [K,C,R,S] as kernels hold them."""
     if w.shape[1] % 4:
-        return row
+        return Pattern()
     ok = sparse24.fits(w)
-    row |= {"pattern_groups": int(ok.size), "pattern_share": float(ok.mean())}
-    if not ok.all():
-        k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])
-        row |= {"first_violation": [k, 4 * group, r, s]}
-    return row
+    if ok.all():
+        return Pattern(int(ok.size), 1.0)
+    k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])
+    return Pattern(int(ok.size), float(ok.mean()), (k, 4 * group, r, s))
 
 
-def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> dict:
-    """What forcing the layer changes, in microseconds: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of
-    the `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
-    reformats, and `around_us`, of all other kernels."""
+def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
+    """What forcing the layer changes, in microseconds."""
     mine = forced.after[0]
     kernel = sum(e.time_ps for e in forced.after) - sum(e.time_ps for e in forced.before)
     gone, new = ([table.graph.reformat_ps(*hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
     reformat = sum(new) - sum(gone)
     total = forced.total_ps - chosen.total_ps
     tactic = mine.tactic
-    return {
-        "total_us": forced.total_ps / 1e6, "cost_us": total / 1e6, "kernel_us": kernel / 1e6, "reformat_us": reformat / 1e6,
-        "around_us": (total - kernel - reformat) / 1e6, "reformats": sum(map(bool, new)) - sum(map(bool, gone)),
-        "tactic": mine.name, "in": str(tactic.ins[0]), "out": str(tactic.out),
-        "us": sum(e.time_ps for e in forced.after) / 1e6, "kernels": len(forced.after),
-    }  # fmt: skip
+    return OtherChoice(
+        total_us=forced.total_ps / 1e6, cost_us=total / 1e6, kernel_us=kernel / 1e6, reformat_us=reformat / 1e6,
+        around_us=(total - kernel - reformat) / 1e6, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
+        tactic=tactic, in_=tactic.ins[0], out=tactic.out, us=sum(e.time_ps for e in forced.after) / 1e6,
+        kernels=len(forced.after),
+    )  # fmt: skip
 
 
-def _summary(rows: list[dict], chosen: plan.Plan, all_dense_us: float | None) -> dict:
+def _summary(rows: list[SparsityRow], chosen: plan.Plan, all_dense_us: float | None) -> Summary:
     """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
     its speed, launch aside, but no faster than any sparse kernel of the layer could be."""
     total = chosen.total_ps / 1e6
-    able = [r for r in rows if r["verdict"] != "not_eligible"]
-    ceiling = None if all_dense_us is None else all_dense_us - sum(map(_most_us, able))
-    return {
-        "layers": len(rows), "eligible": len(able), "picked": sum(r["verdict"] == "sparse" for r in rows),
-        "total_us": total, "all_dense_us": all_dense_us,
-        "saved_us": None if all_dense_us is None else round(all_dense_us - total, 6),
-        "ceiling_us": ceiling and round(ceiling, 6),
-    }  # fmt: skip
+    able = [r for r in rows if r.verdict != "not_eligible"]
+    picked = sum(r.verdict == "sparse" for r in rows)
+    if all_dense_us is None:
+        return Summary(len(rows), len(able), picked, total)
+    ceiling = all_dense_us - sum(map(_most_us, able))
+    return Summary(len(rows), len(able), picked, total, all_dense_us, round(all_dense_us - total, 6), round(ceiling, 6))
 
 
-def _most_us(row: dict) -> float:
+def _most_us(row: SparsityRow) -> float:
     """The most that 2:4 could take off a layer's dense time."""
-    if row["best_dense"] is None:
+    if row.best_dense is None or row.floor is None:
         return 0.0
-    dense, floor = row["best_dense"]["us"], row["floor"]
-    halved = floor["launch_us"] + (dense - floor["launch_us"]) / 2
-    return max(0.0, dense - max(floor["sparse_us"], halved))
+    dense, floor = row.best_dense.us, row.floor
+    halved = floor.launch_us + (dense - floor.launch_us) / 2
+    return max(0.0, dense - max(floor.sparse_us, halved))
 
 
 def _best(times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | None:
@@ -205,23 +209,21 @@ def _best(times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | N
     return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
 
 
-def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> dict | None:
+def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> KernelTime | None:
     """`bound`: what limits this kernel according to its family's prediction, also where its time was measured."""
     if best is None:
         return None
     tactic, time = best
-    return {
-        "tactic": tactic.name, "in": str(tactic.ins[0]), "out": str(tactic.out), "us": round(time.us, 6),
-        "low_us": round(time.low_us, 6), "high_us": round(time.high_us, 6),
-        "bound": predict(op.problem, tactic, device)["bound"],
-    }  # fmt: skip
+    low, high = round(time.low_us, 6), round(time.high_us, 6)
+    bound = predict(op.problem, tactic, device)["bound"]
+    return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound)
 
 
 def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None,
-               alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> dict | None:  # fmt: skip
-    """What the op's best sparse kernel is predicted to take if its weights had the pattern, {tactic, in, out, us, low_us,
-    high_us, bound}, and `dense_us`, the prediction for its best dense one: a pair that compares, also in a measured plan. Where
-    no sparse kernel runs this form of the layer, that of the `alternatives` whose is fastest, as in `_row`."""
+               alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> IfSparse | None:  # fmt: skip
+    """What the op's best sparse kernel is predicted to take if its weights had the pattern, and its best dense one: a pair that
+    compares, also in a measured plan. Where no sparse kernel runs this form of the layer, that of the `alternatives` whose is
+    fastest, as in `_row`."""
     if dense is None:
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):
@@ -229,8 +231,8 @@ def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None,
         times = [(_best(timer(form.problem, tactics), sparse=True), form) for form, tactics in able if tactics]
         if times:
             best, form = min(times, key=lambda pair: pair[0][1].us)
-            dense_us = predict(op.problem, dense[0], table.device)["total_us"]
-            return _timed(best, form, table.device) | {"dense_us": round(dense_us, 6)}
+            kernel, dense_us = _timed(best, form, table.device), predict(op.problem, dense[0], table.device)["total_us"]
+            return IfSparse(**{f.name: getattr(kernel, f.name) for f in fields(kernel)}, dense_us=round(dense_us, 6))
     return None
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from gpu_runtime.explain.figures import us_text
 from gpu_runtime.explain.wording import RESOURCES
-from gpu_runtime.text import printable, table, us_text, wrap
+from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.text import printable, table, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share
 SHORT = {
@@ -16,13 +19,13 @@ SHORT = {
 }  # fmt: skip
 
 
-def text(plans: Sequence[Mapping]) -> str:
+def text(plans: Sequence[Outlook]) -> str:
     """A column per device and a row per layer: verdict, dense and sparse time; then totals, and a line for each layer whose
     verdict is not the same everywhere. `plans`: as pipeline.compare returns them."""
-    names = [p["device"]["name"] for p in plans]
-    head = f"{plans[0]['model']['name']} planned for {', '.join(p['device']['title'] for p in plans)}; "
-    head += f"--sparsity={plans[0]['sparsity']['mode']}; all times are predicted, marked ~; none was measured"
-    by_layer = [{name: r for r in p["sparsity"]["rows"] for name in r["layers"]} for p in plans]
+    names = [p.device.name for p in plans]
+    head = f"{plans[0].model.name} planned for {', '.join(p.device.title for p in plans)}; "
+    head += f"--sparsity={plans[0].sparsity.mode}; all times are predicted, marked ~; none was measured"
+    by_layer = [{name: r for r in p.sparsity.rows for name in r.layers} for p in plans]
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
         for layer in by_layer[0]
@@ -31,62 +34,67 @@ def text(plans: Sequence[Mapping]) -> str:
     lines = [*wrap(head), "", *table(["layer", *names], rows, caps=(26, *[max(13, 92 // len(plans))] * len(plans)), gap=True)]
     lines += ["", *wrap("A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
                         "device's peak rates.")]  # fmt: skip
-    differing = [layer for layer in by_layer[0] if len({rows[layer]["verdict"] for rows in by_layer}) > 1]
+    differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
     lines += ["", *wrap(_differ(differing, by_layer[0]))]
     for layer in differing:
         lines += wrap(f"{printable(layer)}: {_why(layer, by_layer, plans)}")
     lines += ["", "Where the facts come from:"]
     for p in plans:
-        d = p["device"]
-        lines += wrap(f"{d['name']}: {d['sources']}" + (f". Assumed: {d['assumed']}" if d.get("assumed") else ""))
+        d = p.device
+        lines += wrap(f"{d.name}: {d.sources}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Mapping, plan: Mapping) -> str:
-    dense, sparse = row.get("best_dense"), row.get("best_sparse")
-    times = f"~{dense['us']:.2f}" if dense else "-"
+def _cell(row: SparsityRow, plan: Outlook) -> str:
+    dense, sparse = row.best_dense, row.best_sparse
+    times = f"~{dense.us:.2f}" if dense else "-"
     if sparse:
-        times += f" / ~{sparse['us']:.2f}"
-    merged = f"\nas {printable(row['layer'])}" if len(row["layers"]) > 1 else ""
-    if row["floor"] is None:  # runs in FP32: its floors are those of no tensor core
-        return f"FP32\n{times}\n{RESOURCES[dense['bound']]}{merged}"
-    return f"{SHORT[row['reason']]}\n{times}\n{RESOURCES[row['floor']['bound']]}{merged}"
+        times += f" / ~{sparse.us:.2f}"
+    merged = f"\nas {printable(row.layer)}" if len(row.layers) > 1 else ""
+    if row.floor is None:  # runs in FP32: its floors are those of no tensor core
+        return f"FP32\n{times}\n{RESOURCES[dense.bound] if dense else '-'}{merged}"
+    return f"{SHORT[row.reason]}\n{times}\n{RESOURCES[row.floor.bound]}{merged}"
 
 
-def _limits(plan: Mapping) -> str:
+def _limits(plan: Outlook) -> str:
     """What limits the best dense kernels of the layers that also have a sparse one, most frequent first."""
-    rows = [r for r in plan["sparsity"]["rows"] if r.get("best_dense") and r.get("best_sparse")]
-    counts = Counter(RESOURCES[r["best_dense"]["bound"]] for r in rows)
+    counts = Counter(RESOURCES[r.best_dense.bound] for r in plan.sparsity.rows if r.best_dense and r.best_sparse)
     return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
 
 
-TOTALS = (
-    ("sparse of eligible", lambda p: f"{len(p['sparsity']['picked'])} of {len(p['sparsity']['eligible'])}"),
-    ("plan", lambda p: us_text(p["plan"]["total_us"], p)),
-    ("without sparse kernels", lambda p: us_text(p["plan"]["rivals"]["all_dense_us"], p)),
-    ("gained by 2:4", lambda p: f"{p['plan']['rivals']['all_dense_us'] / p['plan']['total_us']:.3f}x"),
+def _dense_us(p: Outlook) -> float:
+    """Without sparse kernels; the plan's own, where none was looked for."""
+    dense = p.solution.rivals.all_dense_us
+    return p.solution.total_us if dense is None else dense
+
+
+TOTALS: tuple[tuple[str, Callable[[Outlook], str]], ...] = (
+    ("sparse of eligible", lambda p: f"{len(p.sparsity.picked)} of {len(p.sparsity.eligible)}"),
+    ("plan", lambda p: us_text(p.solution.total_us, p.timing)),
+    ("without sparse kernels", lambda p: us_text(_dense_us(p), p.timing)),
+    ("gained by 2:4", lambda p: f"{_dense_us(p) / p.solution.total_us:.3f}x"),
     ("dense kernels limited by", _limits),
 )
 
 
-def _differ(differing: Sequence[str], rows: Mapping) -> str:
+def _differ(differing: Sequence[str], rows: Mapping[str, SparsityRow]) -> str:
     if not differing:
         return "Every layer has the same verdict on all of them."
     return f"{len(differing)} of {len(rows)} layers have different verdicts:"
 
 
-def _why(layer: str, by_layer: Sequence[Mapping], plans: Sequence[Mapping]) -> str:
+def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Sequence[Outlook]) -> str:
     """Per verdict the devices, each with how the sparse kernel compares there and what the layer is bound by."""
     places: dict[str, list[str]] = {}
     for rows, plan in zip(by_layer, plans, strict=True):
-        row, name = rows[layer], plan["device"]["name"]
-        dense, sparse, floor = row["best_dense"], row["best_sparse"], row["floor"]
-        if dense and sparse:
-            ratio = dense["us"] / sparse["us"]
+        row, name = rows[layer], plan.device.name
+        dense, sparse, floor = row.best_dense, row.best_sparse, row.floor
+        if dense and sparse and floor:
+            ratio = dense.us / sparse.us
             tie = "a tie" if abs(ratio - 1) < TIE else f"sparse kernel {ratio:.2f}x"
-            share = 100 * floor["mma_us"] / floor["dense_us"]
-            detail = f"{tie}; bound by {RESOURCES[floor['bound']]}, {share:.0f} % of the least time is tensor-core work"
+            share = 100 * floor.mma_us / floor.dense_us
+            detail = f"{tie}; bound by {RESOURCES[floor.bound]}, {share:.0f} % of the least time is tensor-core work"
         else:
-            detail = row["reason"]
-        places.setdefault(row["verdict"], []).append(f"{name} ({detail})")
+            detail = row.reason
+        places.setdefault(row.verdict, []).append(f"{name} ({detail})")
     return ". ".join(f"{verdict} on {', '.join(found)}" for verdict, found in places.items())

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Protocol
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
+from gpu_runtime.runtime.findings import Rivals, SingleFormat
 from tactics.candidates import at_edges, candidates, rejected
 from tactics.families.table import STRIDED, STRIDED_RESIDUAL
 from tactics.format import HALF_FORMATS, PREFERRED, CanonicalFormat, Format, Key, canonical, representative
@@ -24,7 +26,16 @@ from tactics.reason import Reason
 from tactics.tactic import Tactic
 
 Times = Mapping[Tactic, Time]
-Timer = Callable[[Problem, Iterable[Tactic]], Times]
+
+
+class Timer(Protocol):
+    """Times of tactics for a problem; `failures`: (problem, tactic) -> why it has none."""
+
+    failures: dict[tuple[str, str], str]
+
+    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Times: ...
+
+
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
@@ -268,7 +279,7 @@ def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]
     return {x: [able[i] for i in sorted(set().union(*(holding[m] for m in members.get(x, ()))))] for x in layers}
 
 
-def rivals(table: Table) -> dict:
+def rivals(table: Table) -> Rivals:
     """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
     dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
     shapes = table.network.tensors.items()
@@ -281,11 +292,8 @@ def rivals(table: Table) -> dict:
         greedy = plan.greedy(table.graph).total_ps / 1e6
     except ValueError:
         greedy = None
-    return {
-        "all_dense_us": plan.solve(table.graph, force=dense).total_ps / 1e6,
-        "best_single_format": single and {"format": str(single[0]), "us": single[1].total_ps / 1e6},
-        "greedy_us": greedy,
-    }
+    one = SingleFormat(single[0], single[1].total_ps / 1e6) if single else None
+    return Rivals(plan.solve(table.graph, force=dense).total_ps / 1e6, one, greedy)
 
 
 def _is_dense(entry: plan.Entry) -> bool:

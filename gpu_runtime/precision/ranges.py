@@ -19,6 +19,7 @@ import numpy as np
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.runtime.findings import Compared
 from tactics import single
 from tactics.measure.data import reference
 from tactics.problems.convolution import with_epilogue
@@ -52,15 +53,14 @@ class Ranges:
     """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
     every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that are FP32;
     `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself did on a
-    calibration input beside FP32, {layers, worst, outputs, far, rounds, moved} (gpu_runtime.deviations), or why it was not run,
-    {skipped}."""
+    calibration input beside FP32 (gpu_runtime.deviations), or why it was not run."""
 
     source: str
     high: tuple[tuple[str, float], ...] = ()
     exponents: Mapping[str, int] = field(default_factory=dict)
     single: tuple[tuple[str, str], ...] = ()
     stuck: tuple[tuple[str, str], ...] = ()
-    compared: Mapping[str, object] = field(default_factory=dict)
+    compared: Compared | None = None
 
 
 def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:

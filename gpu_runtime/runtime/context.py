@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import groupby
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,19 +16,24 @@ from cuda_kernels.compile import Compiled, compile_many, source_hash
 from cuda_kernels.launch import Array, Cuda, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
+from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, Step, TensorPlace
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import printable
-from tactics.format import DTYPES, Format, from_memory, num_bytes, to_memory
+from tactics.format import DTYPES, from_memory, to_memory
 from tactics.problems.library_functions import bound
 
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 
 
-def _alone(method: Callable) -> Callable:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
     """One thread at a time, and only while the context is open."""
 
     @wraps(method)
-    def locked(self, *args, **options):
+    def locked(self: Context, *args: P.args, **options: P.kwargs) -> R:
         with self._lock:
             if self._closed:
                 raise ValueError("this context is closed: make a new one with engine.context()")
@@ -48,26 +54,27 @@ class Context:
     """
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options,
-    ):  # fmt: skip
+        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.engine, self.plan = engine, engine.plan
         emulate = device == "emulator" or (device is None and not devices.has_gpu())
         if device not in (None, "emulator", "cuda"):
             raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
         if emulate:
-            self.device = planned_device(self.plan)
+            self.device = planned_device(engine.record.device)
         else:
             self.device = devices.current()
-            check_device(self.plan, self.device.sm)
-        check_source(self.plan, source_hash())
+            check_device(engine.record.device, self.device.sm)
+        check_source(engine.record, source_hash())
         if not engine.checked:
-            check(self.plan, engine.weights)
+            check(engine.record, engine.weights)
         self.gpu = open_gpu(self.device, **options)
         self._closed, self._lock = False, threading.RLock()
-        self._poison, self._nonfinite = poison, []
-        steps = self.plan["steps"]
+        self._poison = poison
+        self._nonfinite: list[str] = []
+        steps = self.plan.steps
         self._kernels = self._load(steps)
-        self._arena_bytes = self.plan["memory"]["activation_bytes"]
+        self._arena_bytes = self.plan.memory.activation_bytes
         try:
             self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
             self.gpu.write(self._weights, engine.weights)
@@ -80,10 +87,12 @@ class Context:
                 f"the engine takes {engine.weights.nbytes} bytes for weights and {self._arena_bytes} for activations, more "
                 "than there are: free memory, or build it for smaller inputs"
             ) from None
-        for offset, nbytes in self.plan["memory"].get("zeros") or ():
+        for offset, nbytes in self.plan.memory.zeros:
             self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
-        self._params = [self._bound(i, step) for i, step in enumerate(steps)]
-        self._frees = {step: rows for step, rows in self.plan["memory"].get("frees") or ()} if poison else {}
+        bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
+        self._params = {i: _struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
+        self._arrays = {i: _arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
+        self._frees = dict(self.plan.memory.frees) if poison else {}
         # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
         self.replay = self._launch_all if not graph or poison else self._recorded()
 
@@ -102,15 +111,16 @@ class Context:
         wrong dtype.
         """
         self._check(inputs)
-        if self.emulated:
+        if not isinstance(self.gpu, Cuda):
             self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
-        on_gpu = not self.emulated and all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
-        for info in self.plan["inputs"]:
-            self._bind(info, inputs[info["name"]], on_gpu)
+        on_gpu = all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
+        cuda = self.gpu if on_gpu and isinstance(self.gpu, Cuda) else None
+        for info in self.plan.inputs:
+            self._bind(info, inputs[info.name], cuda)
         self._nonfinite = []
         self.replay()
-        outputs = {info["name"]: self._fetch(info, on_gpu) for info in self.plan["outputs"]}
-        if not on_gpu and (layers := self.nonfinite()):
+        outputs = {info.name: self._fetch(info, cuda) for info in self.plan.outputs}
+        if cuda is None and (layers := self.nonfinite()):
             whole = all(np.isfinite(y).all() for y in outputs.values())
             told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
             text = f"{told}: FP16 ends at 65504; build with a calibration input"
@@ -124,30 +134,30 @@ class Context:
         told = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
         if told.any():
             self.gpu.write(self._flags, np.zeros_like(told))
-            covered = (self.plan["layers"][k]["name"] for i in np.flatnonzero(told) for k in self.plan["steps"][i]["covers"])
+            covered = (self.plan.layers[k].name for i in np.flatnonzero(told) for k in self.plan.steps[i].covers)
             self._nonfinite = list(dict.fromkeys((*self._nonfinite, *covered)))
         return list(self._nonfinite)
 
     @_alone
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
         """Microseconds per layer of the plan, one list per iteration, each layer between two events. GPU only."""
-        if self.emulated:
+        if not isinstance(self.gpu, Cuda):
             raise ValueError("profile: layer times are measured on a GPU only; here they are predicted, see the plan")
         self.run(inputs)
-        cupy, layers = self.gpu.cupy, len(self.plan["layers"])
+        cupy, layers = self.gpu.cupy, len(self.plan.layers)
         rows = []
         for _ in range(iterations):
-            events = [cupy.cuda.Event() for _ in range(len(self.plan["steps"]) + 1)]
+            events = [cupy.cuda.Event() for _ in range(len(self.plan.steps) + 1)]
             events[0].record(self.gpu.stream)
-            for i in range(len(self.plan["steps"])):
+            for i in range(len(self.plan.steps)):
                 self._launch(i)
                 events[i + 1].record(self.gpu.stream)
             self.gpu.synchronize()
             row = [0.0] * layers
-            for i, step in enumerate(self.plan["steps"]):
+            for i, step in enumerate(self.plan.steps):
                 us = 1e3 * cupy.cuda.get_elapsed_time(events[i], events[i + 1])
-                for layer in step["covers"]:
-                    row[layer] += us / len(step["covers"])
+                for layer in step.covers:
+                    row[layer] += us / len(step.covers)
             rows.append(row)
         return rows
 
@@ -155,13 +165,14 @@ class Context:
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Layer -> what it writes, as NCHW: launched one by one, and read before memory is given to a later layer."""
         self._check(inputs)
-        for info in self.plan["inputs"]:
-            self._bind(info, inputs[info["name"]], False)
-        steps, layers, found = self.plan["steps"], self.plan["layers"], {}
-        last = {layer: i for i, step in enumerate(steps) for layer in step["covers"]}
+        for info in self.plan.inputs:
+            self._bind(info, inputs[info.name], None)
+        steps, layers = self.plan.steps, self.plan.layers
+        found: dict[str, np.ndarray] = {}
+        last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
         for i, step in enumerate(steps):
             self._launch(i)
-            found |= {layers[k]["name"]: self._values(layers[k]["outputs"][0]) for k in step["covers"] if last[k] == i}
+            found |= {layers[k].name: self._values(layers[k].outputs[0]) for k in step.covers if last[k] == i}
         self.nonfinite()
         self._nonfinite = []
         return found
@@ -169,19 +180,18 @@ class Context:
     @_alone
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
-        for layer in reversed(self.plan["layers"]):
-            for out in layer["outputs"]:
-                if out["name"] == name:
+        for layer in reversed(self.plan.layers):
+            for out in layer.outputs:
+                if out.name == name:
                     return self._values(out)
         raise ValueError(f"no layer writes a tensor {name!r}")
 
-    def _values(self, out: Mapping) -> np.ndarray:
+    def _values(self, out: TensorPlace) -> np.ndarray:
         """What lies now where the plan keeps a layer's output, as NCHW."""
-        whole = out.get("inside", out | {"channel": 0})
-        fmt, first = Format.parse(whole["format"]), whole["channel"]
-        flat = self.gpu.read(self._arena + whole["offset"], num_bytes(fmt, tuple(whole["shape4"])))
-        values = from_memory(flat.view(DTYPES[fmt.dtype]), fmt, tuple(whole["shape4"]))
-        return values[:, first : first + out["shape4"][1]]
+        whole, first = out.whole, out.inside.channel if out.inside else 0
+        flat = self.gpu.read(self._arena + whole.offset, whole.nbytes)
+        values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
+        return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
         """Give the memory back; using the context afterwards is an error."""
@@ -195,51 +205,51 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _load(self, steps) -> list:
-        keys = [(s["kernel"], tuple(sorted(s["values"].items()))) if "kernel" in s else None for s in steps]
+    def _load(self, steps: Sequence[Step]) -> list[Any]:
+        """Each step's kernel, ready to launch; None of a library function."""
+        keys = [s.key if isinstance(s, LaunchStep) else None for s in steps]
         distinct = [k for k in dict.fromkeys(keys) if k]
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
-        compiled = dict(zip(missing, compile_many((*k, self.gpu.arch) for k in missing), strict=True))
+        made = compile_many((kernel, dict(values), self.gpu.arch) for kernel, values in missing)
+        compiled = dict(zip(missing, made, strict=True))
         for k in distinct:
             if k not in compiled:
                 compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")
         loaded = {k: self.gpu.load(c) for k, c in compiled.items()}
         return [k and loaded[k] for k in keys]
 
-    def _bound(self, i: int, step: Mapping) -> bytes | list[Array | None]:
-        """A step's arguments with addresses in their places: a kernel's parameter struct, a function's arrays."""
-        bases = {"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i}
-        if "function" in step:
-            return [a and Array(bases[a[0]] + a[1], DTYPES[a[2]], tuple(a[3])) for a in step["args"]]
-        return pack_params(("ptr", bases[kind] + v) if kind in bases else (kind, v) for kind, v in step["args"])
-
     def _launch(self, i: int) -> None:
-        step = self.plan["steps"][i]
-        if "function" in step:
+        step = self.plan.steps[i]
+        if isinstance(step, CallStep):
             return self._call(i, step)
-        self.gpu.launch(self._kernels[i], tuple(step["grid"]), tuple(step["block"]), step["smem"], self._params[i])
+        self.gpu.launch(self._kernels[i], step.grid, step.block, step.smem, self._params[i])
 
-    def _call(self, i: int, step: Mapping) -> None:
+    def _call(self, i: int, step: CallStep) -> None:
         """A library function. What its arrays hold may be wrong for it: indices outside, a division by zero."""
-        *ins, out = self._params[i]
-        function = bound(step["function"], step["attributes"], step["part"])
+        ins, out = self._arrays[i]
+        function = bound(step.function, step.attributes, step.part)
         try:
             self.gpu.call(function, ins, out, self._flags + 4 * i)
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
-            names = ", ".join(self.plan["layers"][k]["name"] for k in step["covers"])
-            why = f"{names}: {step['function']} cannot run on what it is given: {e}"
+            names = ", ".join(self.plan.layers[k].name for k in step.covers)
+            why = f"{names}: {step.function} cannot run on what it is given: {e}"
             raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
 
     def _recorded(self) -> Callable[[], None]:
         """A graph of all steps; around library functions, which allocate as no graph can, one for each run of kernels."""
-        parts = []
+        parts: list[Callable[[], object]] = []
         for library, run in groupby(range(len(self._kernels)), key=lambda i: self._kernels[i] is None):
             launch = partial(self._launch_some, tuple(run))
             parts.append(launch if library else self.gpu.record(launch))
-        return lambda: [part() for part in parts]
+
+        def replay() -> None:
+            for part in parts:
+                part()
+
+        return replay
 
     def _launch_some(self, steps: tuple[int, ...]) -> None:
         for i in steps:
@@ -255,42 +265,55 @@ class Context:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
 
     def _check(self, inputs: Mapping[str, object]) -> None:
-        expected = {i["name"]: i for i in self.plan["inputs"]}
+        expected = {i.name: i for i in self.plan.inputs}
         if set(inputs) != set(expected):
             raise ValueError(f"inputs: expected the names {sorted(expected)}, got {sorted(map(str, inputs))}")
         for name, info in expected.items():
             a = inputs[name]
             shape, dtype = tuple(getattr(a, "shape", ())), getattr(a, "dtype", type(a).__name__)
-            if shape != tuple(info["shape"]):
+            if shape != info.shape:
                 raise ValueError(
-                    f"input {name!r}: expected shape {_dims(info['shape'])}, got {_dims(shape)}. "
+                    f"input {name!r}: expected shape {_dims(info.shape)}, got {_dims(shape)}. "
                     "Sizes are fixed when an engine is built: build one with --shapes for this size"
                 )
-            want = DTYPES[info["dtype"]]
+            want = DTYPES[info.dtype]
             if dtype != want:
                 raise ValueError(f"input {name!r}: expected dtype {want}, got {dtype}; convert it with .astype(np.{want})")
 
-    def _bind(self, info: Mapping, array, on_gpu: bool) -> None:
-        to = self._arena + info["offset"]
-        fmt = Format.parse(info["format"])
-        if on_gpu and fmt.layout == "chw":
-            array = self.gpu.cupy.ascontiguousarray(array)
-            self.gpu.cupy.cuda.get_current_stream().synchronize()
-            self.gpu.copy(to, array.data.ptr, array.nbytes)
+    def _bind(self, info: Bound, array: Any, cuda: Cuda | None) -> None:
+        """An input goes to where the plan reads it. `cuda`: where the array lies, None for the host."""
+        to = self._arena + info.offset
+        if cuda and info.format.layout == "chw":
+            array = cuda.cupy.ascontiguousarray(array)
+            cuda.cupy.cuda.get_current_stream().synchronize()
+            cuda.copy(to, array.data.ptr, array.nbytes)
             return
-        host = self.gpu.cupy.asnumpy(array) if on_gpu else np.asarray(array)
-        self.gpu.write(to, to_memory(host.reshape(info["shape4"]), fmt))
+        host = cuda.cupy.asnumpy(array) if cuda else np.asarray(array)
+        self.gpu.write(to, to_memory(host.reshape(info.shape4), info.format))
 
-    def _fetch(self, info: Mapping, on_gpu: bool):
-        fmt, shape4 = Format.parse(info["format"]), tuple(info["shape4"])
-        at, dtype = self._arena + info["offset"], DTYPES[info["dtype"]]
-        if on_gpu and fmt.layout == "chw":
-            with self.gpu.stream:
-                out = self.gpu.cupy.empty(tuple(info["shape"]), dtype)
-                self.gpu.copy(out.data.ptr, at, out.nbytes)
+    def _fetch(self, info: Bound, cuda: Cuda | None) -> Any:
+        """An output as an array, on the GPU or on the host."""
+        at, dtype = self._arena + info.offset, DTYPES[info.dtype]
+        if cuda and info.format.layout == "chw":
+            with cuda.stream:
+                out = cuda.cupy.empty(info.shape, dtype)
+                cuda.copy(out.data.ptr, at, out.nbytes)
             return out
-        values = from_memory(self.gpu.read(at, info["nbytes"]).view(dtype), fmt, shape4).reshape(info["shape"])
-        return self.gpu.cupy.asarray(values) if on_gpu else values
+        values = from_memory(self.gpu.read(at, info.nbytes).view(dtype), info.format, info.shape4).reshape(info.shape)
+        return cuda.cupy.asarray(values) if cuda else values
+
+
+def _struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
+    """A kernel's parameters with addresses in their places."""
+    return pack_params(("ptr", bases[kind] + int(v)) if kind in bases else (kind, v) for kind, v in step.args)
+
+
+def _arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None], Array]:
+    """A function's inputs, and its output."""
+    *ins, out = (a and Array(bases[a[0]] + a[1], DTYPES[a[2]], a[3]) for a in step.args)
+    if out is None:
+        raise EngineError(f"the engine's plan is wrong: {step.function} has no output. Build the engine again")
+    return ins, out
 
 
 def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
@@ -298,5 +321,5 @@ def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
 
 
-def _dims(shape) -> str:
+def _dims(shape: Sequence[int]) -> str:
     return "x".join(str(d) for d in shape) or "()"

@@ -11,64 +11,8 @@ Hashes tell of damage, not of malice. So a plan is also held to what follows fro
 argument and place in memory is derived again where it is read, and the same when it is sealed. `Engine.checked` says so; only
 machine code in the file has to be trusted, by allow_cubins.
 
-The plan (shape4: NCHW as the kernels see it; formats as `fp16:hwc8`; times in microseconds; sizes and offsets in bytes;
-`x|null`: null where it does not apply; keys that a reader does not know are ignored):
-
-    format_version, min_reader      what wrote the file; the oldest reader that understands it
-    plan_sha256                     filled in by seal()
-    producer    {version, nvrtc}
-    model       {name, sha256}
-    device      {name, title, sm, num_sms, clock_mhz, ...}
-    timing      {kind: "predicted"|"measured", label: "predicted(h200)"|"measured(NVIDIA H200)", ...}
-    source_hash                     of all kernel sources (cuda_kernels.compile.source_hash)
-    flags       {sparsity, ...}     what the build was asked for
-    range       {source, high: [[tensor, largest magnitude|null]], exponents: {tensor: e}, single: [[tensor, sentence]],
-                  stuck: [[tensor, why]], compared: {skipped: why} or {layers, worst: [tensor, error|null, error of rounding
-                  it once], outputs: [the same], far: [tensors], rounds, moved: [tensors]}}: what FP16 cannot hold, stored
-                  times 2^e or in FP32 (precision.ranges); how the plan did on a calibration input beside FP32, in relative L2
-                  norms (null: infinite or NaN), and what then became FP32 (gpu_runtime.deviations); {} without one
-    inputs, outputs  [{name, shape, dtype, format, shape4, offset, nbytes}]    offset: in the activation arena
-    layers      in execution order, free NoOps included:
-                [{name, type, layer: str|null, nodes: [ONNX names], problem: {type, ...}|null, params,
-                  inputs, outputs: [{name, shape4, format, offset, inside}], tactic, time_us, sparse,
-                  has_sparse_weights, weights_count, bias_count}]
-                inside: {shape4, format, offset, channel} of the tensor in whose memory this one lies (absent: its own)
-                type: conv, pool, pointwise, move, concat, reduce, normalize, library, reformat, noop
-                problem: fields of the record in tactics (tactics.problems.codec); null: only another name for a tensor
-                layer: the name that sparsity rows use, if it is another than `name`
-                params: conv {kernel, stride, pad (top, left, bottom, right), dilation, k, groups, act, bias, residual};
-                        pool {kind, kernel, stride, pad, count_pad, ceil}; pointwise {stages, tensors}; move {kind};
-                        library {function, attributes}
-    steps       [{kernel, values, grid, block, smem, args: [[kind, value]], covers: [layer indices]}]
-                kind: arena (offset), weights (offset), i32, i64, f32
-                or {function, attributes, part, args: [[kind, offset, dtype, shape]|null], covers}: a library function, its
-                inputs and then its output
-    sparsity    {mode, eligible: [names], picked: [names], pruned: [initializers], pruned_energy: the share of their squares
-                  that went, not_pruned: [[initializer, why]] (these three with --sparsity=force),
-                  summary: {layers, eligible, picked, total_us, all_dense_us, saved_us, ceiling_us},
-                  rows: [{layer, layers: [each of merged siblings], op, verdict: "sparse"|"dense"|"not_eligible", reason,
-                  detail|null, sentence|null,
-                  c, k, groups, kernel, pattern_groups|null, pattern_share|null, first_violation: [k, c, r, s]|null,
-                  stored_share|null, lost_energy|null (both of the weights as the file has them),
-                  best_dense, best_sparse: {tactic, in, out, us, low_us, high_us, bound}|null,
-                  us (in the plan),
-                  if_sparse: {as best_sparse, and dense_us, all predicted}|null (weights that lack the pattern),
-                  other: {total_us, cost_us = kernel_us + reformat_us + around_us, reformats, tactic, in, out, us,
-                  kernels}|null,
-                  other_cost_us|null, flip_speedup|null, p_sparse_faster|null,
-                  floor: {mma_us, dram_us, l2_us, launch_us, bound, dense_us, sparse_us}|null (runs in FP32)}]}
-                  (gpu_runtime.explain.reasons says what each means)
-    plan        {total_us, status ("proven" or not), method, width, gap, rivals: {all_dense_us, best_single_format:
-                  {format, us}, greedy_us}, measured_us (end to end, where it was)}
-    choices     what the plan was chosen from, for gpu_runtime.explain.what_if: {tensors: [{name, shape4, keys, reformat_ps:
-                  [from][to] or null}], tactics: [names], choices: [{op, layer, layers, in: [tensor], out: tensor,
-                  when: [[group, option]], entries: [[tactic, key of each input, key of the output, picoseconds]]}],
-                  groups: [[name, options]], pinned: {tensor: key}, inputs, outputs}; a key names a memory layout, and
-                  after "@" a place in another tensor
-    memory      {activation_bytes, largest_live_bytes, weight_bytes, workspace: [offset, nbytes]|null, zeros: [[offset,
-                  nbytes]] to clear before the first run,
-                  frees: [[step, [[offset, nbytes]]]] what nothing reads after that step}
-    sections    [{name, kind: "weights"|"cubin", offset, nbytes, sha256}] each at the next multiple of 256 bytes
+The plan is {"format_version", "plan_sha256"} and the fields of an EngineRecord (plan_record.py; docs/engine.md lists them all).
+A key that the record has not is refused: another version wrote it.
 """
 
 from __future__ import annotations
@@ -77,126 +21,141 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
 from cuda_kernels import files
 from cuda_kernels.compile import source_hash
+from cuda_kernels.device import Device
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime import schema, verify
+from gpu_runtime.runtime import bounds, verify
+from gpu_runtime.runtime.fields import ALIGN, padded
+from gpu_runtime.runtime.findings import SparsityRecord
+from gpu_runtime.runtime.plan_record import FORMAT_VERSION, Bound, EngineRecord, PlanRecord, Section
+from tactics import codec
 
-FORMAT_VERSION = 2
-MIN_READER = 2
-ALIGN = 256
+if TYPE_CHECKING:
+    from gpu_runtime.runtime.context import Context
+
 MAX_HEADER_BYTES = 64_000_000
 MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Engine:
-    """A plan (plain JSON data, see the module), the packed weights (uint8) and, where embedded, kernel key -> cubin.
+    """The record, the packed weights (uint8) and, where embedded, kernel key -> cubin.
 
-    `checked`: the plan's every step follows from its layers, as gpu_runtime.runtime.verify found when it was built or read.
+    `checked`: every step follows from its layer, as gpu_runtime.runtime.verify found when it was built or read.
     """
 
-    plan: Mapping
+    record: EngineRecord
     weights: np.ndarray
     cubins: Mapping[str, bytes] = field(default_factory=dict)
     checked: bool = False
 
     def __repr__(self) -> str:
-        p = self.plan
+        r = self.record
         return (
-            f"Engine({p['model']['name']!r} for {p['device']['title']}, {len(p['layers'])} layers, "
-            f"{p['plan']['total_us']:.1f} us {p['timing']['label']})"
+            f"Engine({r.model.name!r} for {r.device.title}, {len(r.plan.layers)} layers, "
+            f"{r.plan.solution.total_us:.1f} us {r.timing.label})"
         )
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the engine file; EngineError if that fails, and then nothing is overwritten."""
         write(self, path)
 
-    def layer_info(self) -> dict:
+    def layer_info(self) -> dict[str, object]:
         """TensorRT's layer information (its 10.x and 11.x keys side by side), as plain data."""
         from gpu_runtime.explain.layer_info import layer_info
 
-        return layer_info(self.plan) | {"LaunchesChecked": self.checked}
+        return layer_info(self.record) | {"LaunchesChecked": self.checked}
 
     @property
-    def sparsity(self) -> Mapping:
-        """Which layers could run sparse, which do, and why: {mode, eligible, picked, rows}."""
-        return self.plan["sparsity"]
+    def plan(self) -> PlanRecord:
+        """The layers in execution order, where their tensors lie, what is launched, and why."""
+        return self.record.plan
 
     @property
-    def inputs(self) -> list[Mapping]:
-        return self.plan["inputs"]
+    def sparsity(self) -> SparsityRecord:
+        """Which layers could run sparse, which do, and why."""
+        return self.plan.sparsity
 
     @property
-    def outputs(self) -> list[Mapping]:
-        return self.plan["outputs"]
+    def inputs(self) -> tuple[Bound, ...]:
+        return self.plan.inputs
 
-    def context(self, **options):
+    @property
+    def outputs(self) -> tuple[Bound, ...]:
+        return self.plan.outputs
+
+    def context(self, **options: Any) -> Context:
         """Something that runs this engine; see gpu_runtime.runtime.context.Context for the options."""
         from gpu_runtime.runtime.context import Context
 
         return Context(self, **options)
 
 
-def pack(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[dict]]:
-    """Arrays -> (uint8 arena, section rows {name, kind, offset, nbytes}); every section starts 256-byte aligned."""
-    rows, end = [], 0
+def pack(arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0) -> tuple[
+        np.ndarray, tuple[Section, ...]]:  # fmt: skip
+    """Arrays -> (uint8 arena, sections of that kind, the first at `first`); each begins at a multiple of ALIGN bytes."""
+    sections, end = [], first
     for name, array in arrays.items():
-        rows.append({"name": name, "kind": "weights", "offset": end, "nbytes": array.nbytes})
-        end += _padded(array.nbytes)
-    arena = np.zeros(end, np.uint8)
-    for row, array in zip(rows, arrays.values(), strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        arena[row["offset"] : row["offset"] + row["nbytes"]] = flat
-    return arena, rows
+        sections.append(Section(name, kind, end, array.nbytes))
+        end += padded(array.nbytes)
+    arena = np.zeros(end - first, np.uint8)
+    for s, array in zip(sections, arrays.values(), strict=True):
+        arena[s.offset - first : s.end - first] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return arena, tuple(sections)
 
 
-def seal(plan: Mapping, arena: np.ndarray) -> dict:
-    """The plan with versions, the sha256 of each section, and its own. ValueError where sections and arena disagree, or where
-    the plan is none that reading would accept."""
-    problem = _layout_problem(plan["sections"], arena.nbytes)
-    if problem:
+def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
+    """The record with the sha256 of each section. ValueError where sections and arena disagree, or where the record is none
+    that reading would accept."""
+    if problem := _layout_problem(record.sections, arena.nbytes):
         raise ValueError(f"sections: {problem}")
-    plan = {k: v for k, v in plan.items() if k != "plan_sha256"}
-    plan |= {"format_version": FORMAT_VERSION, "min_reader": MIN_READER}
-    plan["sections"] = [s | {"sha256": _sha256(_section(arena, s))} for s in plan["sections"]]
-    plan = json.loads(_canonical(plan))
-    plan["plan_sha256"] = _plan_sha256(plan)
-    problem = _too_large(_header(plan, arena.nbytes)) or _fault(plan, arena)
-    if problem:
+    record = replace(record, sections=tuple(replace(s, sha256=_sha256(_section(arena, s))) for s in record.sections))
+    data = file_data(record)
+    if not (problem := _too_large(_header(data, arena.nbytes))):
+        try:
+            record = _record(json.loads(_canonical(data)))
+        except codec.Misfit as e:
+            problem = str(e)
+    problem = problem or bounds.fault(record, _weight_bytes(record.sections, arena.nbytes))
+    if problem := problem or (_not_derived(record, arena) if is_checkable(record) else None):
         raise ValueError(f"the engine could not be loaded again: in its plan, {problem}")
-    return plan
+    return record
 
 
-def is_checkable(plan: Mapping) -> bool:
+def file_data(record: EngineRecord) -> dict[str, Any]:
+    """The plan as the file has it."""
+    data = {"format_version": FORMAT_VERSION, **codec.to_json(EngineRecord, record)}
+    return data | {"plan_sha256": _plan_sha256(data)}
+
+
+def _record(data: Mapping[str, Any]) -> EngineRecord:
+    return codec.from_json(EngineRecord, {k: v for k, v in data.items() if k not in ("format_version", "plan_sha256")})
+
+
+def is_checkable(record: EngineRecord) -> bool:
     """Whether this gpu_runtime knows what the plan's steps must be; of other kernel sources it does not, nor runs it them."""
-    return plan["source_hash"] == source_hash()
+    return record.source_hash == source_hash()
 
 
-def check(plan: Mapping, weights: np.ndarray) -> None:
+def check(record: EngineRecord, weights: np.ndarray) -> None:
     """EngineError where a step or place of the plan does not follow from its layers."""
-    if problem := verify.fault(plan, weights):
+    if problem := verify.fault(record, weights):
         raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")
 
 
-def _fault(plan: Mapping, arena: np.ndarray) -> str | None:
-    """What keeps a plan from being read, or None."""
-    problem = schema.fault(plan, _weight_bytes(plan["sections"], arena.nbytes))
-    return problem or (_not_derived(plan, arena) if is_checkable(plan) else None)
-
-
-def _not_derived(plan: Mapping, arena: np.ndarray) -> str | None:
+def _not_derived(record: EngineRecord, arena: np.ndarray) -> str | None:
     """What in a plan does not follow from its layers, or None."""
-    return verify.fault(plan, arena[: _weight_bytes(plan["sections"], arena.nbytes)])
+    return verify.fault(record, arena[: _weight_bytes(record.sections, arena.nbytes)])
 
 
-def write(engine: Engine, path: str | os.PathLike) -> None:
+def write(engine: Engine, path: str | os.PathLike[str]) -> None:
     """Put the file in place at `path`, see cuda_kernels.files. Raises EngineError where that cannot be done."""
     data = encode(engine)
     try:
@@ -211,18 +170,17 @@ def write(engine: Engine, path: str | os.PathLike) -> None:
 def encode(engine: Engine) -> bytes:
     """The bytes of the file: the same for the same engine, in every process."""
     weights = np.ascontiguousarray(engine.weights).reshape(-1).view(np.uint8)
-    rows = [s for s in engine.plan["sections"] if s["kind"] == "weights"]
-    code, more = pack({key: np.frombuffer(engine.cubins[key], np.uint8) for key in sorted(engine.cubins)})
-    rows += [row | {"kind": "cubin", "offset": weights.nbytes + row["offset"]} for row in more]
-    arena = np.concatenate([weights, code])
-    plan = seal(dict(engine.plan) | {"sections": rows}, arena)
-    header = _header(plan, arena.nbytes)
+    code = {key: np.frombuffer(engine.cubins[key], np.uint8) for key in sorted(engine.cubins)}
+    packed, coded = pack(code, "cubin", weights.nbytes)
+    arena = np.concatenate([weights, packed])
+    sections = (*(s for s in engine.record.sections if s.kind == "weights"), *coded)
+    header = _header(file_data(seal(replace(engine.record, sections=sections), arena)), arena.nbytes)
     if problem := _too_large(header):
         raise EngineError(f"the plan is too large for an engine: {problem}")
     return b"".join([struct.pack("<Q", len(header)), header, arena.data])
 
 
-def read(path: str | os.PathLike, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
+def read(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: bool = False) -> Engine:
     """Read and check an engine file; whatever is wrong with it is an EngineError that says so.
 
     `verify=False` skips the arena's hashes (the header is always checked). Machine code inside the file is refused
@@ -243,48 +201,75 @@ def read(path: str | os.PathLike, *, verify: bool = True, allow_cubins: bool = F
 
 def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
     """`read` for an open file of `size` bytes; `name` stands in the messages."""
-    plan, arena_bytes = _read_header(file, size, name)
+    record, arena_bytes = _read_header(file, size, name)
     arena = np.empty(arena_bytes, np.uint8)
-    if file.readinto(memoryview(arena)) != arena_bytes:
+    if file.readinto(arena.data) != arena_bytes:  # type: ignore[attr-defined]
         raise EngineError(f"{name}: the file became shorter while it was read. Try again")
-    sections = plan["sections"]
     if verify:
-        _verify(arena, sections, name)
-    checked = is_checkable(plan)
-    if checked and (problem := _not_derived(plan, arena)):
+        _verify(arena, record.sections, name)
+    checked = is_checkable(record)
+    if checked and (problem := _not_derived(record, arena)):
         raise _bad(name, f"not an engine that this gpu_runtime makes: in its plan, {problem}")
-    coded = [s for s in sections if s["kind"] == "cubin"]
+    coded = [s for s in record.sections if s.kind == "cubin"]
     if coded and not allow_cubins:
         raise EngineError(
             f"{name}: holds machine code for {len(coded)} kernels, which would run as it is. If you trust its maker, "
             "load it with allow_cubins=True; else build the engine without --embed-cubins"
         )
     arena.setflags(write=False)
-    weights = arena[: coded[0]["offset"]] if coded else arena
-    return Engine(plan, weights, {s["name"]: _section(arena, s).tobytes() for s in coded}, checked)
+    weights = arena[: coded[0].offset] if coded else arena
+    return Engine(record, weights, {s.name: _section(arena, s).tobytes() for s in coded}, checked)
 
 
-def check_device(plan: Mapping, device_sm: str) -> None:
-    """EngineError unless the plan was made for this architecture, such as "sm_90a"."""
-    device = plan["device"]
-    if device["sm"].rstrip("af") != device_sm.rstrip("af"):
+def check_device(device: Device, device_sm: str) -> None:
+    """EngineError unless what was planned for `device` runs on this architecture, such as "sm_90a"."""
+    if device.sm.rstrip("af") != device_sm.rstrip("af"):
         raise EngineError(
-            f"the engine was built for {device['title']} ({device['sm']}); this device is {device_sm}. "
+            f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
             "Build the engine again for this device"
         )
 
 
-def check_source(plan: Mapping, source_hash: str) -> None:
+def check_source(record: EngineRecord, source_hash: str) -> None:
     """EngineError unless the kernels' sources are those the plan was made with."""
-    if plan["source_hash"] != source_hash:
+    if record.source_hash != source_hash:
         raise EngineError(
-            f"the engine was built with other kernel sources: hash {plan['source_hash'][:12]}, "
+            f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "
             f"here {source_hash[:12]}. Build the engine again with this gpu_runtime"
         )
 
 
-def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
-    """The checked plan and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
+def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:
+    """The checked record and the size of the arena, in the order: size, length, JSON, version, data, header, plan."""
+    header = _header_bytes(file, size, name)
+    head = _json(header, f"{name}: not an engine, or damaged: its header")
+    metadata = head.get("__metadata__")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("plan"), str):
+        raise EngineError(f"{name}: not an engine: a safetensors file without a plan. Build one with build-engine")
+    data = _json(metadata["plan"].encode(errors="replace"), f"{name}: damaged: the plan in its header")
+    _check_version(data.get("format_version"), name)
+    got = size - 8 - len(header)
+    _check_size(head.get("arena"), got, name)
+    try:
+        intact = header == _header(data, got)
+    except (ValueError, RecursionError):
+        intact = False
+    if not intact:
+        raise _bad(name, "damaged: its header is not the one that belongs to its plan")
+    if data.get("plan_sha256") != _plan_sha256(data):
+        raise _bad(name, "damaged: its plan does not have the sha256 that it states")
+    try:
+        record = _record(data)
+    except codec.Misfit as e:
+        raise _bad(name, f"not an engine of this kind: in its plan, {e}") from None
+    if problem := _layout_problem(record.sections, got):
+        raise _bad(name, f"its list of sections is wrong: {problem}")
+    if problem := bounds.fault(record, _weight_bytes(record.sections, got)):
+        raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
+    return record, got
+
+
+def _header_bytes(file: BinaryIO, size: int, name: str) -> bytes:
     if size < 8:
         raise _bad(name, f"not an engine: expected at least 8 bytes, got {size}")
     (length,) = struct.unpack("<Q", file.read(8))
@@ -295,52 +280,36 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[dict, int]:
     header = file.read(length)
     if problem := _too_large(header):
         raise _bad(name, f"not an engine, or damaged: {problem}")
-    head = _json(header, f"{name}: not an engine, or damaged: its header")
-    metadata = head.get("__metadata__")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("plan"), str):
-        raise EngineError(f"{name}: not an engine: a safetensors file without a plan. Build one with build-engine")
-    plan = _json(metadata["plan"].encode(errors="replace"), f"{name}: damaged: the plan in its header")
-    versions = plan.get("format_version"), plan.get("min_reader")
-    if any(type(v) is not int for v in versions):
-        raise _bad(name, f"damaged: expected format_version and min_reader to be integers, got {versions}")
-    if versions[1] > FORMAT_VERSION:
+    return header
+
+
+def _check_version(version: object, name: str) -> None:
+    if type(version) is not int:
+        raise _bad(name, f"damaged: expected format_version to be a whole number, got {str(version)[:60]}")
+    if version > FORMAT_VERSION:
         raise EngineError(
-            f"{name}: made by a newer gpu_runtime: format {versions[0]}, which takes a reader of format {versions[1]}; "
-            f"this one reads up to {FORMAT_VERSION}. Update gpu_runtime, or build the engine again with this one"
+            f"{name}: made by a newer gpu_runtime: format {version}; this one reads {FORMAT_VERSION}. "
+            "Update gpu_runtime, or build the engine again with this one"
         )
-    if versions[0] < FORMAT_VERSION:
+    if version < FORMAT_VERSION:
         raise EngineError(
-            f"{name}: made by an older gpu_runtime: format {versions[0]}, which says less than this one needs to check it "
-            f"(format {FORMAT_VERSION}). Build the engine again with this gpu_runtime"
+            f"{name}: made by an older gpu_runtime: format {version}; this one reads {FORMAT_VERSION}. "
+            "Build the engine again with this gpu_runtime"
         )
-    arena = head.get("arena")
+
+
+def _check_size(arena: object, got: int, name: str) -> None:
+    """Whether the file has as many bytes of data as its header says."""
     shape = arena.get("shape") if isinstance(arena, dict) else None
-    got = size - 8 - length
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:
         raise _bad(name, "damaged: its header does not describe an arena")
     if shape[0] != got:
         what = "truncated" if got < shape[0] else "damaged: it goes on after its end"
         raise _bad(name, f"{what}: expected {shape[0]} bytes of data, got {got}")
-    try:
-        intact = header == _header(plan, got)
-    except (ValueError, RecursionError):
-        intact = False
-    if not intact:
-        raise _bad(name, "damaged: its header is not the one that belongs to its plan")
-    if plan.get("plan_sha256") != _plan_sha256(plan):
-        raise _bad(name, "damaged: its plan does not have the sha256 that it states")
-    sections = plan.get("sections")
-    problem = _layout_problem(sections, got) if isinstance(sections, list) else "there is none"
-    if problem:
-        raise _bad(name, f"its list of sections is wrong: {problem}")
-    problem = schema.fault(plan, _weight_bytes(sections, got))
-    if problem:
-        raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
-    return plan, got
 
 
-def _weight_bytes(sections: list[Mapping], arena_bytes: int) -> int:
-    return next((s["offset"] for s in sections if s["kind"] == "cubin"), arena_bytes)
+def _weight_bytes(sections: Sequence[Section], arena_bytes: int) -> int:
+    return next((s.offset for s in sections if s.kind == "cubin"), arena_bytes)
 
 
 def _too_large(header: bytes) -> str | None:
@@ -351,19 +320,19 @@ def _too_large(header: bytes) -> str | None:
     return f"expected a header of at most {MAX_HEADER_VALUES} values, got {values}" if values > MAX_HEADER_VALUES else None
 
 
-def _verify(arena: np.ndarray, sections: list[dict], name: str) -> None:
+def _verify(arena: np.ndarray, sections: Sequence[Section], name: str) -> None:
     for s in sections:
-        if _sha256(_section(arena, s)) != s.get("sha256"):
-            raise _bad(name, f"damaged: section '{s['name']}' does not have the sha256 that the plan states")
-        if arena[s["offset"] + s["nbytes"] : s["offset"] + _padded(s["nbytes"])].any():
-            raise _bad(name, f"damaged: the padding after section '{s['name']}' is not zero")
+        if _sha256(_section(arena, s)) != s.sha256:
+            raise _bad(name, f"damaged: section '{s.name}' does not have the sha256 that the plan states")
+        if arena[s.end : s.offset + padded(s.nbytes)].any():
+            raise _bad(name, f"damaged: the padding after section '{s.name}' is not zero")
 
 
 def _bad(name: str, what: str) -> EngineError:
     return EngineError(f"{name}: {what}. Copy the file again, or build the engine again")
 
 
-def _json(data: bytes, what: str) -> dict:
+def _json(data: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode("ascii"))
     except (ValueError, RecursionError):
@@ -373,46 +342,40 @@ def _json(data: bytes, what: str) -> dict:
     return value
 
 
-def _layout_problem(sections: list, arena_bytes: int) -> str | None:
+def _layout_problem(sections: Sequence[Section], arena_bytes: int) -> str | None:
     """What is wrong with the sections' names, kinds or places in an arena of that size, or None."""
-    end, seen = 0, []
+    end = 0
     for s in sections:
-        if not isinstance(s, dict) or not isinstance(s.get("name"), str) or s.get("kind") not in ("weights", "cubin"):
-            return f"expected a name and a kind (weights or cubin), got {s}"
-        if s.get("offset") != end or type(s.get("nbytes")) is not int or s["nbytes"] < 0:
-            return f"'{s['name']}': expected offset {end} and a size, got {s.get('offset')} and {s.get('nbytes')}"
-        seen.append((s["kind"], s["name"]))
-        end += _padded(s["nbytes"])
-    if len(set(seen)) < len(seen):
+        if s.offset != end:
+            return f"'{s.name}': expected offset {end}, got {s.offset}"
+        end += padded(s.nbytes)
+    if len({(s.kind, s.name) for s in sections}) < len(sections):
         return "a name occurs twice"
-    if [kind for kind, _ in seen] != sorted((kind for kind, _ in seen), reverse=True):
+    kinds = [s.kind for s in sections]
+    if kinds != sorted(kinds, reverse=True):
         return "machine code stands before weights"
     if end != arena_bytes:
         return f"they end at byte {end}, the arena at {arena_bytes}"
     return None
 
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
-
-
-def _section(arena: np.ndarray, section: Mapping) -> np.ndarray:
-    return arena[section["offset"] : section["offset"] + section["nbytes"]]
+def _section(arena: np.ndarray, section: Section) -> np.ndarray:
+    return arena[section.offset : section.end]
 
 
 def _sha256(data: np.ndarray) -> str:
     return hashlib.sha256(data.data).hexdigest()
 
 
-def _canonical(data) -> str:
+def _canonical(data: object) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _plan_sha256(plan: Mapping) -> str:
+def _plan_sha256(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical({k: v for k, v in plan.items() if k != "plan_sha256"}).encode()).hexdigest()
 
 
-def _header(plan: Mapping, arena_bytes: int) -> bytes:
+def _header(plan: Mapping[str, Any], arena_bytes: int) -> bytes:
     arena = {"data_offsets": [0, arena_bytes], "dtype": "U8", "shape": [arena_bytes]}
     header = _canonical({"__metadata__": {"plan": _canonical(plan)}, "arena": arena}).encode()
     return header + b" " * (-(8 + len(header)) % ALIGN)

@@ -10,61 +10,58 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gpu_runtime.runtime import derive
-from tactics.format import DTYPES, LAYOUTS, Format, padded_channels, strides
+from gpu_runtime.runtime.plan_record import Bound, PlanRecord, TensorPlace
+from tactics.format import DTYPES, LAYOUTS, padded_channels, strides
 
 MOST_PAIRS = 4_000_000  # of writes and tensors that share a block, so that no plan takes long to check
 
 
 class Region(NamedTuple):
-    """`count` runs of `run` bytes, `step` apart, from `start`."""
+    """`runs` runs of `run` bytes, `step` apart, from `start`."""
 
     start: int
     run: int
     step: int
-    count: int
+    runs: int
 
     @property
     def end(self) -> int:
-        return self.start + (self.count - 1) * self.step + self.run
+        return self.start + (self.runs - 1) * self.step + self.run
 
     def touches(self, other: Region) -> bool:
         """Whether two regions share a byte; runs that are differently far apart count as one run each."""
         if self.end <= other.start or other.end <= self.start:
             return False
-        if self.step != other.step or self.count == 1 or other.count == 1:
+        if self.step != other.step or self.runs == 1 or other.runs == 1:
             return True
         ahead = (other.start - self.start) % self.step
         return not (self.run <= ahead and ahead + other.run <= self.step)
 
 
-def region(tensor: Mapping) -> Region:
-    """The bytes of a tensor's record, padded channels of its own included."""
-    whole = tensor.get("inside")
-    fmt = Format.parse((whole or tensor)["format"])
-    size = DTYPES[fmt.dtype].itemsize
-    if not whole:
-        nbytes = derive.block(tensor)[1]
-        return Region(tensor["offset"], nbytes, nbytes, 1)
-    n, channels, h, w = whole["shape4"]
-    s, c = strides(fmt, tuple(whole["shape4"])), tensor["shape4"][1]
-    if whole["channel"] + c == channels:  # the last piece owns the padding
-        c = padded_channels(fmt.layout, channels) - whole["channel"]
+def region(tensor: TensorPlace | Bound) -> Region:
+    """The bytes of a tensor, padded channels of its own included."""
+    whole = tensor.inside
+    if whole is None:
+        return Region(tensor.offset, tensor.nbytes, tensor.nbytes, 1)
+    fmt, (n, channels, h, w) = whole.format, whole.shape4
+    size, s, c = DTYPES[fmt.dtype].itemsize, strides(fmt, whole.shape4), tensor.shape4[1]
+    if whole.channel + c == channels:  # the last piece owns the padding
+        c = padded_channels(fmt.layout, channels) - whole.channel
     if LAYOUTS[fmt.layout].blocked:
-        return Region(tensor["offset"], (c >> s.log2v) * s.block * size, s.n * size, n)
-    return Region(tensor["offset"], c * size, s.pixel * size, n * h * w)
+        return Region(tensor.offset, (c >> s.log2v) * s.block * size, s.n * size, n)
+    return Region(tensor.offset, c * size, s.pixel * size, n * h * w)
 
 
 @dataclass(slots=True)
 class Value:
     """A tensor of the plan: its record, its block, and when it is written and last read."""
 
-    record: Mapping
+    record: TensorPlace | Bound
     block: int
     first: int
     last: int
@@ -81,12 +78,12 @@ class Block:
     writes: list[tuple[int, int]] = field(default_factory=list)
 
 
-def fault(plan: Mapping, launching: Sequence[bool], scratch: Sequence[Block]) -> tuple[str | None, list[Block]]:
+def fault(plan: PlanRecord, launching: Sequence[bool], scratch: Sequence[Block]) -> tuple[str | None, list[Block]]:
     """(what is wrong with where tensors lie, or None; all blocks). `launching`: of each layer, whether it launches something;
     `scratch`: workspace and counters."""
     values: list[Value] = []
     held: dict[str, int] = {}
-    end = len(plan["layers"]) + 1
+    end = len(plan.layers) + 1
     parent: list[int] = []
 
     def root(i: int) -> int:
@@ -95,41 +92,41 @@ def fault(plan: Mapping, launching: Sequence[bool], scratch: Sequence[Block]) ->
             i = parent[i]
         return i
 
-    def add(record: Mapping, first: int, last: int) -> int:
-        held[record["name"]] = len(values)
+    def add(record: TensorPlace | Bound, first: int, last: int) -> int:
+        held[record.name] = len(values)
         parent.append(len(values))
         values.append(Value(record, len(values), first, last))
         return len(values) - 1
 
-    for t in plan["inputs"]:
-        if t["name"] in held:
-            return f"input {t['name']!r} is there twice", []
-        add(t, 0, end)
+    for bound in plan.inputs:
+        if bound.name in held:
+            return f"input {bound.name!r} is there twice", []
+        add(bound, 0, end)
     written: list[tuple[int, int]] = []
-    for time, (layer, launches) in enumerate(zip(plan["layers"], launching, strict=True), 1):
+    for time, (layer, launches) in enumerate(zip(plan.layers, launching, strict=True), 1):
         members = []
-        for t in layer["inputs"]:
-            i = held.get(t["name"])
+        for t in layer.inputs:
+            i = held.get(t.name)
             if i is None or not _same_place(values[i].record, t):
-                return f"layers[{time - 1}]: nothing before it writes {t['name']!r} to where it is read", []
+                return f"layers[{time - 1}]: nothing before it writes {t.name!r} to where it is read", []
             values[i].last = max(values[i].last, time)
             members.append(i)
-        (out,) = layer["outputs"]
-        if out["name"] in held:
-            return f"layers[{time - 1}]: {out['name']!r} is written before", []
+        (out,) = layer.outputs
+        if out.name in held:
+            return f"layers[{time - 1}]: {out.name!r} is written before", []
         made = add(out, time, time)
         if launches:
             written.append((time, made))
             mine = region(out)
-            if any(mine.touches(region(t)) for t in layer["inputs"]):
-                return f"layers[{time - 1}]: its output {out['name']!r} lies where an input does", []
+            if any(mine.touches(region(t)) for t in layer.inputs):
+                return f"layers[{time - 1}]: its output {out.name!r} lies where an input does", []
         else:
             for i in members:
                 parent[root(i)] = root(made)
-    for t in plan["outputs"]:
-        i = held.get(t["name"])
-        if i is None or not _same_place(values[i].record, t):
-            return f"output {t['name']!r}: no layer writes it there", []
+    for bound in plan.outputs:
+        i = held.get(bound.name)
+        if i is None or not _same_place(values[i].record, bound):
+            return f"output {bound.name!r}: no layer writes it there", []
         values[i].last = end
     blocks = _blocks(values, root)
     for time, i in written:
@@ -137,18 +134,18 @@ def fault(plan: Mapping, launching: Sequence[bool], scratch: Sequence[Block]) ->
     return _apart([*blocks.values(), *scratch]) or _inside(blocks, values), [*blocks.values(), *scratch]
 
 
-def _same_place(one: Mapping, other: Mapping) -> bool:
+def _same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool:
     """Whether two records are of the same bytes, in the same format."""
-    keys = ("shape4", "format", "offset")
-    return all(one[k] == other[k] for k in keys) and (one.get("inside") or None) == (other.get("inside") or None)
+    mine, its = ((t.shape4, t.format, t.offset, t.inside) for t in (one, other))
+    return mine == its
 
 
-def _blocks(values: list[Value], root) -> dict[int, Block]:
+def _blocks(values: list[Value], root: Callable[[int], int]) -> dict[int, Block]:
     """The blocks by their number, which each value is told."""
     found: dict[int, Block] = {}
     for i, v in enumerate(values):
         v.block = root(i)
-        start, nbytes = derive.block(v.record)
+        start, nbytes = v.record.whole.offset, v.record.whole.nbytes
         b = found.setdefault(v.block, Block(start, start + nbytes, v.first, v.last))
         b.start, b.end = min(b.start, start), max(b.end, start + nbytes)
         b.first, b.last = min(b.first, v.first), max(b.last, v.last)

@@ -1,0 +1,26 @@
+"""Facts of a plan as every text has them: times, a predicted one with a `~`, tactics, and why a layer is FP32."""
+
+from __future__ import annotations
+
+from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing
+from tactics.tactic import Tactic
+
+
+def tactic_text(tactic: Tactic | None) -> str:
+    """A tactic's name without the formats at its end: tables have a column for them."""
+    return tactic.name.partition("__")[0] if tactic else "-"
+
+
+def times_are(timing: Timing) -> str:
+    return f"times are {timing.label}{', marked ~' if timing.is_predicted else ''}"
+
+
+def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str:
+    return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
+
+
+def fp32_reasons(plan: PlanRecord, layer: Layer) -> list[str]:
+    """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
+    known = dict(plan.range.single) if plan.range else {}
+    names = [t.name.removesuffix(" inside") for t in (*layer.outputs, *layer.inputs) if t.format.dtype == "fp32"]
+    return [known[name] for name in dict.fromkeys(names) if name in known]

@@ -1,0 +1,110 @@
+"""What no single field of an engine's record can say: that offsets end within memory, and names and numbers lead somewhere.
+
+The hashes in a file tell that it is as it was written, not that it was written well: that is told by the record's fields and
+here, before anything is allocated, compiled or launched.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from gpu_runtime.runtime.fields import LARGEST
+from gpu_runtime.runtime.findings import ChoiceRow, Choices
+from gpu_runtime.runtime.plan_record import Around, Bound, EngineRecord, LaunchStep, Layer, PlanRecord, Step, TensorPlace
+
+MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
+
+
+def fault(record: EngineRecord, weight_bytes: int) -> str | None:
+    """What is wrong with an engine whose weights take that many bytes, or None: "layers[3]: tensor 'x' ends at byte ..."."""
+    if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
+        return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
+    return next(_faults(record.plan, weight_bytes), None)
+
+
+def _faults(plan: PlanRecord, weight_bytes: int) -> Iterator[str]:
+    ends = {"arena": plan.memory.activation_bytes, "weights": weight_bytes}
+    for i, layer in enumerate(plan.layers):
+        yield from _layer(layer, ends["arena"], f"layers[{i}]")
+    for i, step in enumerate(plan.steps):
+        yield from _step(step, len(plan.layers), ends, f"steps[{i}]")
+    for kind, bound in (("inputs", plan.inputs), ("outputs", plan.outputs)):
+        for i, t in enumerate(bound):
+            yield from _bound(t, ends["arena"], f"{kind}[{i}]")
+    spans = [*plan.memory.zeros, *(span for _, freed in plan.memory.frees for span in freed)]
+    if bad := [span for span in spans if sum(span) > ends["arena"]]:
+        yield f"memory: expected bytes within {ends['arena']}, got {list(bad[0])}"
+    if plan.choices:
+        yield from _choices(plan.choices)
+
+
+def _layer(layer: Layer, end: int, at: str) -> Iterator[str]:
+    for t in layer.tensors:
+        named = f"{at}: tensor {t.name[:40]!r}"
+        yield from _too_large(t, named)
+        if t.inside:
+            yield from _too_large(t.inside, at)
+            if t.inside.channel + t.shape4[1] > t.inside.shape4[1]:
+                yield f"{named} ends behind the one that it lies in"
+        if t.whole.offset + t.whole.nbytes > end:
+            yield f"{named} ends at byte {t.whole.offset + t.whole.nbytes}, the memory at {end}"
+
+
+def _too_large(place: TensorPlace | Around | Bound, at: str) -> Iterator[str]:
+    if math.prod(place.shape4) > MOST_ELEMENTS:
+        yield f"{at}: expected at most {MOST_ELEMENTS} elements, got {list(place.shape4)}"
+
+
+def _step(step: Step, num_layers: int, ends: Mapping[str, int], at: str) -> Iterator[str]:
+    if bad := [i for i in step.covers if i >= num_layers]:
+        yield f"{at}.covers: there is no layer {bad[0]}"
+    for a in step.args:
+        if a is not None and a[0] in ends and a[1] > ends[a[0]]:
+            yield f"{at}.args: offset {a[1]} is behind the end of the {a[0]}, {ends[a[0]]}"
+    if isinstance(step, LaunchStep):
+        if math.prod(step.block) > 1024:
+            yield f"{at}.block: expected at most 1024 threads, got {list(step.block)}"
+    elif not step.args or step.args[-1] is None:
+        yield f"{at}.args: the last one, the output, is missing"
+
+
+def _bound(t: Bound, end: int, at: str) -> Iterator[str]:
+    yield from _too_large(t, at)
+    if t.offset + t.nbytes > end:
+        yield f"{at}: expected {t.nbytes} bytes within {end}, got them at offset {t.offset}"
+    if math.prod(t.shape) != math.prod(t.shape4):
+        yield f"{at}: shapes {list(t.shape)} and {list(t.shape4)} have different sizes"
+
+
+# ---- the planner's tables
+
+
+def _choices(stored: Choices) -> Iterator[str]:
+    """What in the planner's tables names something that they have not."""
+    keys = {t.name: t.keys for t in stored.tensors}
+    if len(keys) < len(stored.tensors):
+        yield "choices.tensors: a name occurs twice"
+    for t in stored.tensors:
+        if {len(row) for row in t.reformat_ps} - {len(t.keys)} or len(t.reformat_ps) != len(t.keys):
+            yield f"choices: the reformats of {t.name[:40]!r} are no table of {len(t.keys)} by {len(t.keys)}"
+    for name, key in stored.pinned.items():
+        if key not in keys.get(name, ()):
+            yield f"choices.pinned: {name[:40]!r} has no format {str(key)[:40]!r}"
+    if unknown := {*stored.inputs, *stored.outputs} - set(keys):
+        yield f"choices: there is no tensor {min(unknown)[:40]!r}"
+    for c in stored.choices:
+        yield from _choice(c, stored)
+
+
+def _choice(c: ChoiceRow, stored: Choices) -> Iterator[str]:
+    around = [*c.in_, c.out]
+    if not c.in_ or max(around) >= len(stored.tensors):
+        yield f"choices: {c.op[:40]!r} reads or writes a tensor that there is none of"
+        return
+    limits = (len(stored.tactics), *(len(stored.tensors[i].keys) for i in around), LARGEST)
+    for e in c.entries:
+        if len(e) != len(limits) or any(v >= limit for v, limit in zip(e, limits, strict=True)):
+            yield f"choices: {c.op[:40]!r} has an entry that names what there is none of"
+            return

@@ -1,0 +1,251 @@
+"""What an engine's file says of its plan beside how to run it, as records: why each layer runs sparse or dense, how good the
+plan is, what FP16 cannot hold, and the tables that it was chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpu_runtime.runtime.fields import (
+    Count,
+    Exponent,
+    LayerFormat,
+    LayoutKey,
+    Named,
+    Number,
+    PlannedTactic,
+    Shape4,
+    Single,
+    Size,
+    TacticName,
+    Text,
+    Time,
+    Value,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A layer's best kernel of a kind, in any formats. `low_us`, `high_us`: quantiles of the time or of the prediction's error;
+    `bound`: what limits it, by its family's prediction."""
+
+    tactic: TacticName
+    in_: LayerFormat
+    out: LayerFormat
+    us: Number
+    low_us: Number
+    high_us: Number
+    bound: Text
+
+
+@dataclass(frozen=True, slots=True)
+class IfSparse(KernelTime):
+    """What a layer's best sparse kernel is predicted to take if its weights had the pattern; `dense_us`: its best dense one."""
+
+    dense_us: Number
+
+
+@dataclass(frozen=True, slots=True)
+class OtherChoice:
+    """What forcing a layer the other way changes: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of the
+    `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
+    reformats (`reformats` more or fewer), and `around_us`, of all other kernels."""
+
+    total_us: Number
+    cost_us: Number
+    kernel_us: Number
+    reformat_us: Number
+    around_us: Number
+    reformats: Value
+    tactic: TacticName
+    in_: LayerFormat
+    out: LayerFormat
+    us: Number
+    kernels: Size = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What no kernel can go below at the device's peak rates (tactics.roofline.floors); `bound`: the largest of the first
+    four."""
+
+    mma_us: Number
+    dram_us: Number
+    l2_us: Number
+    launch_us: Number
+    bound: Literal["mma", "dram", "l2", "launch"]
+    dense_us: Time
+    sparse_us: Time
+
+
+@dataclass(frozen=True, slots=True)
+class SparsityRow:
+    """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
+
+    `layers`: each of merged siblings; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
+    no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of it, in words;
+    c, k, groups, kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
+    `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
+    `lost_energy`, the share of their squares that pruning takes away. `us`: in the plan; `other`: the plan with this layer
+    forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's kernels would have to be;
+    `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
+    """
+
+    layer: Text
+    layers: tuple[Text, ...]
+    op: Text
+    verdict: Literal["sparse", "dense", "not_eligible"]
+    reason: Text
+    c: Count
+    k: Count
+    groups: Count
+    kernel: tuple[Count, Count]
+    detail: Text | None = None
+    sentence: Text | None = None
+    pattern_groups: Size | None = None
+    pattern_share: Number | None = None
+    first_violation: tuple[Size, Size, Size, Size] | None = None
+    stored_share: Number | None = None
+    lost_energy: Number | None = None
+    best_dense: KernelTime | None = None
+    best_sparse: KernelTime | None = None
+    us: Number | None = None
+    if_sparse: IfSparse | None = None
+    other: OtherChoice | None = None
+    other_cost_us: Number | None = None
+    flip_speedup: Number | None = None
+    p_sparse_faster: Number | None = None
+    floor: Floor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts of layers, and the plan's total beside that of the best plan without sparse tactics; `ceiling_us`: that with
+    every eligible layer's dense kernel at twice its speed, launch and memory aside."""
+
+    layers: Size
+    eligible: Size
+    picked: Size
+    total_us: Number
+    all_dense_us: Number | None = None
+    saved_us: Number | None = None
+    ceiling_us: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SparsityRecord:
+    """`eligible`, `picked`: names of layers. With mode force: `pruned`, initializers, `pruned_energy`, the share of their
+    squares that went, and `not_pruned`, [initializer, why]."""
+
+    mode: Literal["disable", "enable", "force"]
+    eligible: tuple[Text, ...]
+    picked: tuple[Text, ...]
+    rows: tuple[SparsityRow, ...]
+    summary: Summary | None = None
+    pruned: tuple[Text, ...] = ()
+    pruned_energy: Number | None = None
+    not_pruned: tuple[Named, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SingleFormat:
+    """The best plan with one format everywhere."""
+
+    format: LayerFormat
+    us: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """Totals of other plans: without sparse tactics, with one format everywhere, with each layer's fastest kernel."""
+
+    all_dense_us: Number | None = None
+    best_single_format: SingleFormat | None = None
+    greedy_us: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What the planner found. `status`: proven, or that it is not; `width`: of its elimination order; `gap`: the share that
+    a better plan could save at most; `measured_us`: end to end, where it was."""
+
+    total_us: Number
+    status: Text
+    method: Text
+    width: Size | None = None
+    gap: Number | None = None
+    rivals: Rivals = field(default_factory=Rivals)
+    measured_us: Number | None = None
+
+
+TensorError = tuple[Text, Number | None, Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How the plan did on a calibration input beside FP32, or why that was `skipped`. An error is [tensor, relative L2 error or
+    null for infinity, that of rounding it once]: the `worst` of all `layers`, and of the `outputs`. `far`: tensors far off;
+    `rounds`: of putting layers into FP32; `moved`: tensors that then were."""
+
+    skipped: Text | None = None
+    layers: Size = 0
+    worst: TensorError | None = None
+    outputs: tuple[TensorError, ...] = ()
+    far: tuple[Text, ...] = ()
+    rounds: Size = 0
+    moved: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRecord:
+    """What FP16 cannot hold, as `source` tells. `high`: [tensor, largest magnitude, or null for what FP32 cannot hold either];
+    `exponents`: of tensors stored times 2^e; `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be]."""
+
+    source: Text
+    high: tuple[tuple[Text, Single | None], ...] = ()
+    exponents: Mapping[Text, Exponent] = field(default_factory=dict)
+    single: tuple[Named, ...] = ()
+    stuck: tuple[Named, ...] = ()
+    compared: Compared | None = None
+
+
+# ---- what the plan was chosen from
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKeys:
+    """A tensor's memory layouts and, behind an "@", places in another tensor; `reformat_ps`: [from][to], null where none."""
+
+    name: Text
+    shape4: Shape4
+    keys: tuple[LayoutKey, ...]
+    reformat_ps: tuple[tuple[Size | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    """An operation that the plan may use `when` each of these groups has that option. `in`, `out`: numbers of tensors; an
+    entry is [tactic, key of each input, key of the output, picoseconds], all but the last by number."""
+
+    op: Text
+    layer: Text
+    layers: tuple[Text, ...]
+    in_: tuple[Size, ...]
+    out: Size
+    when: tuple[Named, ...]
+    entries: tuple[tuple[Size, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The planner's tables, from which gpu_runtime.explain.what_if plans again. `groups`: [name, its options]; `pinned`: the
+    keys of tensors that must have one; `inputs`, `outputs`: of the network."""
+
+    tensors: tuple[TensorKeys, ...]
+    tactics: tuple[PlannedTactic, ...]
+    choices: tuple[ChoiceRow, ...]
+    groups: tuple[tuple[Text, tuple[Text, ...]], ...]
+    pinned: Mapping[Text, LayoutKey]
+    inputs: tuple[Text, ...]
+    outputs: tuple[Text, ...]

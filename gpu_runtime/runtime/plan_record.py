@@ -1,0 +1,340 @@
+"""What an engine's file says, as frozen records: one definition for what writes, reads, checks, describes and documents it.
+
+An EngineRecord is the file's header: whose engine it is, for which device, how its times came about, the sections of its arena
+of weights, and the plans that share them (one, so far). A PlanRecord is one network at one shape: layers in execution order,
+where each tensor lies, what is launched, and why each layer runs as it does. tactics.codec makes JSON of them and back, and
+docs/engine.md a table. What no single field can say is in bounds.py, what follows from layers in verify.py.
+
+shape4 is NCHW as kernels see it; times are in microseconds, sizes and offsets in bytes, offsets of tensors in the arena of
+activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from cuda_kernels.device import Device
+from gpu_runtime.runtime.fields import (
+    MOST_SHARED,
+    Argument,
+    ArrayArgument,
+    Count,
+    Exponent,
+    Function,
+    KernelName,
+    LayerFormat,
+    Number,
+    Shape4,
+    Size,
+    Span,
+    TacticName,
+    Text,
+    Value,
+    ValueName,
+    padded,
+)
+from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
+from tactics.codec import Whole
+from tactics.format import DTYPES, num_bytes, strides
+from tactics.problems.problem import AnyProblem
+
+FORMAT_VERSION = 3
+TYPES = {
+    "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
+    "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
+    "PointwiseProblem": "pointwise", "MoveProblem": "move",
+    "ConcatProblem": "concat", "ReformatProblem": "reformat",
+    "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
+    "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
+}  # fmt: skip
+
+
+# ---- where tensors lie
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The tensor with memory of its own in which another one lies, from its `channel` on."""
+
+    shape4: Shape4
+    format: LayerFormat
+    offset: Size
+    channel: Size
+
+    @property
+    def nbytes(self) -> int:
+        return num_bytes(self.format, self.shape4)
+
+    @property
+    def first_byte(self) -> int:
+        """Offset of its `channel`."""
+        s = strides(self.format, self.shape4)
+        elements = (self.channel >> s.log2v) * s.block + (self.channel & ((1 << s.log2v) - 1))
+        return self.offset + elements * DTYPES[self.format.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A layer's input or output, and where it lies; without `inside` it has memory of its own."""
+
+    name: Text
+    shape4: Shape4
+    format: LayerFormat
+    offset: Size
+    inside: Around | None = None
+
+    @property
+    def whole(self) -> TensorPlace | Around:
+        """The tensor whose memory this one lies in: another one, or itself."""
+        return self.inside or self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory of its own, padding included."""
+        return num_bytes(self.format, self.shape4)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it lies inside another or begins where no vector may, so that its kernel takes it by its strides."""
+        return self.inside is not None or self.offset % 16 != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An input or output of the network; `shape` is ONNX's."""
+
+    name: Text
+    shape: tuple[Count, ...]
+    shape4: Shape4
+    format: LayerFormat
+    offset: Size
+    inside: ClassVar[None] = None  # it has memory of its own
+
+    @property
+    def whole(self) -> Bound:
+        return self
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements: fp16, fp32, uint8, ..."""
+        return self.format.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return num_bytes(self.format, self.shape4)
+
+
+# ---- what is computed and launched
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of the plan, a reformat or a NoOp included: what it computes, by which tactic, from and to where.
+
+    `nodes`: ONNX nodes; `layer`: the name that sparsity rows use, if it is another than `name`; `problem`: null where it only
+    gives a tensor another name; `tactic`: null where nothing is launched; `weights_count`: weights of a convolution.
+    """
+
+    name: Text
+    problem: AnyProblem | None
+    tactic: TacticName | None
+    inputs: tuple[TensorPlace, ...]
+    outputs: tuple[TensorPlace, ...]
+    time_us: Number
+    nodes: tuple[Text, ...] = ()
+    layer: Text | None = None
+    weights_count: Size = 0
+
+    @property
+    def type(self) -> str:
+        """conv, pool, pointwise, move, concat, ..., library; reformat; noop, where nothing is launched."""
+        return TYPES[type(self.problem).__name__] if self.tactic else "noop"
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.tactic is not None and self.tactic.sparse
+
+    @property
+    def tensors(self) -> tuple[TensorPlace, ...]:
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def tactic_name(self) -> str:
+        """Empty where nothing is launched."""
+        return self.tactic.name if self.tactic else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStep:
+    """A kernel's launch. An argument is [kind, value]: arena or weights with an offset, i32, i64, f32, or nonfinite, the
+    address of the step's flag; `smem`: dynamic shared memory; `covers`: numbers of the layers that it computes."""
+
+    kernel: KernelName
+    values: Mapping[ValueName, Value]
+    grid: tuple[Count, Count, Count]
+    block: tuple[Annotated[int, Whole(1, 1024)], Annotated[int, Whole(1, 1024)], Annotated[int, Whole(1, 1024)]]
+    smem: Annotated[int, Whole(0, MOST_SHARED)]
+    args: tuple[Argument, ...]
+    covers: tuple[Size, ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """What is compiled: the kernel and its compile-time values."""
+        return self.kernel, tuple(sorted(self.values.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class CallStep:
+    """A library function's call. `args`: [memory, offset, dtype, shape] of its inputs, null for an absent one, then of its
+    output; `part`: which of the function's outputs that is."""
+
+    function: Function
+    attributes: Mapping[Text, object]
+    part: Size
+    args: tuple[ArrayArgument | None, ...]
+    covers: tuple[Size, ...]
+
+
+Step = LaunchStep | CallStep
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arena of activations. `largest_live_bytes`: the most that is alive at once; `workspace`: scratch memory of launches;
+    `zeros`: spans to clear before the first run; `frees`: [step, spans] that nothing reads after that step."""
+
+    activation_bytes: Size
+    largest_live_bytes: Size
+    workspace: Span | None = None
+    zeros: tuple[Span, ...] = ()
+    frees: tuple[tuple[Size, tuple[Span, ...]], ...] = ()
+
+
+# ---- the file's header
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The ONNX file."""
+
+    name: Text
+    sha256: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How times came about; every printed one carries `label`. `sigma`: the error of predictions; `driver`, `policy`: of
+    measurements."""
+
+    kind: Literal["predicted", "measured"]
+    label: Text
+    sigma: Number | None = None
+    driver: Text | None = None
+    policy: Text | None = None
+
+    @property
+    def is_predicted(self) -> bool:
+        return self.kind == "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Versions of gpu_runtime and of the compiler."""
+
+    version: Text
+    nvrtc: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use."""
+
+    sparsity: Text
+    shapes: Mapping[Text, tuple[Exponent, ...]] = field(default_factory=dict)
+    workspace: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Bytes of the arena: a layer's packed weights, named LAYER.PART, or a kernel's machine code."""
+
+    name: Text
+    kind: Literal["weights", "cubin"]
+    offset: Size
+    nbytes: Size
+    sha256: Text = ""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """The plan of a network at one shape. `layers` are in execution order; `range`: null where nothing was looked at."""
+
+    inputs: tuple[Bound, ...]
+    outputs: tuple[Bound, ...]
+    layers: tuple[Layer, ...]
+    steps: tuple[Step, ...]
+    memory: Memory
+    solution: Solution
+    sparsity: SparsityRecord
+    range: RangeRecord | None = None
+    choices: Choices | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """The header. `source_hash`: of all kernel sources; `plans`: exactly one, so far; all share the sections of weights."""
+
+    model: Model
+    device: Device
+    timing: Timing
+    producer: Producer
+    source_hash: Text
+    flags: Flags
+    sections: tuple[Section, ...]
+    plans: tuple[PlanRecord]
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The plan that is run and shown: readers take it from here only."""
+        return self.plans[0]
+
+    @property
+    def sparsity(self) -> SparsityRecord:
+        return self.plan.sparsity
+
+    @property
+    def solution(self) -> Solution:
+        return self.plan.solution
+
+    @property
+    def weight_sections(self) -> dict[str, Section]:
+        return {s.name: s for s in self.sections if s.kind == "weights"}
+
+    @property
+    def num_cubins(self) -> int:
+        return sum(s.kind == "cubin" for s in self.sections)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Up to the end of the last section of weights, padding included."""
+        return max((padded(s.end) for s in self.sections if s.kind == "weights"), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A model planned for a device, nothing packed or compiled: what plans for several devices are compared by."""
+
+    model: Model
+    device: Device
+    timing: Timing
+    sparsity: SparsityRecord
+    solution: Solution
+
+
+Explained = EngineRecord | Outlook  # what texts on sparsity are written from
