@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cuda_kernels.compile import Values, source_path, sources
 
 TYPES = {"int": "i32", "u32": "i32", "float": "f32", "long long": "i64"}  # kinds as launch.pack_params has them
 NUMBERS = ("i32", "i64", "f32")
-Argument = tuple[str, int | float | str]  # (kind, value)
+Argument = tuple[str, Any]  # (kind, value)
 
 
 class Member(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tactics.problems.problem import ConvProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.tactic import Tactic
 
-Arg = tuple[str, int | float | str]
+Arg = tuple[str, Any]  # (kind, value): a number, or the name of a section of weights
 Args = dict[str, Arg]
 NULL: Arg = ("i64", 0)
 NONFINITE: Arg = ("nonfinite", 0)

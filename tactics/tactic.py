@@ -98,6 +98,20 @@ class Tactic:
         return f"{self.runner}__{'_'.join(formats).replace(':', '.')}"
 
     @property
+    def gemm(self) -> Tile:
+        """The tile of a kernel on tensor cores. Raises TypeError for another kernel."""
+        if not isinstance(self.tile, Tile):
+            raise TypeError(f"{self.kernel} has no tile of a matrix product")
+        return self.tile
+
+    @property
+    def patch(self) -> Patch:
+        """The patch of a depthwise kernel. Raises TypeError for another kernel."""
+        if not isinstance(self.tile, Patch):
+            raise TypeError(f"{self.kernel} has no patch")
+        return self.tile
+
+    @property
     def sparse(self) -> bool:
         return self.kernel in SPARSE
 

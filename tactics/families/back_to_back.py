@@ -68,12 +68,12 @@ def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -
 
 def shared_bytes(tactic: Tactic) -> int:
     """The pipeline, or over it what lies between the two and the second's staging tile, each with its table of rows."""
-    t = tactic.tile
+    t = tactic.gemm
     return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
 
 
 def launches(p: BackToBackProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    one, two, t = p.first, p.second, tactic.tile
+    one, two, t = p.first, p.second, tactic.gemm
     # ConvParams of a single convolution from x to y that loads like the first and stores like the second.
     whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), replace(tactic, kernel="conv_dense")
     of_two, of_one = conv_pointers(two, "2"), conv_pointers(one)
@@ -103,7 +103,7 @@ def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
 
 def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
-    t, clk_us = tactic.tile, 1 / device.clock_mhz
+    t, clk_us = tactic.gemm, 1 / device.clock_mhz
     alone = conv_gemm.predict(p.first, Tactic("conv_dense", t, tactic.ins[:1], tactic.ins[0]), device)
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
@@ -119,4 +119,4 @@ def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, f
     y = num_bytes(tactic.out, p.out_shape)
     weights = sum(conv_gemm.weight_bytes(q, replace(tactic, kernel="conv_dense")) for q in (p.first, p.second))
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
-    return result(device, {"mma": alone["total_us"] - alone["launch_us"] + again, **moved})
+    return result(device, {"mma": float(alone["total_us"]) - float(alone["launch_us"]) + again, **moved})

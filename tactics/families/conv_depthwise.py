@@ -82,7 +82,7 @@ def candidates(
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
     """Why this patch cannot or should not run, or an empty string."""
-    patch, vec = tactic.tile, vector(tactic)
+    patch, vec = tactic.patch, vector(tactic)
     columns = (patch.tw - 1) * lattice(p)[1][1] + p.s
     registers, smem = _registers(p, tactic), _smem(p, tactic)
     if columns > 32:
@@ -102,16 +102,16 @@ def vector(tactic: Tactic) -> int:
 
 
 def threads(tactic: Tactic) -> int:
-    t = tactic.tile
+    t = tactic.patch
     return t.channels // vector(tactic) * (t.h // t.th) * (t.w // t.tw)
 
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     """((step along h, along w), (stride E along h, along w)): dilation d interleaves convolutions without dilation, whose
     outputs lie `step` apart and whose stride, counted in input pixels d apart, is E."""
-    common = [math.gcd(s, d) for s, d in zip(p.stride, p.dilation, strict=True)]
-    return (tuple(d // g for d, g in zip(p.dilation, common, strict=True)),
-            tuple(s // g for s, g in zip(p.stride, common, strict=True)))  # fmt: skip
+    (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
+    h, w = math.gcd(stride_h, dil_h), math.gcd(stride_w, dil_w)
+    return (dil_h // h, dil_w // w), (stride_h // h, stride_w // w)
 
 
 def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -128,7 +128,8 @@ def halo(p: ConvProblem, patch: Patch) -> float:
     for size, out, reach, pad, stride, dil, step, extent in zip(
         (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
     ):  # fmt: skip
-        read, needed = 0, set()
+        read = 0
+        needed: set[int] = set()
         for phase in range(min(step, out)):
             for first in range(phase, out, step * extent):
                 outs = range(first, min(out, first + step * extent), step)
@@ -148,13 +149,13 @@ def halo_limit(p: ConvProblem) -> float:
 def _smem(p: ConvProblem, tactic: Tactic) -> int:
     """Static shared memory as the kernel lays it out: taps, bias and slope in FP32."""
     parts = 2 if vector(tactic) == 8 else 1
-    row = tactic.tile.channels * 4 // parts
+    row = tactic.patch.channels * 4 // parts
     return parts * (-(-(p.r * p.s + 2) * row // 128) * 128 + 64)
 
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
     """Registers per thread, roughly: sums, an input row as halfs and half of it as floats, addresses."""
-    t, vec = tactic.tile, vector(tactic)
+    t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + p.s
     return t.th * t.tw * vec + columns * (8 if vec == 8 else 2) + 40
 
@@ -162,7 +163,7 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, vec, multiplier = tactic.tile, vector(tactic), p.k // p.c
+    t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     y_c = padded_channels(y_fmt.layout, p.k)
@@ -206,7 +207,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, vec, clk_us = tactic.tile, vector(tactic), 1 / device.clock_mhz
+    t, vec, clk_us = tactic.patch, vector(tactic), 1 / device.clock_mhz
     blocks, size = launches(p, tactic)[0].grid[0], threads(tactic)
     _, (e_h, e_w) = lattice(p)
     rows, columns, outputs, taps = (t.th - 1) * e_h + p.r, (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
@@ -233,7 +234,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     sm = per_sm * max(clk.values()) + math.ceil(per_sm / resident) * alone
     y = num_bytes(tactic.out, p.out_shape)
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weight_bytes(p))
-    worst = max(clk, key=clk.get)
+    worst = max(clk, key=clk.__getitem__)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
 
 

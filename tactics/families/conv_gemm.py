@@ -106,16 +106,16 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
-    tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.tile.k
+    tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.gemm.k
     if 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
-    return tuple(replace(tactic.tile, split=s) for s in ways)
+    return tuple(replace(tactic.gemm, split=s) for s in ways)
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Stream-K where it may pay: the last round of tiles leaves a tenth of the GPU's time idle, and blocks keep two stages."""
-    m, t = merged(p), tactic.tile
+    m, t = merged(p), tactic.gemm
     tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
@@ -154,7 +154,7 @@ def _divisors(n: int) -> list[int]:
 
 def out_of_registers(tactic: Tactic) -> bool:
     """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
-    return tactic.sparse and tactic.tile.m * tactic.tile.n // tactic.tile.threads >= 128
+    return tactic.sparse and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
 
 
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
@@ -168,7 +168,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
         return ""
     if m.count > MAX_GRID[1]:
         return f"{m.count} groups: a grid holds at most {MAX_GRID[1]} along y"
-    if tactic.tile.m >= 2 * (-(-m.one.k // 16) * 16):
+    if tactic.gemm.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
         layout = LAYOUTS[fmt.layout]
@@ -181,7 +181,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
 
 def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
     """Why this tile cannot run there, or an empty string."""
-    tile, smem = tactic.tile, conv_smem(tactic, pre)
+    tile, smem = tactic.gemm, conv_smem(tactic, pre)
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
@@ -194,13 +194,13 @@ def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
 
 def conv_smem(tactic: Tactic, pre: bool = False) -> int:
     """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
-    t: Tile = tactic.tile
+    t = tactic.gemm
     return max(t.stages * (stage_bytes(tactic) + 4 * t.k * pre), t.m * t.n * 2 + t.n * 4)
 
 
 def stage_bytes(tactic: Tactic) -> int:
     """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
-    t: Tile = tactic.tile
+    t = tactic.gemm
     a = t.m * t.k * 2
     return (a // 2 + a // 16 if tactic.sparse else a) + t.n * t.k * 2
 
@@ -213,7 +213,7 @@ def padded_k(problem: ConvProblem) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, m, store = tactic.tile, merged(p), store or _store(p)
+    t, m, store = tactic.gemm, merged(p), store or _store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
     blocks = t.stream or tiles // m.count * t.split
     args = arguments(p, tactic, store, lie)
@@ -232,7 +232,7 @@ def _store(p: ConvProblem) -> Store | None:
 
 def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int]:
     """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
-    t, x, y = tactic.tile, tactic.ins[0], tactic.out
+    t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), "ACT": act_code(p), "RES": residual_order(p),
@@ -251,7 +251,7 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, lie: tuple[St
     )  # fmt: skip
     args = conv_pointers(p, name) | {"meta": ("weights", "meta" + name) if tactic.sparse else NULL}
     args |= ints(n=p.n, c=one.c, h=p.h, w_in=p.w, k=one.k, p=p.p, q=p.q, r=p.r, s=p.s) | window_args(p)
-    args |= ints(c8=-(-one.c // 8), k_tiles=padded_k(one) // tactic.tile.k, m16=-(-num_rows(one, y_fmt.layout) // 16))
+    args |= ints(c8=-(-one.c // 8), k_tiles=padded_k(one) // tactic.gemm.k, m16=-(-num_rows(one, y_fmt.layout) // 16))
     args |= view_args("x_", x) | view_args("y_", y) | alpha_beta(p)
     args |= ints(y_c=padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1])
     for s in added:
@@ -286,7 +286,7 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     """Output tiles of a tactic, of all groups: blocks, before K is split."""
     m = merged(p)
     channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
-    return m.count * -(-p.epilogue.d2s**2 * channels // tactic.tile.m) * -(-p.n * p.p * p.q // tactic.tile.n)
+    return m.count * -(-p.epilogue.d2s**2 * channels // tactic.gemm.m) * -(-p.n * p.p * p.q // tactic.gemm.n)
 
 
 @lru_cache(maxsize=1024)
@@ -328,14 +328,14 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
     flat = np.zeros((m.count, rows16, padded_k(one)), np.float16)
     flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
-    flat = flat.reshape(m.count * rows16, -1)
+    wide = flat.reshape(m.count * rows16, -1)
     sections = {}
     if tactic.sparse:
-        kept, codes = sparse24.compress(flat)
+        kept, codes = sparse24.compress(wide)
         sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
         sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
     else:
-        sections["w"] = sparse24.pack_fragments(flat).reshape(-1)
+        sections["w"] = sparse24.pack_fragments(wide).reshape(-1)
     if p.prologue.scaled:
         affine = np.zeros((2, padded_k(p)), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
@@ -361,7 +361,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, clk_us = tactic.tile, 1 / device.clock_mhz
+    t, clk_us = tactic.gemm, 1 / device.clock_mhz
     tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
     blocks = t.stream or tiles * t.split
     resident = resident_blocks(tactic, device)
@@ -400,9 +400,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
-    worst = max(clk, key=clk.get)
-    parts = result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
-    return parts
+    worst = max(clk, key=clk.__getitem__)
+    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
@@ -413,7 +412,7 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 def resident_blocks(tactic: Tactic, device: Device) -> int:
     """Blocks of a tactic that one SM holds at a time, roughly: registers are estimated."""
-    t = tactic.tile
+    t = tactic.gemm
     return max(1, min(
         device.smem_per_sm // (conv_smem(tactic) + 1024),
         device.max_threads_per_sm // t.threads,
@@ -424,6 +423,6 @@ def resident_blocks(tactic: Tactic, device: Device) -> int:
 
 def _registers(tactic: Tactic) -> int:
     """Registers per thread, roughly: accumulators, operands, addresses."""
-    t = tactic.tile
+    t = tactic.gemm
     acc = t.m * t.n // t.threads
     return min(255, acc + acc // 4 + 48)

@@ -89,6 +89,10 @@ class Geometry:
     pitch: int
 
 
+Pair = tuple[int, int]
+Cut = tuple[Pair, Pair, Pair, int, int]  # tile, tiles, patch, phase, pitch
+
+
 @lru_cache(maxsize=1024)
 def unit(p: ConvProblem) -> Unit | None:
     """The packing that needs the fewest MMAs, or None where a group is too large for this kernel."""
@@ -103,10 +107,18 @@ def unit(p: ConvProblem) -> Unit | None:
     return min(found, default=(0, 0, None))[2]
 
 
+def packed(p: ConvProblem) -> Unit:
+    """`unit` of a problem that has one. Raises ValueError for another."""
+    found = unit(p)
+    if found is None:
+        raise ValueError(f"{p}: a group is too large for this kernel")
+    return found
+
+
 @lru_cache(maxsize=16384)
 def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
     """How a tactic cuts the problem, or why it cannot."""
-    u, t = unit(p), tactic.tile
+    u, t = packed(p), tactic.gemm
     y_c = padded_channels(tactic.out.layout, p.k)
     for per_block in range(min(t.m // u.k, u.count), 0, -1):
         blocks = -(-u.count // per_block)
@@ -124,20 +136,29 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
     return Geometry(per_block, blocks, span, *best[1])
 
 
-def _widths(p: ConvProblem, t: Tile):
+def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
+    """`geometry` of a tactic that runs the problem. Raises ValueError for another."""
+    found = geometry(p, tactic)
+    if isinstance(found, str):
+        raise ValueError(f"{tactic}: {found}")
+    return found
+
+
+def _widths(p: ConvProblem, t: Tile) -> Iterator[int]:
     """Tile widths that keep 8 neighbouring pixels of a tile on 8 different banks."""
     if p.stride[0] == 1:
         yield from range(min(8, p.q), min(p.q, t.n) + 1)
     yield from range(8, min(-(-p.q // 8) * 8, t.n) + 1, 8)
 
 
-def _tile(p: ConvProblem, t: Tile, width: int):
+def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
     """(cost, (tile, tiles, patch, phase, pitch)): as many rows as fit, evened out; pixels loaded and stored are the cost."""
     rows = min(max(t.n // width, 1), p.p)
     rows = -(-p.p // -(-p.p // rows))
     tiles = -(-p.p // rows), -(-p.q // width)
     axes = zip((rows, width), p.stride, (p.r, p.s), p.dilation, strict=True)
-    patch = tuple((n - 1) * st + (f - 1) * d + 1 for n, st, f, d in axes)
+    high, wide = ((n - 1) * st + (f - 1) * d + 1 for n, st, f, d in axes)
+    patch = high, wide
     phase = -(-patch[1] // p.stride[1])
     pitch = phase * p.stride[1]
     if width % 8:
@@ -161,9 +182,9 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         return
     for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
-        cut = geometry(p, tactic)
-        if isinstance(cut, str):
-            yield tactic, cut
+        found = geometry(p, tactic)
+        if isinstance(found, str):
+            yield tactic, found
         elif (smem := smem_bytes(p, tactic)) > device.smem_per_block:
             yield tactic, f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
         else:
@@ -172,7 +193,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Patch, weights, staging tile, tables."""
-    u, g, t = unit(p), geometry(p, tactic), tactic.tile
+    u, g, t = packed(p), cut(p, tactic), tactic.gemm
     patch = -(-g.patch[0] * g.pitch // 8) * 8 * t.k * 2
     return patch + g.per_block * u.steps * u.n8 * 256 + t.n * t.m * 2 + t.n * 4 + 2 * u.steps * 4
 
@@ -180,7 +201,7 @@ def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, u, g, x_fmt, y_fmt = tactic.tile, unit(p), geometry(p, tactic), tactic.ins[0], tactic.out
+    t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
     store = store or Store(p.out_shape)
     x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
@@ -203,7 +224,7 @@ def launches(
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4]: operand B of m16n8k16 (PTX ISA 9.7.14.5.8), of which
     lane 4g+t holds column g and rows 2t, 2t+1, 2t+8, 2t+9; K runs over (tap, chunk of the unit, channel)."""
-    u, cg, kg = unit(p), p.c // p.groups, p.k // p.groups
+    u, cg, kg = packed(p), p.c // p.groups, p.k // p.groups
     taps = np.zeros((u.count, u.n8 * 8, p.r * p.s, u.chunks * 8), np.float16)
     w = np.asarray(weights["w"], np.float16).reshape(p.groups, kg, cg, p.r * p.s)
     for group in range(p.groups):
@@ -223,19 +244,19 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    u, row = unit(p), 4 * p.k
+    u, row = packed(p), 4 * p.k
     return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
     """MMA instructions of the launch: 16-pixel tiles that hold a pixel x 8-wide tiles x steps."""
-    u, g = unit(p), geometry(p, tactic)
+    u, g = packed(p), cut(p, tactic)
     rows = [min(g.tile[0], p.p - i * g.tile[0]) for i in range(g.tiles[0])]
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, u, g, clk_us = tactic.tile, unit(p), geometry(p, tactic), 1 / device.clock_mhz
+    t, u, g, clk_us = tactic.gemm, packed(p), cut(p, tactic), 1 / device.clock_mhz
     blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
     resident = max(1, min(
         device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
@@ -263,5 +284,5 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     y = num_bytes(tactic.out, p.out_shape)
     x = num_bytes(tactic.ins[0], p.in_shapes[0])
     moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, u.count * u.steps * u.n8 * 256)
-    worst = max(clk, key=clk.get)
+    worst = max(clk, key=clk.__getitem__)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})

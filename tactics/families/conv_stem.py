@@ -95,11 +95,11 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     """Why this tile cannot run there, or an empty string."""
-    if p.epilogue.pool and (tactic.tile.m % 64 or linear(tactic.out)):
+    if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
         return "max pool: whole vectors of 64 channels and more are compared"
-    if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.tile.n, False)):
+    if p.epilogue.pool and not any(_outputs(p, *shape) for shape in _shapes(tactic.gemm.n, False)):
         r, s = p.epilogue.pool[:2]
-        return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.tile.n} pixels"
+        return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"
     smem, elements = shared_bytes(p, tactic), p.c * _geometry(p, tactic).plane
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
@@ -158,7 +158,8 @@ def _outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
 def _ordered(p: ConvProblem, pixels: int, hwc: bool, log2_tw: int, rows: int, cols: int) -> Geometry:
     """The pitch (of the next 24) whose taps sort into the fewest fours."""
     n, tw = np.arange(8), 1 << log2_tw
-    fewest, best = -(-p.c * p.r * p.s // 16), None
+    fewest = -(-p.c * p.r * p.s // 16)
+    found: list[Geometry] = []
     for pitch in range(cols, cols + 24):
         plane = rows * pitch
         if hwc:  # a warp writes C runs of 32/C halfs: planes a whole run apart, modulo the banks
@@ -169,12 +170,11 @@ def _ordered(p: ConvProblem, pixels: int, hwc: bool, log2_tw: int, rows: int, co
         offsets = c * plane + r * p.dilation[0] * pitch + s * p.dilation[1]
         clash = _clashes(base, offsets)
         order, real = _fours(clash)
-        if best is None or len(order) < len(best.order):
-            best = Geometry(pixels.bit_length() - 1 - log2_tw, log2_tw, rows, cols, pitch, plane, offsets, order, real,
-                            bool(clash.diagonal().any()))  # fmt: skip
-        if len(best.order) == fewest:
+        log2_th, excess = pixels.bit_length() - 1 - log2_tw, bool(clash.diagonal().any())
+        found.append(Geometry(log2_th, log2_tw, rows, cols, pitch, plane, offsets, order, real, excess))
+        if len(order) == fewest:
             break
-    return best
+    return min(found, key=lambda g: len(g.order))
 
 
 def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -204,17 +204,17 @@ def _fours(clash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = [(four + four[:1] * 3)[:4] for four in fours]
     real = [[i < len(four) for i in range(4)] for four in fours]
     empty = -len(fours) % 4
-    order, real = np.array(order + order[:1] * empty), np.array(real + [[False] * 4] * empty)
-    return order.reshape(-1, 4, 4), real.reshape(-1, 4, 4)
+    padded = np.array(order + order[:1] * empty), np.array(real + [[False] * 4] * empty)
+    return padded[0].reshape(-1, 4, 4), padded[1].reshape(-1, 4, 4)
 
 
 def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
-    return geometry(p, tactic.tile.n, interleaved(p, tactic), linear(tactic.out))
+    return geometry(p, tactic.gemm.n, interleaved(p, tactic), linear(tactic.out))
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Tap table, all weights of the tile and the patch, or the epilogue's staging tile over them."""
-    t, g = tactic.tile, _geometry(p, tactic)
+    t, g = tactic.gemm, _geometry(p, tactic)
     return max(g.steps * (64 + t.m * 32) + (p.c * g.plane * 2 + 15) // 16 * 16, t.m * t.n * 2 + t.n * 4)
 
 # Members of the kernel's struct under POOL: Epilogue.pool, then outputs of the pool per tile.
@@ -222,7 +222,7 @@ POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l poo
 
 
 def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    t, g, x_fmt, y_fmt = tactic.tile, _geometry(p, tactic), tactic.ins[0], tactic.out
+    t, g, x_fmt, y_fmt = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out
     x, *added, y = lie or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
@@ -231,6 +231,8 @@ def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = N
         "POOL": int(bool(p.epilogue.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
+    if tile is None:
+        raise ValueError(f"{tactic}: the pool's window does not fit the tile")
     tiles_h, tiles_w = (-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
     conv = conv_pointers(p) | {"meta": NULL} | window_args(p) | alpha_beta(p) | view_args("x_", x) | view_args("y_", y)
     conv |= ints(n=p.n, c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s)
@@ -284,7 +286,7 @@ def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """An SM's blocks convert their patches, then multiply; resident blocks overlap one's loads with another's products."""
-    t, g, clk_us = tactic.tile, _geometry(p, tactic), 1 / device.clock_mhz
+    t, g, clk_us = tactic.gemm, _geometry(p, tactic), 1 / device.clock_mhz
     launch = launches(p, tactic)[0]
     blocks, per_sm = launch.grid[0], math.ceil(launch.grid[0] / device.num_sms)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
@@ -310,5 +312,5 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
     # Patches overlap: their halos come from L2 again.
     moved["l2"] *= 1 + blocks * patch * num_bytes(tactic.ins[0], (1, 1, 1, 1)) / (num_bytes(tactic.ins[0], p.in_shapes[0]) + y)
-    worst = max(clk, key=clk.get)
+    worst = max(clk, key=clk.__getitem__)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from types import ModuleType
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
         [_axis(i, *sizes) for i in range(min(sizes[0], sizes[-1]))]  # behind the output there is none
         for sizes in zip(p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out, strict=True)
     )
-    result = []
+    result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             if row is None or column is None:
@@ -58,7 +59,9 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     return tuple(result)
 
 
-def _axis(phase: int, stride: int, pad: int, dilation: int, size: int, image: int, out: int):
+def _axis(
+    phase: int, stride: int, pad: int, dilation: int, size: int, image: int, out: int
+) -> tuple[tuple[int, ...], int, int, int] | None:
     """(taps, dilation, padding before, after) of the convolution that gives outputs phase, phase + stride, ...; None if none.
 
     Padding may be negative: pixels left out.
@@ -72,7 +75,7 @@ def _axis(phase: int, stride: int, pad: int, dilation: int, size: int, image: in
     return taps, step, -reach[0], count - image + reach[0] + step * (len(taps) - 1)
 
 
-def _of_phase(tactic: Tactic):
+def _of_phase(tactic: Tactic) -> tuple[ModuleType, Tactic]:
     """(the family that runs one phase, its tactic)."""
     kernel = KERNEL[tactic.kernel]
     return FAMILY[kernel], replace(tactic, kernel=kernel)
@@ -95,8 +98,13 @@ def candidates(
     found: dict[Tactic | str, list[str]] = {}
     for conv, *_ in phases(p):
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
-        depthwise = conv_depthwise.candidates(conv, device, only, limit=math.inf)
-        families = conv_gemm.candidates(conv, device, only), conv_grouped.candidates(conv, device, only), depthwise
+        patch = only if isinstance(only, Patch) else None
+        tile = only if isinstance(only, Tile) else None
+        families: list[Iterator[tuple[Tactic | str, str]]] = []
+        if only is None or patch:
+            families.append(conv_depthwise.candidates(conv, device, patch, limit=math.inf))
+        if only is None or tile:
+            families[:0] = conv_gemm.candidates(conv, device, tile), conv_grouped.candidates(conv, device, tile)
         for tactic, why in chain(*families):
             found.setdefault(tactic, []).append(why)
     for tactic, reasons in found.items():
@@ -114,7 +122,8 @@ def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] |
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Weights [K,C/g,R,S] -> each phase's taps as the family packs them, bias and slope too: taps decide how groups merge."""
-    sections, (family, own) = {}, _of_phase(tactic)
+    family, own = _of_phase(tactic)
+    sections: dict[str, np.ndarray] = {}
     w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
     for conv, store, r, s in phases(p):
         part = family.pack(conv, own, {**weights, "w": w[:, :, r][:, :, :, s]})

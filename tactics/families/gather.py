@@ -11,12 +11,15 @@ from cuda_kernels.device import Device
 from tactics.families import movement
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
-from tactics.problems.problem import ConcatProblem, Problem
+from tactics.problems.problem import ConcatProblem
+from tactics.problems.protocol import Shape4
 from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
+Gathered = GatherProblem | ResizeProblem | ConcatProblem
 
-def candidates(p: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+
+def candidates(p: Gathered, device: Device) -> Iterator[tuple[Tactic | str, str]]:
     """(tactic, reason against it or "")."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
         yield "gather", "joined along channels, move does it"
@@ -28,20 +31,21 @@ def candidates(p: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]
             yield Tactic("gather", None, (x,) * len(p.in_shapes), y), ""
 
 
-def launches(p: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(p: Gathered, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     lie = lie or own_strides(p, tactic)
     if isinstance(p, ResizeProblem):
         return (_resize(p, tactic, lie),)
     if isinstance(p, GatherProblem):
         return (_gather(0, p, tactic, (0, 0, 0, 0), p.out_shape, lie),)
-    result, first, whole = [], [0, 0, 0, 0], p.out_shape
+    result, first = [], 0
     for i, shape in enumerate(p.in_shapes):
-        result.append(_gather(i, GatherProblem(shape), tactic, tuple(first), whole, lie))
-        first[p.axis] += shape[p.axis]
+        n, c, h, w = (first if axis == p.axis else 0 for axis in range(4))
+        result.append(_gather(i, GatherProblem(shape), tactic, (n, c, h, w), p.out_shape, lie))
+        first += shape[p.axis]
     return tuple(result)
 
 
-def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) -> Launch:
+def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole: Shape4, lie: tuple[Strides, ...]) -> Launch:
     """The output's part that begins at `first`, from input `source`."""
     x, y = tactic.ins[source], tactic.out
     n, c, h, w = p.out_shape
@@ -60,7 +64,7 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first, whole, lie) ->
     return launch("gather", values, grid(n * -(-covered // 8) * h * w), 256, 0, args)
 
 
-def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
+def _resize(p: ResizeProblem, tactic: Tactic, lie: tuple[Strides, ...]) -> Launch:
     x, y = tactic.ins[0], tactic.out
     vec = 1 if linear(x) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y, x))
@@ -72,12 +76,12 @@ def _resize(p: ResizeProblem, tactic: Tactic, lie) -> Launch:
     return launch("resize", values, grid(p.n * groups * p.out[0] * p.out[1]), 256, 0, args)
 
 
-def pack(p: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def pack(p: Gathered, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tables, which the problem itself holds."""
     return tables(p, tactic)
 
 
-def section_bytes(p: Problem, tactic: Tactic) -> dict[str, int]:
+def section_bytes(p: Gathered, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     if isinstance(p, ResizeProblem):
         row, column = (4 * p.out[axis] * p.num_taps(axis) for axis in (0, 1))
@@ -86,7 +90,7 @@ def section_bytes(p: Problem, tactic: Tactic) -> dict[str, int]:
     return {"table": 4 * entries} if entries else {}
 
 
-def tables(p: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
+def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
     """Where each output pixel's inputs lie: sections that follow from the problem alone."""
     if isinstance(p, ResizeProblem):
         (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
@@ -97,12 +101,12 @@ def tables(p: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
     return {}
 
 
-def predict(p: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def predict(p: Gathered, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """Bytes over bandwidth, as all kernels that move more than they compute."""
     return movement.moved(p, tactic, device, launches(p, tactic), _per_element(p, tactic))
 
 
-def _per_element(p: Problem, tactic: Tactic) -> float:
+def _per_element(p: Gathered, tactic: Tactic) -> float:
     """Instructions per element beside the access itself."""
     if not isinstance(p, ResizeProblem):
         return 12.0

@@ -12,7 +12,7 @@ from cuda_kernels.device import Device
 from tactics.format import DTYPES, Format, num_bytes
 from tactics.problems.library import FLOAT, LibraryProblem
 from tactics.roofline import moved_us, result
-from tactics.step import Call
+from tactics.step import Arg, Call
 from tactics.tactic import Tactic
 
 
@@ -30,7 +30,7 @@ def candidates(p: LibraryProblem, device: Device) -> Iterator[tuple[Tactic, str]
 
 
 def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
-    args = []
+    args: list[tuple[Arg, str, tuple[int, ...]] | None] = []
     for name in p.arguments:
         i = int(name[1:]) if name else 0
         if name.startswith("t"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, padded_channels
+from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import (
     ConcatProblem,
     MoveProblem,
@@ -17,12 +18,17 @@ from tactics.problems.problem import (
     Problem,
     ReformatProblem,
 )
+from tactics.problems.protocol import Shape4
 from tactics.roofline import streamed
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
+Pairs = Iterator[tuple[Tactic | str, str]]
+Triple = tuple[int, int, int]
+At = tuple[Strides, ...]  # of the inputs, then of the output
 
-def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+
+def candidates(problem: Problem, device: Device) -> Pairs:
     """(tactic, reason against it or "")."""
     return CANDIDATES[type(problem)](problem)
 
@@ -36,7 +42,7 @@ def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) ->
     return {}
 
 
-def _same_width(p: Problem):
+def _same_width(p: PoolProblem) -> Pairs:
     """Any pair of formats of one vector width: pooling moves whole vectors."""
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
@@ -44,17 +50,17 @@ def _same_width(p: Problem):
         yield Tactic(kernel, None, (x,), y), reason
 
 
-def _any_pair(p: Problem):
+def _any_pair(p: MoveProblem) -> Pairs:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         yield Tactic("move", None, (x,), y), ""
 
 
-def _concat_pairs(p: ConcatProblem):
+def _concat_pairs(p: ConcatProblem) -> Pairs:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         yield Tactic("move", None, (x,) * len(p.sizes), y), "" if p.axis == 1 else "joins channels only"
 
 
-def _reformat_pair(p: ReformatProblem):
+def _reformat_pair(p: ReformatProblem) -> Pairs:
     yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
 
 
@@ -62,13 +68,13 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     return {}
 
 
-CANDIDATES = {
+CANDIDATES: dict[type[Problem], Callable[..., Pairs]] = {
     PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
     ReformatProblem: _reformat_pair,
 }  # fmt: skip
 
 
-def _pool(p: PoolProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+def _pool(p: PoolProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
@@ -89,8 +95,10 @@ IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels")
 
 
-def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whole, lie, *, kind="window", start=(0, 0, 0),
-                 step=(1, 1, 1), fill=0.0, first_c=0, last=True) -> Launch:  # fmt: skip
+def _move_launch(
+    source: int, in_shape: Shape4, x_fmt: Format, y_fmt: Format, part: Shape4, whole: Shape4, lie: At, *, kind: str = "window",
+    start: Triple = (0, 0, 0), step: Triple = (1, 1, 1), fill: float = 0.0, first_c: int = 0, last: bool = True,
+) -> Launch:  # fmt: skip
     """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
     n, c, h, w = in_shape
     _, part_c, out_h, out_w = part
@@ -108,16 +116,18 @@ def _move_launch(source: int, in_shape, x_fmt: Format, y_fmt: Format, part, whol
     return launch("move", values, grid(n * -(-covered // 8) * out_h * out_w), 256, 0, args)
 
 
-def _move(p: MoveProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
-    how = {"kind": p.kind, "start": p.start, "step": p.step, "fill": p.fill}
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie, **how),)
+def _move(p: MoveProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
+    x, y = tactic.ins[0], tactic.out
+    return (_move_launch(
+        0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, lie, kind=p.kind, start=p.start, step=p.step, fill=p.fill
+    ),)  # fmt: skip
 
 
-def _reformat(p: ReformatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+def _reformat(p: ReformatProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
     return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie),)
 
 
-def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
+def _concat(p: ConcatProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
     result, first, shapes, whole = [], 0, p.in_shapes, p.out_shape
     for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
         last = i == len(shapes) - 1
@@ -126,18 +136,22 @@ def _concat(p: ConcatProblem, tactic: Tactic, lie) -> tuple[Launch, ...]:
     return tuple(result)
 
 
-LAUNCHERS = {
+LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
     PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat,
     ReformatProblem: _reformat,
 }  # fmt: skip
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS) if tactic.kernel == "pool_global" else 1
+    turns = 1
+    if isinstance(problem, PoolProblem) and tactic.kernel == "pool_global":
+        turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
     return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem), turns)
 
 
-def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1):
+def moved(
+    problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1
+) -> dict[str, float | str]:
     """Bytes over bandwidth, bounded by what the launched threads can keep in flight, their `turns` of waiting, and by
     `per_element` instructions."""
     mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
@@ -149,7 +163,7 @@ def moved(problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch,
     return streamed(device, steps, read, written, elements * per_element, turns)
 
 
-def _instructions(fmt: Format, shape) -> float:
+def _instructions(fmt: Format, shape: Shape4) -> float:
     size = num_bytes(fmt, shape) / DTYPES[fmt.dtype].itemsize
     return size / 4 if LAYOUTS[fmt.layout].vector >= 8 and fmt.dtype == "fp16" else size
 
@@ -159,12 +173,12 @@ def _per_element(problem: Problem) -> float:
     return per_window(2.0, problem.r * problem.s, problem) if isinstance(problem, PoolProblem) else 8.0
 
 
-def per_window(each: float, taps: int, problem: Problem) -> float:
+def per_window(each: float, taps: int, problem: PoolProblem | ResizeProblem) -> float:
     """Instructions per element of input and output where each output element takes `each` for each of its `taps`."""
     out = math.prod(problem.out)
     return each * taps * out / (problem.h * problem.w + out)
 
 
-def _sectors(fmt: Format, shape, whole_vectors: bool) -> float:
+def _sectors(fmt: Format, shape: Shape4, whole_vectors: bool) -> float:
     """Bytes that travel for one pass over a tensor; a thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
     return num_bytes(fmt, shape) * (1.0 if whole_vectors else 1.3)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
+from tactics.problems.protocol import spanned
 from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.roofline import streamed
 from tactics.step import (
@@ -52,7 +53,7 @@ def single_channel(p: Problem) -> bool:
 def _reason(p: Problem, tactic: Tactic) -> str:
     if single_channel(p) and linear(tactic.ins[0]) and not linear(tactic.out):
         return "a thread that reads single channels writes single channels, and padding would stay as it was"
-    if getattr(p, "groups", 1) > 1 and p.c != padded_channels(tactic.out.layout, p.c):
+    if p.groups > 1 and p.c != padded_channels(tactic.out.layout, p.c):
         return "groups of channels, and padding that belongs to none"
     if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.in_shapes, p.out_shape), strict=True)):
         return "a tensor of 2^31 elements or more: they are counted in 32 bits"
@@ -61,16 +62,16 @@ def _reason(p: Problem, tactic: Tactic) -> str:
 
 def _vector(p: Problem, tactic: Tactic) -> int:
     """Channels per access: vectors on both sides, none of them across two groups."""
-    groups = getattr(p, "groups", 1)
+    groups = p.groups
     return 1 if linear(tactic.ins[0]) or linear(tactic.out) or (groups > 1 and p.c // groups % 8) else 8
 
 
 def _sizes(p: Problem, tactic: Tactic) -> tuple[list[int], list[int], bool]:
     """(how many indices each of n, c, h, w has among the rows, and inside one, whether h and w are taken apart)."""
-    vec, groups = _vector(p, tactic), getattr(p, "groups", 1)
+    vec, groups = _vector(p, tactic), p.groups
     n, _, h, w = p.in_shapes[0]
     c = padded_channels(tactic.out.layout if p.out_shape[1] == p.c else tactic.ins[0].layout, p.c) // vec
-    affine = getattr(p, "affine", "")
+    affine = p.affine
     apart = ("h" in p.axes) != ("w" in p.axes) or ("h" in affine) != ("w" in affine)
     sizes = (n, c, h, w) if apart else (n, c, 1, h * w)
     inside = [d if a in p.axes else 1 for a, d in zip("nchw", sizes, strict=True)]
@@ -100,30 +101,30 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     lanes, step = _lanes(rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
     values = {"KIND": [*REDUCTIONS, *NORMALIZATIONS].index(p.kind), "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
               **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
-    affine = getattr(p, "affine", "")
-    constant = constant_strides(p.span(affine)) if affine else Strides(0, 0, 0, 0)
+    affine = p.affine
+    constant = constant_strides(spanned(p.in_shapes[0], affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]
-    count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // getattr(p, "groups", 1)
+    count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // p.groups
     args = {"nonfinite": NONFINITE, "x.at": ("in", 0), "y": ("out", 0)} | spread_args("x.spread", lie[0], "nchw", w, apart)
     args |= {name: ("weights", name) if affine else NULL for name in ("scale", "bias")}
     args |= spread_args("out", lie[-1], "nchw", p.out_shape[3], apart)
-    args |= spread_args("affine", constant, affine, p.span(affine)[3] if affine else 1, apart)
+    args |= spread_args("affine", constant, affine, spanned(p.in_shapes[0], affine)[3] if affine else 1, apart)
     for name, (n, channel, row, column) in (("kept", kept), ("element", inside)):
         args |= member(name, ints(image=n, channel=channel, row=row, column=column))
     args |= ints(rows=rows, elements=elements, lanes=lanes, lane_step=step, c=c, per_vector="c" in affine)
-    args |= floats(count=count, epsilon=getattr(p, "epsilon", 0.0))
+    args |= floats(count=count, epsilon=p.epsilon)
     return (launch("rows", values, (-(-rows // (THREADS // lanes)), 1, 1), THREADS, 0, args),)
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Scale and bias as FP32 in the order n, h, w, c."""
-    return {name: constant_section(a, problem.span(problem.affine)) for name, a in weights.items()}
+    return {name: constant_section(a, spanned(problem.in_shapes[0], problem.affine)) for name, a in weights.items()}
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    affine = getattr(problem, "affine", "")
-    return dict.fromkeys(("scale", "bias"), constant_bytes(problem.span(affine))) if affine else {}
+    affine = problem.affine
+    return dict.fromkeys(("scale", "bias"), constant_bytes(spanned(problem.in_shapes[0], affine))) if affine else {}
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:

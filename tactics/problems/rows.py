@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,6 +53,8 @@ class ReduceProblem(Problem):
     kind: str
     axes: str
     epsilon: float = 0.0
+    groups: ClassVar[int] = 1  # as of what NormalizeProblem has
+    affine: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         _check(self.kind, REDUCTIONS, self.axes)
