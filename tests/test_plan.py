@@ -239,7 +239,7 @@ def test_rivals_are_plans_and_never_better():
     assert seen > 100
 
 
-@pytest.mark.parametrize("module", [places, reason], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [places, reason, eliminate, formulation], ids=lambda m: m.__name__)
 def test_worked_examples_compute_what_they_say(module):
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

@@ -49,7 +49,8 @@ class Danger:
 
 def keep(network: Network) -> tuple[Network, dict[str, str]]:
     """(the network with all that operators near their cliffs are computed from in FP32, why each tensor is)."""
-    found, known = {}, intervals.known(network)
+    found: dict[str, str] = {}
+    known = intervals.known(network)
     for danger in list(dangers(network, known)):
         network, more = widen(network, (danger.op.output,), danger.sentence, only=danger.tensors)
         if _at_pole(danger, known):
@@ -87,8 +88,8 @@ def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
                 tensors = {op.inputs[int(stage.operand[1:])]} if cliff.of_operand else of
                 yield Danger(op, stage.op, cliff, base, frozenset(tensors))
         elif isinstance(p, (LibraryProblem, ReduceProblem)) and op.inputs:
-            name = getattr(p, "function", "") or p.kind
-            cliff = (LIBRARY_CLIFFS if isinstance(p, LibraryProblem) else ROW_CLIFFS).get(name)
+            name, cliffs = (p.function, LIBRARY_CLIFFS) if isinstance(p, LibraryProblem) else (p.kind, ROW_CLIFFS)
+            cliff = cliffs.get(name)
             if cliff is not None and not cliff.clear(known[op.inputs[0]]):
                 yield Danger(op, name, cliff, known[op.inputs[0]], frozenset(op.inputs))
 
@@ -101,7 +102,8 @@ def widen(
     makers: dict[str, list[Op]] = {}
     for op in network.ops:
         makers.setdefault(op.output, []).append(op)
-    wide, reads, todo = dict.fromkeys(network.wide), set(network.reads_wide), []
+    wide, reads = dict.fromkeys(network.wide), set(network.reads_wide)
+    todo: list[str] = []
     before = set(wide)
 
     def read(op: Op) -> None:

@@ -12,8 +12,9 @@ take kernels for that (tactics.single).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from tactics.problems.problem import (
     Problem,
 )
 from tactics.problems.protocol import Feature
-from tactics.problems.rows import ReduceProblem
+from tactics.problems.rows import NormalizeProblem, ReduceProblem
 
 FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
@@ -72,39 +73,56 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     feeds, source = _feeds(network, calibration)
     reached = {} if feeds is None else largest(network, feeds)
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
-    heavy: dict[str, tuple[float, str]] = {}  # output -> largest weight of what writes it, that op, where FP16 cannot hold it
+    heavy, caps = _heavy(network, feeds is not None)
+    if not high and not heavy:
+        return network, Ranges(source)
+    finite = {t: v for t, v in reached.items() if math.isfinite(v)}
+    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
+    scaled, exponents, fixed = _stored(network, caps)
+    large = _sentences([(t, v) for t, v in high if t in finite], heavy, source)
+    large = {t: f"{what}: {fixed[t]}" for t, what in large.items() if t not in exponents}
+    wide, stuck = _single(scaled, large)
+    if bad := [t for t in heavy if t in stuck]:
+        raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
+    stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
+    only = {**network.only, **dict.fromkeys(wide, single.FP32)}
+    return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+
+
+def _sentences(high: Iterable[tuple[str, float]], heavy: Mapping[str, tuple[float, str]], source: str) -> dict[str, str]:
+    """Why FP16 cannot hold these tensors: by what they reach, or by the weights that they are made with."""
+    ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
+    large = {t: f"{t!r} reaches {v:g} on {source}; {ends} it there" for t, v in high}
+    by_weights = {t: f"is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
+    return large | {t: f"{t!r} {what}" for t, what in by_weights.items()}
+
+
+def _heavy(network: Network, seen: bool) -> tuple[dict[str, tuple[float, str]], dict[str, int]]:
+    """(output -> largest weight of what writes it, that op, where FP16 cannot hold it; output -> the largest exponent that will
+    do). `seen`: whether it is known what the outputs reach."""
+    heavy: dict[str, tuple[float, str]] = {}
     caps: dict[str, int] = {}
     for op in network.ops:
         size = np.abs(op.weights["w"]) if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) else np.zeros((1, 1))
         if (most := float(size.max())) > FP16_MAX:
             heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
             # Where nobody has seen what the output reaches: what it would on inputs of 1.
-            fits = FP16_MAX / most if feeds is not None else ROOM / float(size.reshape(len(size), -1).sum(1).max())
+            fits = FP16_MAX / most if seen else ROOM / float(size.reshape(len(size), -1).sum(1).max())
             caps[op.output] = min(caps.get(op.output, 0), math.floor(math.log2(fits)))
-    if not high and not heavy:
-        return network, Ranges(source)
-    finite = {t: v for t, v in reached.items() if math.isfinite(v)}
-    caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
+    return heavy, caps
+
+
+def _stored(network: Network, caps: Mapping[str, int]) -> tuple[Network, dict[str, int], dict[str, str]]:
+    """(the network with tensors stored times powers of two, their exponents, why others are stored as they are). `caps`: tensor
+    -> the largest exponent with which FP16 holds it."""
     fixed = {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
     while True:
-        exponents, pinned = _exponents(network, caps, fixed)
+        exponents, why = _exponents(network, caps, fixed)
         try:
-            ops = tuple(_scaled(op, exponents) for op in network.ops)
-            break
+            return replace(network, ops=tuple(_scaled(op, exponents) for op in network.ops)), exponents, why
         except _Stuck as e:
             fixed = dict.fromkeys(e.tensors, str(e)) | fixed
-    scaled = replace(network, ops=ops)
-    ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
-    large = {t: f"{t!r} reaches {v:g} on {source}; {ends} it there" for t, v in high if t in finite}
-    large |= {t: f"{t!r} is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
-    large = {t: f"{told}: {pinned[t]}" for t, told in large.items() if t not in exponents}
-    wide, stuck = _single(scaled, large)
-    if bad := [t for t in heavy if t in stuck]:
-        raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
-    stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
-    only = network.only | dict.fromkeys(wide, single.FP32)
-    return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
 
 
 def too_large(network: Network, most_macs: int) -> str:
@@ -141,7 +159,7 @@ def _macs(problem: Problem) -> int:
     if isinstance(problem, PoolProblem):
         return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
     if isinstance(problem, LibraryProblem):
-        attributes = dict(problem.attributes)
+        attributes: dict[str, Any] = dict(problem.attributes)
         window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
         return 4 * window * math.prod(problem.in_shapes[0])
     return problem.macs
@@ -167,7 +185,8 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
             same.update(dict.fromkeys(both, both))
         elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := single.reason(op.problem)):
             against |= dict.fromkeys(tensors, f"{op.name}: {why}")
-    wide, stuck = {}, {}
+    wide: dict[str, str] = {}
+    stuck: dict[str, str] = {}
     for t in large:
         if bad := [x for x in against if x in same[t]]:
             stuck[t] = against[bad[0]]
@@ -223,7 +242,8 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
         elif isinstance(p, ONE_SCALE) or (isinstance(p, ReduceProblem) and p.kind in ("sum", "mean", "max", "min", "l1", "l2")):
             same = tensors
         else:
-            what = getattr(p, "kind", type(p).__name__.removesuffix("Problem").lower())
+            name = type(p).__name__.removesuffix("Problem").lower()
+            what = p.kind if isinstance(p, (NormalizeProblem, ReduceProblem)) else name
             fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) takes it as it is") | fixed
             same = ()
         for t in same[1:]:
@@ -249,9 +269,9 @@ def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:
         return _conv(op, ins[0], out)
     if isinstance(p, PointwiseProblem):
         return _chain(op, ins, out)
-    if getattr(p, "fill", 0.0):
+    if isinstance(p, (MoveProblem, GatherProblem)) and p.fill:
         return replace(op, problem=replace(p, fill=p.fill * 2.0**out))
-    if getattr(p, "extrapolation", 0.0):
+    if isinstance(p, ResizeProblem) and p.extrapolation:
         return replace(op, problem=replace(p, extrapolation=p.extrapolation * 2.0**out))
     return op
 

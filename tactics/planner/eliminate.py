@@ -2,6 +2,15 @@
 best state of every variable out. Bucket elimination where its tables stay small; HiGHS on what is left where not.
 
 Knows nothing of networks, formats or kernels; `formulation` writes the planner's question in these terms.
+
+An example: variable 0 costs 3 or 5, by its state, variable 1 costs 6 or 1, and 4 more where their states differ. Eliminating
+variable 0 leaves a message over variable 1: min(3 + 0, 5 + 4) = 3 where that is in state 0, min(3 + 4, 5 + 0) = 5 in state 1.
+Added to its own table this is 9 or 6, so variable 1 is in state 1, and then variable 0, whose 5 + 0 was the minimum, too:
+
+>>> alone = [((0,), np.array([3, 5])), ((1,), np.array([6, 1]))]
+>>> found = minimise([2, 2], [*alone, ((0, 1), np.array([[0, 4], [4, 0]]))])
+>>> found.states, found.cost
+((1, 1), 6)
 """
 
 from __future__ import annotations

@@ -1,4 +1,26 @@
-"""A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan."""
+"""A planner's graph as variables and small integer tables, for `eliminate`; and states of the variables as a plan.
+
+An example: f makes y of x in format A in 3 ps or in B in 5; g reads A in 6 ps or B in 1 and makes z in A; a reformat takes 4.
+The variables: the formats that x is produced and read in, those of y, and that in which z is produced.
+
+>>> A, B = Key.parse("fp16:last8"), Key.parse("fp16:planes1")
+>>> f = Choice("f", ("x",), "y", (Entry(None, (A,), A, 3), Entry(None, (A,), B, 5)))
+>>> g = Choice("g", ("y",), "z", (Entry(None, (A,), A, 6), Entry(None, (B,), A, 1)))
+>>> graph = Graph((f, g), (), {"x": A}, ("x",), ("z",), dict.fromkeys("xyz", (A, B)), lambda tensor, src, dst: 4)
+>>> model = model_of(graph, Costs(scale=1, launch=0, sparse=0))
+>>> [len(domain) for domain in model.domains]
+[1, 1, 2, 2, 1]
+>>> for variables, table in model.factors:
+...     print(variables, table.tolist())
+(0,) [0]
+(2, 3) [[0, 4], [4, 0]]
+(4,) [0]
+(1, 2) [[3, 5]]
+(3, 4) [[6], [1]]
+>>> plan = read(graph, model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
+>>> str(plan.entries["f"].out), plan.total_ps
+('fp16:planes1', 6)
+"""
 
 from __future__ import annotations
 

@@ -61,6 +61,14 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
     return time
 
 
+def _check_entries(plan: Plan, live: list[Choice]) -> None:
+    """`live`: the ops that exist with the plan's options."""
+    if [c.name for c in live] != list(plan.entries):
+        raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
+    if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
+        raise ValueError(f"op {wrong[0]} has no entry {plan.entries[wrong[0]]}")
+
+
 def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
     """Add what reformats, one after the other, make of what there is."""
     for t, src, dst in reformats:
@@ -72,10 +80,7 @@ def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
 def evaluate(graph: Graph, plan: Plan) -> int:
     """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
     live = [c for c in graph.choices if holds(c.when, plan.options)]
-    if [c.name for c in live] != list(plan.entries):
-        raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
-    if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
-        raise ValueError(f"op {wrong[0]} has no entry {plan.entries[wrong[0]]}")
+    _check_entries(plan, live)
     has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
     _add_targets(has, plan.reformats)
     needs = [(t, f) for c in live for t, f in zip(c.inputs, plan.entries[c.name].ins, strict=True)]
