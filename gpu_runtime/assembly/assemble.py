@@ -18,7 +18,7 @@ from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
 from gpu_runtime.runtime.engine import pack
-from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, Step, TensorPlace
+from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, Step, TensorPlace, inner_name
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
@@ -160,7 +160,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             place = Place(tensor, key)
             ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
         place = Place(op.output, entry.out)
-        name = called(place, out_fmt, op.output if op.output not in outside else f"{op.output} inside")
+        name = called(place, out_fmt, op.output if op.output not in outside else inner_name(op.output))
         layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
         ready[place] = (name, out_fmt)
     for i, t in enumerate(network.outputs):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing
+from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing, inner_name
 from tactics.tactic import Tactic
 
 
 def tactic_text(tactic: Tactic | None) -> str:
     """A tactic's name without the formats at its end: tables have a column for them."""
-    return tactic.name.partition("__")[0] if tactic else "-"
+    return tactic.runner if tactic else "-"
 
 
 def times_are(timing: Timing) -> str:
@@ -21,6 +21,6 @@ def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str
 
 def fp32_reasons(plan: PlanRecord, layer: Layer) -> list[str]:
     """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
-    known = dict(plan.range.single) if plan.range else {}
-    names = [t.name.removesuffix(" inside") for t in (*layer.outputs, *layer.inputs) if t.format.dtype == "fp32"]
-    return [known[name] for name in dict.fromkeys(names) if name in known]
+    known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}
+    names = [t.name for t in (*layer.outputs, *layer.inputs) if t.format.dtype == "fp32"]
+    return [*dict.fromkeys(known[name] for name in names if name in known)]

@@ -108,10 +108,11 @@ def _time(best: KernelTime | None, timing: Timing) -> str:
 
 def _picked(row: SparsityRow, record: Explained) -> str:
     dense, sparse = row.best_dense, row.best_sparse
-    text = f"runs sparse: the best sparse kernel takes {_time(sparse, record.timing)}, "
-    text += f"the best dense one {_time(dense, record.timing)}"
+    head = ""
+    both = f"the best sparse kernel takes {_time(sparse, record.timing)}, the best dense one {_time(dense, record.timing)}"
     if sparse and row.us is not None and abs(row.us - sparse.us) >= SHOWN_US:
-        text = f"runs sparse, in {us_text(row.us, record.timing)} with the plan's formats: in any, {text.partition(': ')[2]}"
+        head, both = f", in {us_text(row.us, record.timing)} with the plan's formats", f"in any, {both}"
+    text = f"runs sparse{head}: {both}"
     if dense and sparse and dense.us > sparse.us > 0:
         text += f" ({dense.us / sparse.us:.2f}x)"
     if dense and sparse and dense.us < sparse.us:

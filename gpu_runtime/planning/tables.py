@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Protocol
@@ -12,20 +12,29 @@ from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
+from gpu_runtime.planning.entries import (
+    Around,
+    Times,
+    addresses,
+    fastest,
+    fitting,
+    in_place,
+    kernels,
+    namesakes,
+    picoseconds,
+    runnable,
+    to_time,
+    with_namesakes,
+    workspace,
+)
 from gpu_runtime.runtime.findings import Rivals, SingleFormat
-from tactics.candidates import at_edges, candidates, rejected
-from tactics.families.table import STRIDED, STRIDED_RESIDUAL
-from tactics.format import HALF_FORMATS, PREFERRED, CanonicalFormat, Format, Key, canonical, representative
-from tactics.launches import launches
-from tactics.measure.timing import Time
+from tactics.candidates import candidates, rejected
+from tactics.format import HALF_FORMATS, PREFERRED, Format, Key, canonical, representative
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop
-from tactics.problems.problem import ConcatProblem, ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
-from tactics.problems.protocol import Feature
+from tactics.problems.problem import ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.reason import Reason
 from tactics.tactic import Tactic
-
-Times = Mapping[Tactic, Time]
 
 
 class Timer(Protocol):
@@ -35,8 +44,6 @@ class Timer(Protocol):
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Times: ...
 
-
-MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
@@ -203,22 +210,22 @@ class _Reformats:
             problem = ReformatProblem(*self._shapes[tensor], *map(str, ends))
             if problem not in self.times:
                 self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
-            self._known[hop] = min((_ps(t) for t in self.times[problem].values()), default=None)
+            self._known[hop] = min((picoseconds(t) for t in self.times[problem].values()), default=None)
         return self._known[hop]
 
 
 def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]]) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
-    fastest: dict[int, list[tuple[Tactic, int]]] = {}
+    best: dict[int, list[tuple[Tactic, int]]] = {}
     choices = []
     for op, rows in zip(network.ops, times, strict=True):
-        homes, in_place = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(_fit(network, op, _in_place(op, inside)))
-        alike = id(rows), homes, in_place
+        homes, own = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(fitting(network, op, in_place(op, inside)))
+        alike = id(rows), homes, own
         if alike not in found:
-            if id(rows) not in fastest:
-                fastest[id(rows)] = _fastest(op.problem, rows)
-            found[alike] = plan.cheapest((*_entries(op.problem, fastest[id(rows)], homes), *in_place))
+            if id(rows) not in best:
+                best[id(rows)] = fastest(op.problem, rows)
+            found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
         choices.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
     return tuple(choices)
 
@@ -233,9 +240,9 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     network, op = table.network, replace(op, problem=replace(op.problem, sparse24=True))
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
-    runnable = [t for t in candidates(op.problem, table.device) if t.sparse]
+    sparse = [t for t in candidates(op.problem, table.device) if t.sparse]
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, _wanted(op.problem, runnable, both, table.scratch)
+    return op, to_time(op.problem, sparse, both, table.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -303,12 +310,12 @@ def _is_dense(entry: plan.Entry) -> bool:
 def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
     """Tactics that could run `op` and got no time -> why they need none (those that failed are the timer's to tell)."""
     times = table.times[next(i for i, o in enumerate(table.network.ops) if o is op)]
-    runnable = _runnable(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
-    same = _namesakes(op.problem, runnable, times)
+    tactics = runnable(op.problem, table.device, table.network.dtypes(op), table.network.is_straight(op))
+    same = namesakes(op.problem, tactics, times)
     formats = {t: table.graph.formats[t] for t in (*op.inputs, op.output)}
     reasons = {}
-    for t in runnable:
-        ends = zip(_addresses(op.problem, t), (*op.inputs, op.output), strict=True)
+    for t in tactics:
+        ends = zip(addresses(op.problem, t), (*op.inputs, op.output), strict=True)
         if table.scratch is not None and workspace(op.problem, t) > table.scratch:
             reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.scratch)
         elif t.sparse and not table.sparse:
@@ -318,14 +325,6 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
         elif t not in times and any(Key(at) not in formats[tensor] for at, tensor in ends):
             reasons[t] = Reason.of("formats_at_the_edge")
     return reasons
-
-
-def workspace(problem: Problem, tactic: Tactic) -> int:
-    """Bytes of scratch memory that a tactic's launches need."""
-    return max(launch.workspace for launch in launches(problem, tactic))
-
-
-Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
 
 
 def _around(network: Network, op: Op, formats: _Formats) -> Around:
@@ -338,44 +337,14 @@ def _around(network: Network, op: Op, formats: _Formats) -> Around:
     )
 
 
-def _fit(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Those entries in which every tensor that must be FP32 there is."""
-    tensors = (*op.inputs, op.output)
-    must = [
-        None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}
-        for t, fmts in zip(tensors, network.formats_in(op), strict=True)
-    ]
-    for e in entries:
-        if all(formats is None or k.format in formats for k, formats in zip((*e.ins, e.out), must, strict=True)):
-            yield e
-
-
-def _runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
-    """Every tactic that can run the problem on these types; `straight`: also those for FP16, as its output in FP32 is what
-    they store from their accumulators (see at_edges)."""
-    return candidates(problem, device, dtypes) + (candidates(problem, device) if straight else ())
-
-
 def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, asked: _Asked) -> Times:
     """The times of every tactic for a problem."""
-    runnable = _runnable(problem, asked.device, dtypes, straight)
-    wanted = _wanted(problem, [t for t in runnable if asked.sparse or not t.sparse], around, asked.scratch)
+    tactics = runnable(problem, asked.device, dtypes, straight)
+    wanted = to_time(problem, [t for t in tactics if asked.sparse or not t.sparse], around, asked.scratch)
     rows = asked.timer(problem, wanted)
     if not asked.exhaustive:
         return rows
-    return _with_namesakes(problem, rows, asked.timer(problem, list(_namesakes(problem, runnable, wanted))))
-
-
-def _namesakes(problem: Problem, runnable: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
-    """Tactic of `runnable` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
-    known = {(t.kernel, t.tile, _addresses(problem, t)): t for t in timed}
-    found = {t: known.get((t.kernel, t.tile, _addresses(problem, t))) for t in runnable}
-    return {t: same for t, same in found.items() if same is not None and same != t}
-
-
-def _addresses(problem: Problem, tactic: Tactic) -> tuple[CanonicalFormat, ...]:
-    shapes = (*problem.in_shapes, problem.out_shape)
-    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+    return with_namesakes(problem, rows, asked.timer(problem, list(namesakes(problem, tactics, wanted))))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -395,75 +364,3 @@ def _without(network: Network, unable: Iterable[Op]) -> dict[int, Op] | None:
         if {group for group, _ in when} == {group for group, _ in op.when}:
             left[i] = replace(op, when=when)
     return left
-
-
-def _with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic, Time]:
-    best = {(t.kernel, t.tile, _addresses(problem, t)): time for t, time in times.items()}
-    for t, time in others.items():
-        key = t.kernel, t.tile, _addresses(problem, t)
-        best[key] = min(best.get(key, time), time, key=lambda x: x.us)
-    return {t: best[t.kernel, t.tile, _addresses(problem, t)] for t in times}
-
-
-def _wanted(problem: Problem, runnable: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
-    """`runnable` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that
-    whose formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`
-    bytes."""
-    usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
-    shapes = (*problem.in_shapes, problem.out_shape)
-    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
-    best: dict[tuple, tuple[int, Tactic]] = {}
-    for t in (v for tactic in runnable for v in at_edges(tactic, ins, out)):
-        addresses = _addresses(problem, t)
-        if all(at in formats for at, formats in zip(addresses, allowed, strict=True)):
-            odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
-            cell = t.kernel, t.tile, addresses
-            if cell not in best or odd < best[cell][0]:
-                best[cell] = odd, t
-    return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
-
-
-def _fastest(problem: Problem, times: Times) -> list[tuple[Tactic, int]]:
-    """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
-    sparse one, which is all that a plan can want."""
-    best: dict[tuple, tuple[int, str, Tactic]] = {}
-    for t, time in times.items():
-        cell = _addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
-        if cell not in best or (_ps(time), t.name) < best[cell][:2]:
-            best[cell] = _ps(time), t.name, t
-    return [(t, ps) for ps, _, t in best.values()]
-
-
-def _entries(
-    problem: Problem, tactics: list[tuple[Tactic, int]], homes: tuple[tuple[Key, ...], ...]
-) -> Iterator[Entry]:
-    """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
-    of each tensor that have one, that its kernel can reach."""
-    for tactic, ps in tactics:
-        own = [Key(at) for at in _addresses(problem, tactic)]
-        ways = [[k] for k in own]
-        if tactic.kernel in STRIDED:
-            ways = [[k, *(p for p in keys if p.format == k.format)] for k, keys in zip(own, homes, strict=True)]
-        if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
-            ways[:-1] = [[k] for k in own[:-1]]
-        free = tactic.kernel in STRIDED_RESIDUAL
-        if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
-            ways[1:] = [[k] for k in own[1:]]
-        for *ins, out in product(*ways):
-            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse)
-
-
-def _in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
-    """The ways in which an op launches nothing. `inside`: tensor -> its keys that have a home."""
-    for cell in places.entries(op):
-        ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
-        ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
-        for *ins, out in product(*ways):
-            yield Entry(None, tuple(ins), out, 0)
-    own = ((Key(x), Key(y)) for x, y in places.views(op))
-    for x, y in (*own, *places.through_views(op, inside)):
-        yield Entry(None, (x,), y, 0)
-
-
-def _ps(time: Time) -> int:
-    return round(time.us * 1e6)

@@ -338,3 +338,8 @@ class Outlook:
 
 
 Explained = EngineRecord | Outlook  # what texts on sparsity are written from
+
+
+def inner_name(output: str) -> str:
+    """What a network's output is called in formats and places other than those that the caller gets."""
+    return f"{output} inside"

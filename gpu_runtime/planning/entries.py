@@ -1,0 +1,131 @@
+"""What may run one op: the tactics worth a time, and the planner's entries that they make, in every place of its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+
+from cuda_kernels.device import Device
+from gpu_runtime.network import Network, Op
+from gpu_runtime.planning import places
+from tactics.candidates import at_edges, candidates
+from tactics.families.table import STRIDED, STRIDED_RESIDUAL
+from tactics.format import CanonicalFormat, Format, Key, canonical
+from tactics.launches import launches
+from tactics.measure.timing import Time
+from tactics.planner.graph import Entry
+from tactics.problems.problem import ConcatProblem, Problem
+from tactics.problems.protocol import Feature
+from tactics.tactic import Tactic
+
+Times = Mapping[Tactic, Time]
+MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
+Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
+
+
+def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
+    """Every tactic that can run the problem on these types; `straight`: also those for FP16, as its output in FP32 is what
+    they store from their accumulators (see at_edges)."""
+    return candidates(problem, device, dtypes) + (candidates(problem, device) if straight else ())
+
+
+def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tactic]) -> dict[Tactic, Tactic]:
+    """Tactic of `tactics` that is not timed -> the timed one that has its kernel, its tile and its addresses."""
+    known = {(t.kernel, t.tile, addresses(problem, t)): t for t in timed}
+    found = {t: known.get((t.kernel, t.tile, addresses(problem, t))) for t in tactics}
+    return {t: same for t, same in found.items() if same is not None and same != t}
+
+
+def addresses(problem: Problem, tactic: Tactic) -> tuple[CanonicalFormat, ...]:
+    shapes = (*problem.in_shapes, problem.out_shape)
+    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+
+
+def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic, Time]:
+    best = {(t.kernel, t.tile, addresses(problem, t)): time for t, time in times.items()}
+    for t, time in others.items():
+        key = t.kernel, t.tile, addresses(problem, t)
+        best[key] = min(best.get(key, time), time, key=lambda x: x.us)
+    return {t: best[t.kernel, t.tile, addresses(problem, t)] for t in times}
+
+
+def to_time(problem: Problem, tactics: Iterable[Tactic], around: Around, scratch: int | None) -> list[Tactic]:
+    """`tactics` and what they become at the network's edges: of tactics with the same kernel, tile and addresses one, that
+    whose formats bear the most usual names; none with addresses that its tensors cannot have, or that needs more than `scratch`
+    bytes."""
+    usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
+    shapes = (*problem.in_shapes, problem.out_shape)
+    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
+    best: dict[tuple, tuple[int, Tactic]] = {}
+    for t in (v for tactic in tactics for v in at_edges(tactic, ins, out)):
+        ends = addresses(problem, t)
+        if all(at in formats for at, formats in zip(ends, allowed, strict=True)):
+            odd = sum(f not in fmts for f, fmts in zip((*t.ins, t.out), usable, strict=True))
+            cell = t.kernel, t.tile, ends
+            if cell not in best or odd < best[cell][0]:
+                best[cell] = odd, t
+    return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
+
+
+def fastest(problem: Problem, times: Times) -> list[tuple[Tactic, int]]:
+    """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
+    sparse one, which is all that a plan can want."""
+    best: dict[tuple, tuple[int, str, Tactic]] = {}
+    for t, time in times.items():
+        cell = addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
+        if cell not in best or (picoseconds(time), t.name) < best[cell][:2]:
+            best[cell] = picoseconds(time), t.name, t
+    return [(t, ps) for ps, _, t in best.values()]
+
+
+def kernels(
+    problem: Problem, tactics: list[tuple[Tactic, int]], homes: tuple[tuple[Key, ...], ...]
+) -> Iterator[Entry]:
+    """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
+    of each tensor that have one, that its kernel can reach."""
+    for tactic, ps in tactics:
+        own = [Key(at) for at in addresses(problem, tactic)]
+        ways = [[k] for k in own]
+        if tactic.kernel in STRIDED:
+            ways = [[k, *(p for p in keys if p.format == k.format)] for k, keys in zip(own, homes, strict=True)]
+        if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
+            ways[:-1] = [[k] for k in own[:-1]]
+        free = tactic.kernel in STRIDED_RESIDUAL
+        if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
+            ways[1:] = [[k] for k in own[1:]]
+        for *ins, out in product(*ways):
+            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse)
+
+
+def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
+    """The ways in which an op launches nothing. `inside`: tensor -> its keys that have a home."""
+    for cell in places.entries(op):
+        ends = zip((*cell[0], cell[1]), (*op.inputs, op.output), strict=True)
+        ways = ([k] if k.home else [k, *(p for p in inside[t] if p.format == k.format)] for k, t in ends)
+        for *ins, out in product(*ways):
+            yield Entry(None, tuple(ins), out, 0)
+    own = ((Key(x), Key(y)) for x, y in places.views(op))
+    for x, y in (*own, *places.through_views(op, inside)):
+        yield Entry(None, (x,), y, 0)
+
+
+def picoseconds(time: Time) -> int:
+    return round(time.us * 1e6)
+
+
+def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Those entries in which every tensor that must be FP32 there is."""
+    tensors = (*op.inputs, op.output)
+    must = [
+        None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}
+        for t, fmts in zip(tensors, network.formats_in(op), strict=True)
+    ]
+    for e in entries:
+        if all(formats is None or k.format in formats for k, formats in zip((*e.ins, e.out), must, strict=True)):
+            yield e
+
+
+def workspace(problem: Problem, tactic: Tactic) -> int:
+    """Bytes of scratch memory that a tactic's launches need."""
+    return max(launch.workspace for launch in launches(problem, tactic))
