@@ -22,6 +22,7 @@ demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
+	$(BIN)/python -c "from cuda_kernels.emulator import build; build.library()"  # once, not in each process
 	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long" --durations=15
 
 check: $(STAMP)

@@ -77,7 +77,7 @@ def agree(seeds: range, rules, tmp_path) -> None:
     assert not wrong, "\n".join(f"seed {seed}: {text}" for seed, found in wrong.items() for text in found)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(10))
 def test_drawn_networks(group, tmp_path):

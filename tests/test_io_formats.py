@@ -130,6 +130,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_binary_takes_and_gives_every_layout(kind):

@@ -68,7 +68,7 @@ def test_light(name, tmp_path):
     assert pieces <= {"fp16:hwc8", "fp16:hwc16"} and bool(pieces) == (name in JOINING)
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n in LARGE)) for n in FULL])
 def test_every_layer_with_weights_is_lowered(name, tmp_path):
     model = light(name)
     onnx.save(model, tmp_path / "m.onnx")

@@ -223,7 +223,10 @@ SPARSE_PAYS = ("squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov
 
 # In `make test` each network is built, the small ones are run, and those of PRUNED are run pruned too.
 PRUNED = ("squeezenet11_fp16", "resnet20_cifar10", "realesr_animevideov3_fp16", "sci_180x320", "mnist8")
-LARGE = ("ppocrv3_det_en", "tbefn_180x320", "prisma_seg", "yolox_nano")
+LARGE = (
+    "ultraface_rfb320", "ppocr_cls", "ppocrv3_det_en", "tbefn_180x320", "prisma_seg", "yolox_nano", "fastestdet",
+    "deeplabv3_mnv2_257",
+)  # fmt: skip
 PRUNED_RUNS = [pytest.param(name, "force", marks=() if name in PRUNED else pytest.mark.full) for name in NETWORKS]
 each_build = pytest.mark.parametrize("name, sparsity", [*((name, "disable") for name in NETWORKS), *PRUNED_RUNS])
 DENSE_RUNS = [pytest.param(name, "disable", marks=pytest.mark.full if name in LARGE else ()) for name in NETWORKS]

@@ -253,7 +253,7 @@ def test_an_engine(tmp_path, sparsity):
     assert types.count("Deconvolution") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_published_u_net(tmp_path):
     """The illumination estimator of tbefn: 3 ConvTransposes, one of which cuts its last row, and dilated convolutions."""
     whole = onnx.shape_inference.infer_shapes(onnx.load(given_model("tbefn_180x320")))
