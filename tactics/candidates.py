@@ -9,10 +9,10 @@ from itertools import product
 from types import ModuleType
 
 from cuda_kernels.device import Device
-from tactics import single
-from tactics.families import library, table
+from tactics import fp32
+from tactics.families import array_function, table
 from tactics.format import Format
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
@@ -32,11 +32,11 @@ def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> 
 # reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
 ANY_INPUT = frozenset((
     "conv_dense", "conv_sparse24", "conv_depthwise", "transpose_dense", "transpose_sparse24", "transpose_depthwise", "move",
-    "pool", "pool_global", "rows", "gather", "resize",
+    "pool", "pool_global", "reduce", "gather", "resize",
 ))  # fmt: skip
 ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
 # These write FP32 as well, in linear memory, from linear inputs or from any.
-FP32_OUTPUT = frozenset(("pointwise", "pool", "rows", "move", "gather", "resize"))
+FP32_OUTPUT = frozenset(("pointwise", "pool", "reduce", "move", "gather", "resize"))
 FP32_OUTPUT_OF_ANY = frozenset(("conv_dense", "conv_sparse24", "conv_stem", "transpose_dense", "transpose_sparse24"))
 
 
@@ -72,9 +72,9 @@ def _split(
     good: list[Tactic] = []
     bad: list[tuple[Tactic | str, str]] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
-        if why := single.reason(problem):
+        if why := fp32.reason(problem):
             return (), ((type(problem).__name__, why),)
-        return tuple(single.candidates(problem, dtypes)), ()
+        return tuple(fp32.candidates(problem, dtypes)), ()
     for family in table.OF_PROBLEM[type(problem)]:
         if why := _unable(problem, family):
             bad.append((family.__name__.rpartition(".")[2], why))
@@ -95,7 +95,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     if len(tactic.ins) != len(problem.in_shapes):
         return False
     if isinstance(problem, LibraryProblem):
-        return tactic.kernel == "library" and library.accepts(problem, tactic)
+        return tactic.kernel == "library" and array_function.accepts(problem, tactic)
     if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
         return True
     if family not in table.OF_PROBLEM[type(problem)] or _unable(problem, family):
@@ -112,7 +112,7 @@ def _base(tile: Tile | Patch | None) -> Tile | Patch | None:
 
 @lru_cache(maxsize=4096)
 def _single(problem: Problem, dtypes: tuple[str, ...]) -> frozenset[Tactic]:
-    return frozenset(single.candidates(problem, dtypes)) if "fp32" in dtypes and not single.reason(problem) else frozenset()
+    return frozenset(fp32.candidates(problem, dtypes)) if "fp32" in dtypes and not fp32.reason(problem) else frozenset()
 
 
 @lru_cache(maxsize=4096)

@@ -13,14 +13,14 @@ from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
 
-def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch | Call, ...]:
+def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch | Call, ...]:
     """What to launch, in order. Shapes come from the problem, formats from the tactic.
 
-    `lie`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
+    `strided`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
     kernels of families.STRIDED); linear ones may then begin between multiples of 16 bytes.
     """
     family = table.OF_KERNEL[tactic.kernel]
-    return family.launches(problem, tactic, lie=lie) if lie else family.launches(problem, tactic)
+    return family.launches(problem, tactic, strided=strided) if strided else family.launches(problem, tactic)
 
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -64,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library function (tactics.problems.library_functions) instead of a launch; arrays are (argument, type, shape), linear.
+    """A library function (tactics.problems.array_functions) instead of a launch; arrays are (argument, type, shape), linear.
 
     `ins`: in the function's order, None for an absent one; `part`: which of its outputs is stored in `out`.
     """

@@ -18,7 +18,7 @@ from tactics.problems.problem import (
     PoolProblem,
     ReformatProblem,
 )
-from tactics.problems.rows import NormalizeProblem
+from tactics.problems.reductions import NormalizeProblem
 
 REASONS = (
     "picked", "dense_faster", "reformat_outweighs", "within_noise", "no_sparse_tactic", "pattern_violation",
@@ -128,7 +128,7 @@ def example_plan():
         layer("/fc/Gemm", conv(few, 1, 10), [tensor("v", few, h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense,
               weights=2560),
         layer("/Softmax", NormalizeProblem(8, 10, 1, 1, "softmax", "c"), [tensor("z", (8, 10, 1, 1), h8)],
-              [tensor("prob", (8, 10, 1, 1), "fp32:chw")], 1.5, "rows"),
+              [tensor("prob", (8, 10, 1, 1), "fp32:chw")], 1.5, "reduce"),
     ]  # fmt: skip
     dense, sparse = (f"{name}__fp16.hwc8_fp16.hwc8" for name in (dense, sparse))
     rows = [

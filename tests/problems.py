@@ -35,7 +35,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
-from tactics.problems.rows import REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
 

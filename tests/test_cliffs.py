@@ -11,7 +11,7 @@ from gpu_runtime.frontend.fuse import fuse
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.precision import cliffs, intervals
-from tactics.problems.library_functions import FUNCTIONS as LIBRARY
+from tactics.problems.array_functions import FUNCTIONS as LIBRARY
 from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
 from tactics.problems.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
 from tests.engines import build

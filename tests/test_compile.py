@@ -28,7 +28,7 @@ OTHERS = [
     *(("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 1, "IN_TYPE": t, "OUT_F32": 0}) for t in (1, 2)),
     ("move", {"KIND": 0, "IN_VEC": 1, "OUT_VEC": 0, "IN_TYPE": 0, "OUT_F32": 1}),
     *((k, {"VEC": v, "AVG": a}) for k in ("pool", "pool_global") for v in (1, 8) for a in (0, 1)),
-    *(("rows", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
+    *(("reduce", {"KIND": k, "VEC": v, "MIX": m, "C_FAST": c})
       for k in (1, 9, 10, 11, 13) for m in (0, 1) for v, c in ((1, 0), (8, 1))),
     *(("gather", {"IN_VEC": i, "OUT_VEC": o}) for i in (0, 1) for o in (0, 1)),
     *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
@@ -38,7 +38,7 @@ OTHERS = [
       for s, r in ((563411, 1), (563455, 0))),
     *((k, values | {"X_F32": 1, "Y_F32": 1}) for k, values in (
         ("pool", {"VEC": 1, "AVG": 0}), ("pool", {"VEC": 1, "AVG": 1}), ("resize", {"VEC": 1}),
-        ("rows", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("rows", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
+        ("reduce", {"KIND": 11, "VEC": 1, "MIX": 1, "C_FAST": 0}), ("reduce", {"KIND": 13, "VEC": 1, "MIX": 0, "C_FAST": 0}),
         ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
     ("matmul_fp32", {"A_F32": 1, "B_F32": 1, "Y_F32": 1}),
     ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 0, "IN_TYPE": 1, "OUT_F32": 1}),
@@ -212,5 +212,5 @@ def test_hash_covers_the_headers_a_kernel_includes_and_no_others():
         return [path.name for path in compiling.sources(compiling.source_path(kernel))]
 
     assert names("conv_dense")[0] == "conv_dense.cu" and {"conv.cuh", "ptx.cuh"} <= set(names("conv_dense"))
-    assert "conv.cuh" not in names("rows")
-    assert compiling.source_hash("rows") != compiling.source_hash("pool") != compiling.source_hash()
+    assert "conv.cuh" not in names("reduce")
+    assert compiling.source_hash("reduce") != compiling.source_hash("pool") != compiling.source_hash()

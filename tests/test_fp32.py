@@ -9,7 +9,7 @@ import pytest
 
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
-from tactics import single
+from tactics import fp32
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
@@ -99,7 +99,7 @@ FEW = (
     "reduce_over_ch", "reduce_to_one", "move_slice", "move_d2s_crd", "concat_odd", "concat_rows", "gather_pad",
     "gather_reverse_all", "matmul", "matmul_both_turned",
 )  # fmt: skip
-MANY = [n for n, p in OTHERS.items() if not single.reason(p) and n not in FEW]
+MANY = [n for n, p in OTHERS.items() if not fp32.reason(p) and n not in FEW]
 
 
 def check_types(name):
@@ -178,7 +178,7 @@ def test_many_inputs_have_few_tactics():
 def test_every_kind_of_problem_has_a_kernel():
     """But those that are options of a plan only, that launch nothing, or that take both types anyway."""
     others = {"BackToBackProblem", "SqueezeExciteProblem", "ViewProblem", "ReformatProblem", "LibraryProblem"}
-    assert {c.__name__ for c in get_args(AnyProblem)} == others | {c.__name__ for c in single.KERNELS}
+    assert {c.__name__ for c in get_args(AnyProblem)} == others | {c.__name__ for c in fp32.KERNELS}
 
 
 def test_predicted_times_follow_the_cuda_cores():

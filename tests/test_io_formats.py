@@ -21,7 +21,7 @@ from tactics.format import LAYOUTS, Format
 from tactics.measure.data import random_data, reference
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, MoveProblem, PoolProblem
-from tactics.problems.rows import NormalizeProblem
+from tactics.problems.reductions import NormalizeProblem
 from tactics.step import linear
 from tests.conftest import DIGITS, model_path
 from tests.engines import TYPES, emulated, judge

@@ -17,7 +17,7 @@ from gpu_runtime.runtime.plan_record import LaunchStep
 from tactics.candidates import candidates
 from tactics.predict import predict
 from tactics.problems import codec
-from tactics.problems.library_functions import FUNCTIONS, bound
+from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.problem import LibraryProblem
 from tests.engines import build, emulated
 from tests.reference_run import check_against_ort, model, network, node, ort_run, relative_error, run

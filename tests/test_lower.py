@@ -9,7 +9,7 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import chains, importer
 from gpu_runtime.frontend.fuse import fuse
 from gpu_runtime.lowering import lower
-from tactics.problems.library_functions import FUNCTIONS
+from tactics.problems.array_functions import FUNCTIONS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tests.reference_run import check_against_ort, feeds_for, given_model, model, network, node, ort_run, relative_error, run
 

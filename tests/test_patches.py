@@ -22,7 +22,7 @@ from tactics.problems.problem import (
     PointwiseProblem,
     PoolProblem,
 )
-from tactics.problems.rows import NormalizeProblem
+from tactics.problems.reductions import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
 from tests.problems import conv_case, transposed_case
 from tests.test_inplace import CHW, CHW32, DENSE, H8, SPARSE
@@ -154,7 +154,7 @@ AROUND = {
     "pointwise_linear": (
         PointwiseProblem(2, 5, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW, CHW), ((2, 8, CHW), (1, 9, CHW)),
     ),
-    "rows": (NormalizeProblem(2, 24, 5, 3, "softmax", "c"), "rows", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
+    "rows": (NormalizeProblem(2, 24, 5, 3, "softmax", "c"), "reduce", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
     "move": (
         MoveProblem(2, 24, 5, 4, "upsample", (24, 10, 8), step=(1, 2, 2)), "move", None, (H8, H8), ((8, 40, H8), (16, 48, H8)),
     ),
@@ -181,7 +181,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     """Run one tactic with tensors inside others -> (its output NCHW, padding kept; whether all around it is untouched)."""
     gpu = Emulated(named("a100"), **options)
     shapes = (*problem.in_shapes, problem.out_shape)
-    lie, addresses, images = [], [], []
+    strided, addresses, images = [], [], []
     for x, fmt, shape, place in zip((*inputs, None), (*tactic.ins, tactic.out), shapes, places, strict=True):
         first, channels, whole_fmt = place or (0, shape[1], fmt)
         whole = (shape[0], channels, *shape[2:])
@@ -195,7 +195,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
         padded = whole[0], image.shape[1], *whole[2:]
         address = gpu.allocate(around.nbytes)
         gpu.write(address, to_memory(image, whole_fmt))
-        lie.append(s)
+        strided.append(s)
         images.append((address, whole_fmt, padded))
         elements = (first >> s.log2v) * s.block + (first & ((1 << s.log2v) - 1))
         addresses.append(address + elements * DTYPES[whole_fmt.dtype].itemsize)
@@ -203,7 +203,7 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     held = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
     for name, array in sections.items():
         gpu.write(held[name], array)
-    steps = launches(problem, tactic, tuple(lie))
+    steps = launches(problem, tactic, tuple(strided))
     scratch = scratch_for(gpu, steps)
     for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cuda_kernels.launch import Emulated
-from tactics import single
+from tactics import fp32
 from tactics.measure.data import random_data, reference
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, nearest
 from tactics.problems.pointwise_ops import Activation
@@ -93,7 +93,7 @@ DRAWS = {"conv": conv, "pool": pool, "resize": resize}
 def with_fp32(problem: Problem) -> list[Tactic]:
     """One tactic for each mix of FP16 and FP32 tensors, where any is FP32; the layouts of the others drawn."""
     found = {}
-    tactics = [] if single.reason(problem) else [*single.candidates(problem, ("fp16",) * (len(problem.in_shapes) + 1))]
+    tactics = [] if fp32.reason(problem) else [*fp32.candidates(problem, ("fp16",) * (len(problem.in_shapes) + 1))]
     for t in random.Random(str(problem)).sample(tactics, len(tactics)):
         found.setdefault(tuple(f.dtype for f in (*t.ins, t.out)), t)
     return [t for dtypes, t in sorted(found.items()) if "fp32" in dtypes]
@@ -164,5 +164,5 @@ def test_draws_reach_every_parameter():
     pools, resizes = [pool(seed) for seed in range(1000, 1567)], [resize(seed) for seed in range(1000, 1567)]
     assert {(p.kind, p.count_pad, p.is_global) for p in pools} >= {(k, c, False) for k in ("max", "avg") for c in (True, False)}
     linear = [p for p in resizes if isinstance(p, ResizeProblem)]
-    assert {(p.mode, p.turn) for p in linear} == {(m, t) for m in ("linear", "cubic") for t in COORDINATES}
+    assert {(p.mode, p.coordinate_mode) for p in linear} == {(m, t) for m in ("linear", "cubic") for t in COORDINATES}
     assert {(p.antialias, p.exclude_outside) for p in linear} == {(a, b) for a in (True, False) for b in (True, False)}

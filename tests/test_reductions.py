@@ -14,7 +14,7 @@ from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.gather import ViewProblem
 from tactics.problems.problem import PointwiseProblem, PoolProblem
-from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tests.engines import judge
 from tests.problems import ROWS, assert_right, execute
 from tests.reference_run import check_against_ort, feeds_for, model, network, node

@@ -15,7 +15,7 @@ from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanReco
 from gpu_runtime.text import printable
 from tactics import codec
 from tactics.format import LAYOUTS, TRT_TYPES, strides, wording
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
     ConvProblem,
@@ -25,7 +25,7 @@ from tactics.problems.problem import (
     PoolProblem,
     ReformatProblem,
 )
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 from tactics.tactic import Tactic
 
 Keys = dict[str, object]  # of TensorRT's JSON

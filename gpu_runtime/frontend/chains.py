@@ -24,7 +24,7 @@ from gpu_runtime.frontend.queries import (
     single_reader,
     type_of,
 )
-from tactics.problems.library import FLOAT
+from tactics.problems.library_problem import FLOAT
 from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, OPERATIONS, Activation, Stage
 
 FLT_MAX = 3.4028235e38

@@ -36,7 +36,7 @@ from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert
 from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
-from tactics.problems.library import EXACT
+from tactics.problems.library_problem import EXACT
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
 OPS = {

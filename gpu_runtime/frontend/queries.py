@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tactics.problems.library import EXACT, FLOAT
+from tactics.problems.library_problem import EXACT, FLOAT
 
 Node = ir.Node  # the two types that lowering names; it imports no onnx of its own
 Value = ir.Value

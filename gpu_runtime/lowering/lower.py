@@ -17,14 +17,14 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.fuse import Fused
 from gpu_runtime.frontend.layers import SEVERAL, VIEWS, Layer
 from gpu_runtime.frontend.queries import Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
-from gpu_runtime.lowering import library, moves, reductions
+from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
 from gpu_runtime.network import Network, Op, TensorInfo, computes
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.library import EXACT, FLOAT, LibraryProblem
+from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 
@@ -166,8 +166,8 @@ def _flattened(value: Value) -> Value | None:
 
 def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
     node = layer.node
-    if library.takes(layer):
-        function, constants = library.problem(layer)
+    if rare_operators.takes(layer):
+        function, constants = rare_operators.problem(layer)
         sources = tuple(views.name(v) for v in layer.inputs)
         return [Op(layer.label, function, sources, views.name(layer.output), constants, layer.nodes, layer.when)]
     if layer.op not in PROBLEMS:

@@ -11,7 +11,7 @@ from gpu_runtime.frontend.queries import attribute, constant, shape_of
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 REDUCE = {
     "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod", "ReduceL1": "l1",

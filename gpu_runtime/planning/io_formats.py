@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_runtime.network import TensorInfo
 from tactics.format import LAYOUTS, Format
-from tactics.problems.library import EXACT
+from tactics.problems.library_problem import EXACT
 
 Spec = str | Sequence[str] | Mapping[str, str]
 DTYPES = {"input": ("fp32", "fp16", "uint8"), "output": ("fp32", "fp16")}

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from gpu_runtime.network import Network, Op, exists
 from gpu_runtime.precision import intervals
-from tactics import single
+from tactics import fp32
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, ROW_CLIFFS, Cliff, Interval, stage_base, stage_cliff
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, MoveProblem, PointwiseProblem
 from tactics.problems.protocol import Feature
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 FP16_MAX = 65504.0
 SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are as good as what they are made of
@@ -145,7 +145,7 @@ def _norm_of_source(op: Op, makers: Mapping[str, list[Op]]) -> bool:
 def _unable(network: Network, tensor: str, makers: Mapping[str, list[Op]]) -> bool:
     """Whether none of the kernels that write FP32 can write the tensor."""
     ops = makers.get(tensor, ())
-    return bool(ops) and all(single.reason(op.problem) and not isinstance(op.problem, ANY_TYPE) for op in ops)
+    return bool(ops) and all(fp32.reason(op.problem) and not isinstance(op.problem, ANY_TYPE) for op in ops)
 
 
 def _at_pole(danger: Danger, known: intervals.Known) -> bool:

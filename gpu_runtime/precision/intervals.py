@@ -23,7 +23,7 @@ from tactics.problems.problem import (
     PointwiseProblem,
     PoolProblem,
 )
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 POSITIVE_SUMS = ("l1", "l2", "sum_square", "inv_std")
 END = Stage("abs")
@@ -73,7 +73,7 @@ def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
         return x.hull(Interval(0.0, 0.0)) if p.kind == "avg" and p.count_pad else x
     if isinstance(p, ResizeProblem):
         x = found[op.inputs[0]]
-        outside = Interval(p.extrapolation, p.extrapolation) if p.turn == "tf_crop_and_resize" else x
+        outside = Interval(p.extrapolation, p.extrapolation) if p.coordinate_mode == "tf_crop_and_resize" else x
         return x.hull(outside) if p.mode == "linear" else ANY
     if isinstance(p, ReduceProblem):
         return _reduction(op, found[op.inputs[0]], maker)

@@ -6,7 +6,7 @@ no operation is added. Pointwise chains compute in FP32 and may begin, go on and
 residuals have one e on all sides; what is not homogeneous, and network inputs and outputs, have e = 0.
 
 That costs nothing, so it comes first. What is still too large is an FP32 tensor, and the ops that read and write it, no others,
-take kernels for that (tactics.single).
+take kernels for that (tactics.fp32).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op, exists
 from gpu_runtime.runtime.findings import Compared
-from tactics import single
+from tactics import fp32
 from tactics.measure.data import reference
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import MAX_STAGES, Stage
 from tactics.problems.problem import (
     ConcatProblem,
@@ -37,7 +37,7 @@ from tactics.problems.problem import (
     Problem,
 )
 from tactics.problems.protocol import Feature
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
@@ -85,7 +85,7 @@ def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -
     if bad := [t for t in heavy if t in stuck]:
         raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
-    only = {**network.only, **dict.fromkeys(wide, single.FP32)}
+    only = {**network.only, **dict.fromkeys(wide, fp32.FP32)}
     return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
 
 
@@ -183,7 +183,7 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
         if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
             both = same[tensors[0]] | same[tensors[1]]
             same.update(dict.fromkeys(both, both))
-        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := single.reason(op.problem)):
+        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := fp32.reason(op.problem)):
             against |= dict.fromkeys(tensors, f"{op.name}: {why}")
     wide: dict[str, str] = {}
     stuck: dict[str, str] = {}

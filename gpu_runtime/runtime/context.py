@@ -20,7 +20,7 @@ from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, Step, T
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import printable
 from tactics.format import DTYPES, from_memory, to_memory
-from tactics.problems.library_functions import bound
+from tactics.problems.array_functions import bound
 
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from tactics import codec
 from tactics.codec import As, Check, Whole
 from tactics.format import DTYPES, Format, Key
-from tactics.problems.library_functions import FUNCTIONS
+from tactics.problems.array_functions import FUNCTIONS
 from tactics.tactic import IN_PLACE, Tactic
 
 ALIGN = 256  # bytes, of whatever has memory of its own, in a file's arena and in the activations'

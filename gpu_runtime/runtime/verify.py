@@ -25,7 +25,7 @@ from tactics.families.table import STRIDED, STRIDED_RESIDUAL
 from tactics.format import DTYPES, LAYOUTS, canonical, part_format
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     AnyProblem,
     BackToBackProblem,

@@ -72,12 +72,12 @@ def shared_bytes(tactic: Tactic) -> int:
     return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
 
 
-def launches(p: BackToBackProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     one, two, t = p.first, p.second, tactic.gemm
     # ConvParams of a single convolution from x to y that loads like the first and stores like the second.
     whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), replace(tactic, kernel="conv_dense")
     of_two, of_one = conv_pointers(two, "2"), conv_pointers(one)
-    args = conv_gemm.arguments(whole, dense, None, lie) | {name: of_two[name] for name in ("bias", "slope")}
+    args = conv_gemm.arguments(whole, dense, None, strided) | {name: of_two[name] for name in ("bias", "slope")}
     args = member("c", args | ints(m16=-(-one.k // 16)))
     args |= {"w2": of_two["w"], "bias1": of_one["bias"], "slope1": of_one["slope"]}
     args |= ints(k1=one.k, steps=conv_gemm.padded_k(two) // 16, m16=-(-two.k // 16)) | alpha_beta(one, "1")

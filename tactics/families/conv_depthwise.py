@@ -161,14 +161,14 @@ def _registers(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     y_c = padded_channels(y_fmt.layout, p.k)
     store = store or Store(p.out_shape)
-    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
+    x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
         "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),

@@ -53,14 +53,14 @@ def _pixels(p: ConvProblem) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     end = p.epilogue
     store = store or Store(p.out_shape, step=(end.d2s, end.d2s))
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     added_fmt = tactic.ins[1] if end.residual else y_fmt
     own = strides(x_fmt, p.in_shapes[0]), *(strides(added_fmt, store.out) for _ in p.in_shapes[1:]), strides(y_fmt, store.out)
-    x, *added, y = lie or own
+    x, *added, y = strided or own
     values = {
         "K_THREAD": _channels(p), "P_THREAD": _pixels(p), "X_F32": int(x_fmt.dtype == "fp32"),
         "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),

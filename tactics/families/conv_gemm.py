@@ -211,12 +211,12 @@ def padded_k(problem: ConvProblem) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     t, m, store = tactic.gemm, merged(p), store or _store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
     blocks = t.stream or tiles // m.count * t.split
-    args = arguments(p, tactic, store, lie)
+    args = arguments(p, tactic, store, strided)
     if shared:
         args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=tiles // m.count)}
     scratch = (m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, tiles * 4) if shared else (0, 0)
@@ -242,11 +242,11 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
     }  # fmt: skip
 
 
-def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, lie: tuple[Strides, ...] | None) -> Args:
+def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
     """Of the struct ConvParams (include/conv.cuh), without those of a split K."""
     m, x_fmt, y_fmt, up = merged(p), tactic.ins[0], tactic.out, p.epilogue.up
     one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
-    x, *added, y = lie or (
+    x, *added, y = strided or (
         strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out),
     )  # fmt: skip
     args = conv_pointers(p, name) | {"meta": ("weights", "meta" + name) if tactic.sparse else NULL}

@@ -199,11 +199,11 @@ def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def launches(
-    p: ConvProblem, tactic: Tactic, store: Store | None = None, lie: tuple[Strides, ...] | None = None
+    p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
     store = store or Store(p.out_shape)
-    x, *added, y = lie or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
+    x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
         "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,

@@ -221,9 +221,9 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
 POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l pool_h pool_w tile_h tile_w".split()
 
 
-def launches(p: ConvProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, g, x_fmt, y_fmt = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out
-    x, *added, y = lie or own_strides(p, tactic)
+    x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],

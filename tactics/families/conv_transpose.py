@@ -115,9 +115,9 @@ def candidates(
             yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), why
 
 
-def launches(p: ConvTransposeProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     family, own = _of_phase(tactic)
-    return tuple(step for conv, store, *_ in phases(p) for step in family.launches(conv, own, store, lie))
+    return tuple(step for conv, store, *_ in phases(p) for step in family.launches(conv, own, store, strided))
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

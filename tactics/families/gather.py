@@ -31,21 +31,21 @@ def candidates(p: Gathered, device: Device) -> Iterator[tuple[Tactic | str, str]
             yield Tactic("gather", None, (x,) * len(p.in_shapes), y), ""
 
 
-def launches(p: Gathered, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    lie = lie or own_strides(p, tactic)
+def launches(p: Gathered, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    strided = strided or own_strides(p, tactic)
     if isinstance(p, ResizeProblem):
-        return (_resize(p, tactic, lie),)
+        return (_resize(p, tactic, strided),)
     if isinstance(p, GatherProblem):
-        return (_gather(0, p, tactic, (0, 0, 0, 0), p.out_shape, lie),)
+        return (_gather(0, p, tactic, (0, 0, 0, 0), p.out_shape, strided),)
     result, first = [], 0
     for i, shape in enumerate(p.in_shapes):
         n, c, h, w = (first if axis == p.axis else 0 for axis in range(4))
-        result.append(_gather(i, GatherProblem(shape), tactic, (n, c, h, w), p.out_shape, lie))
+        result.append(_gather(i, GatherProblem(shape), tactic, (n, c, h, w), p.out_shape, strided))
         first += shape[p.axis]
     return tuple(result)
 
 
-def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole: Shape4, lie: tuple[Strides, ...]) -> Launch:
+def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole: Shape4, strided: movement.At) -> Launch:
     """The output's part that begins at `first`, from input `source`."""
     x, y = tactic.ins[source], tactic.out
     n, c, h, w = p.out_shape
@@ -57,18 +57,19 @@ def _gather(source: int, p: GatherProblem, tactic: Tactic, first: Shape4, whole:
         starts.append(at if table else -1)
         at += len(table)
     args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0), "table": ("weights", "table") if at else NULL}
-    args |= view_args("in", lie[source]) | view_args("out", lie[-1]) | floats(fill=p.fill)
+    args |= view_args("in", strided[source]) | view_args("out", strided[-1]) | floats(fill=p.fill)
     args |= ints(in_c=p.shape[1], in_w=p.shape[3], n=n, c=c, h=h, w=w, covered=covered, out_w=whole[3])
     for name, numbers in (("first", first), ("axis", p.perm), ("table", starts)):
         args |= ints(**{f"{name}_{axis}": v for axis, v in zip("nchw", numbers, strict=True)})
     return launch("gather", values, grid(n * -(-covered // 8) * h * w), 256, 0, args)
 
 
-def _resize(p: ResizeProblem, tactic: Tactic, lie: tuple[Strides, ...]) -> Launch:
+def _resize(p: ResizeProblem, tactic: Tactic, strided: tuple[Strides, ...]) -> Launch:
     x, y = tactic.ins[0], tactic.out
     vec = 1 if linear(x) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y, x))
-    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)} | view_args("in", lie[0]) | view_args("out", lie[1])
+    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)}
+    args |= view_args("in", strided[0]) | view_args("out", strided[1])
     args |= {name: ("weights", name) for name in ("row", "column", "row_weight", "column_weight")}
     args |= ints(n=p.n, c=p.c, groups=groups, in_groups=in_groups, w=p.w, out_h=p.out[0], out_w=p.out[1])
     args |= ints(row_taps=p.num_taps(0), column_taps=p.num_taps(1)) | floats(outside=p.extrapolation)
@@ -91,7 +92,7 @@ def section_bytes(p: Gathered, tactic: Tactic) -> dict[str, int]:
 
 
 def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
-    """Where each output pixel's inputs lie: sections that follow from the problem alone."""
+    """Where each output pixel's inputs strided: sections that follow from the problem alone."""
     if isinstance(p, ResizeProblem):
         (row, row_weight), (column, column_weight) = p.taps(0), p.taps(1)
         tables = {"row": row, "column": column, "row_weight": row_weight, "column_weight": column_weight}

@@ -34,7 +34,7 @@ def _linear(shape: Shape4) -> Format:
     return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
 
 
-def launches(p: MatmulProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+def launches(p: MatmulProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     outer, inner = p.batch
     a_rows, a_columns = (p.k, p.m) if p.trans_a else (p.m, p.k)
     b_rows, b_columns = (p.n, p.k) if p.trans_b else (p.k, p.n)

@@ -33,8 +33,8 @@ def candidates(problem: Problem, device: Device) -> Pairs:
     return CANDIDATES[type(problem)](problem)
 
 
-def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    return LAUNCHERS[type(problem)](problem, tactic, lie or own_strides(problem, tactic))
+def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    return LAUNCHERS[type(problem)](problem, tactic, strided or own_strides(problem, tactic))
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -74,12 +74,13 @@ CANDIDATES: dict[type[Problem], Callable[..., Pairs]] = {
 }  # fmt: skip
 
 
-def _pool(p: PoolProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
+def _pool(p: PoolProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
-    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)} | view_args("in", lie[0]) | view_args("out", lie[1])
+    args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)}
+    args |= view_args("in", strided[0]) | view_args("out", strided[1])
     args |= ints(n=p.n, groups=groups, in_groups=in_groups)
     if tactic.kernel == "pool_global":
         args |= ints(pixels=p.h * p.w) | floats(scale=1.0 / (p.h * p.w))
@@ -96,8 +97,9 @@ MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", 
 
 
 def _move_launch(
-    source: int, in_shape: Shape4, x_fmt: Format, y_fmt: Format, part: Shape4, whole: Shape4, lie: At, *, kind: str = "window",
-    start: Triple = (0, 0, 0), step: Triple = (1, 1, 1), fill: float = 0.0, first_c: int = 0, last: bool = True,
+    source: int, in_shape: Shape4, x_fmt: Format, y_fmt: Format, part: Shape4, whole: Shape4, strided: At, *,
+    kind: str = "window", start: Triple = (0, 0, 0), step: Triple = (1, 1, 1), fill: float = 0.0, first_c: int = 0,
+    last: bool = True,
 ) -> Launch:  # fmt: skip
     """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
     n, c, h, w = in_shape
@@ -108,30 +110,30 @@ def _move_launch(
     out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
     values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
               "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
-    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", lie[source])
-    args |= view_args("out", lie[-1]) | ints(n=n, c=c, h=h, w=w, out_c=covered, out_h=out_h, out_w=out_w) | floats(fill=fill)
-    args |= ints(filled=part_c, first_c=first_c)
+    args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", strided[source])
+    args |= view_args("out", strided[-1]) | floats(fill=fill)
+    args |= ints(n=n, c=c, h=h, w=w, out_c=covered, out_h=out_h, out_w=out_w, filled=part_c, first_c=first_c)
     for name, numbers in (("start", start), ("step", step)):
         args |= ints(**{f"{name}_{axis}": v for axis, v in zip("chw", numbers, strict=True)})
     return launch("move", values, grid(n * -(-covered // 8) * out_h * out_w), 256, 0, args)
 
 
-def _move(p: MoveProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
+def _move(p: MoveProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
     x, y = tactic.ins[0], tactic.out
     return (_move_launch(
-        0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, lie, kind=p.kind, start=p.start, step=p.step, fill=p.fill
+        0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, strided, kind=p.kind, start=p.start, step=p.step, fill=p.fill
     ),)  # fmt: skip
 
 
-def _reformat(p: ReformatProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
-    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, lie),)
+def _reformat(p: ReformatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+    return (_move_launch(0, p.in_shapes[0], tactic.ins[0], tactic.out, p.out_shape, p.out_shape, strided),)
 
 
-def _concat(p: ConcatProblem, tactic: Tactic, lie: At) -> tuple[Launch, ...]:
+def _concat(p: ConcatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
     result, first, shapes, whole = [], 0, p.in_shapes, p.out_shape
     for i, (c, x) in enumerate(zip(p.sizes, shapes, strict=True)):
         last = i == len(shapes) - 1
-        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, lie, first_c=first, last=last))
+        result.append(_move_launch(i, x, tactic.ins[i], tactic.out, x, whole, strided, first_c=first, last=last))
         first += c
     return tuple(result)
 

@@ -76,12 +76,12 @@ def _constants(p: PointwiseProblem) -> list[str]:
     return [_long_axes(p, a) for a in p.constants]
 
 
-def _sources(p: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...], rows: bool) -> tuple[list[Args], list[int]]:
+def _sources(p: PointwiseProblem, tactic: Tactic, strided: tuple[Strides, ...], rows: bool) -> tuple[list[Args], list[int]]:
     """(arguments of the kernel's struct Source, kind) of each tensor, then of each constant."""
     sources: list[Args] = []
     kinds: list[int] = []
     for i, axes in enumerate(_tensors(p)):
-        sources.append({"at": ("in", i)} | spread_args("spread", lie[i], axes, p.span(axes)[3], rows))
+        sources.append({"at": ("in", i)} | spread_args("spread", strided[i], axes, p.span(axes)[3], rows))
         whole, half = "c" in axes, tactic.ins[i].dtype == "fp16"
         kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
     for i, axes in enumerate(_constants(p)):
@@ -101,12 +101,12 @@ def _chain(p: PointwiseProblem, kinds: list[int]) -> dict[str, int]:
     }
 
 
-def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p, fmt, alone = problem, tactic.out, lie is None
-    lie = lie or own_strides(problem, tactic)
+def launches(problem: PointwiseProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    p, fmt, alone = problem, tactic.out, strided is None
+    strided = strided or own_strides(problem, tactic)
     if _is_flat(p, fmt) and alone and {f.dtype for f in (*tactic.ins, fmt)} == {"fp16"}:
         p, fmt = replace(p, n=1, c=prod(p.out_shape), h=1, w=1), Format("fp16", "hwc8")
-        lie = (strides(fmt, p.out_shape),) * len(lie)
+        strided = (strides(fmt, p.out_shape),) * len(strided)
     cp, v = padded_channels(fmt.layout, p.c), LAYOUTS[fmt.layout].vector
     vec = 1 if linear(fmt) else 8
     if vec == 1 or canonical(fmt, p.out_shape).planes:
@@ -115,10 +115,10 @@ def launches(problem: PointwiseProblem, tactic: Tactic, lie: tuple[Strides, ...]
         inner, blocks, v = cp // vec, 1, cp
     spans = (*_tensors(p), *_constants(p))
     rows = p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in spans)
-    sources, kinds = _sources(p, tactic, lie, rows)
+    sources, kinds = _sources(p, tactic, strided, rows)
     values = {"VEC": vec, "ROWS": int(rows), **_chain(p, kinds), **({"Y_F32": 1} if fmt.dtype == "fp32" else {})}
     total = p.n * cp * p.h * p.w // vec
-    args = {"nonfinite": NONFINITE, "y": ("out", 0)} | view_args("out", lie[-1])
+    args = {"nonfinite": NONFINITE, "y": ("out", 0)} | view_args("out", strided[-1])
     for i, source in enumerate(sources):
         args |= member(f"source[{i}]", source)
     args |= ints(total=total, inner=inner, pixels=p.h * p.w, blocks=blocks, v=v, c=p.c, w=p.w if rows else p.h * p.w)

@@ -2,12 +2,13 @@
 
 A family has candidates(problem, device), launches(problem, tactic), pack(problem, tactic, weights), section_bytes(problem,
 tactic), the sizes of what pack makes, and predict(problem, tactic, device). The launches of kernels in STRIDED take the
-strides of inputs and output as `lie`, so that their tensors may lie inside others.
+strides of inputs and output as `strided`, so that their tensors may lie inside others.
 """
 
 from types import ModuleType
 
 from tactics.families import (
+    array_function,
     back_to_back,
     conv_depthwise,
     conv_fp32,
@@ -16,15 +17,14 @@ from tactics.families import (
     conv_stem,
     conv_transpose,
     gather,
-    library,
     matmul,
     movement,
     pointwise,
-    rows,
+    reduce,
     squeeze_excite,
 )
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
     ConcatProblem,
@@ -38,7 +38,7 @@ from tactics.problems.problem import (
     SqueezeExciteProblem,
 )
 from tactics.problems.protocol import Feature
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 OF_KERNEL = {
     "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
@@ -46,16 +46,17 @@ OF_KERNEL = {
     "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "transpose_grouped": conv_transpose, "transpose_depthwise": conv_transpose,
     "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
-    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "rows": rows,
+    "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "reduce": reduce,
     "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "matmul_fp32": matmul,
-    "library": library,
+    "library": array_function,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
-    ConcatProblem: (movement, gather), ReduceProblem: (rows,), NormalizeProblem: (rows,), ReformatProblem: (movement,),
-    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,), LibraryProblem: (library,),
+    ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,), ReformatProblem: (movement,),
+    ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
+    LibraryProblem: (array_function,),
 }  # fmt: skip
 # What the kernels of a family can do beside its computation: where a problem needs more, the difference is the logged reason.
 SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
@@ -64,14 +65,14 @@ SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
     conv_fp32: frozenset({Feature.RESIDUAL, Feature.DEPTH_TO_SPACE}),
     **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), frozenset({Feature.RESIDUAL})),
     **dict.fromkeys(
-        (back_to_back, squeeze_excite, gather, library, matmul, movement, pointwise, rows), frozenset()
+        (back_to_back, squeeze_excite, gather, array_function, matmul, movement, pointwise, reduce), frozenset()
     ),
 }
 TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
     "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "rows", "gather", "resize",
+    "reduce", "gather", "resize",
 )  # fmt: skip
 # Of these, the convolutions: they read a residual with strides of its own.
 STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

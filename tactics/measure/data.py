@@ -13,7 +13,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from tactics.format import DTYPES
-from tactics.problems.library import FLOAT, LibraryProblem
+from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
     ConvProblem,
@@ -25,7 +25,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 POSITIVE = frozenset(("log", "sqrt", "pow", "rpow", "log_sum"))  # of these, and of divisors, the domain is kept away from 0
 DIVISORS = frozenset(("div", "rdiv"))

@@ -37,7 +37,7 @@ from tactics.launches import launches
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.worker import device_key
 from tactics.predict import SIGMA, predict_us
-from tactics.problems import codec, library_functions
+from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
 from tactics.step import Launch
 from tactics.tactic import Tactic
@@ -80,7 +80,7 @@ def source_key(kernel: str) -> str:
     """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
     their source and the library's version."""
     if kernel == "library":
-        return sha256(Path(library_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
+        return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
 Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell apart: formats, and whether sparse

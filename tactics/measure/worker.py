@@ -35,8 +35,8 @@ from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_m
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import images, of_images, random_data, reference
 from tactics.problems import codec
+from tactics.problems.array_functions import bound
 from tactics.problems.convolution import depth_to_space, space_to_depth
-from tactics.problems.library_functions import bound
 from tactics.problems.pointwise_ops import ACTIVATIONS
 from tactics.problems.problem import (
     ConvProblem,

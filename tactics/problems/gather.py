@@ -107,8 +107,8 @@ class GatherProblem(Problem):
 class ResizeProblem(Problem):
     """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
 
-    `turn`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start and end of
-    rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
+    `coordinate_mode`: the coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`: start
+    and end of rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
     """
 
     n: int
@@ -117,7 +117,7 @@ class ResizeProblem(Problem):
     w: int
     out: tuple[int, int]
     mode: str
-    turn: str
+    coordinate_mode: str
     scale: tuple[float, float]
     cubic_a: float = -0.75
     exclude_outside: bool = False
@@ -126,8 +126,8 @@ class ResizeProblem(Problem):
     extrapolation: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("linear", "cubic") or self.turn not in COORDINATES:
-            raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.turn!r}")
+        if self.mode not in ("linear", "cubic") or self.coordinate_mode not in COORDINATES:
+            raise ValueError(f"resize: unknown mode {self.mode!r} or coordinate transformation {self.coordinate_mode!r}")
         if not all(0 < s < math.inf for s in self.scale) or not all(map(math.isfinite, (*self.roi, self.cubic_a))):
             raise ValueError(f"resize: expected positive scales and finite numbers, got {self}")
 
@@ -135,9 +135,9 @@ class ResizeProblem(Problem):
         more = f" a{self.cubic_a:g}" if self.mode == "cubic" else ""
         more += " exclude_outside" if self.exclude_outside else ""
         more += " antialias" if self.antialias else ""
-        more += f" roi{_text(self.roi)} outside{self.extrapolation:g}" if self.turn == "tf_crop_and_resize" else ""
+        more += f" roi{_text(self.roi)} outside{self.extrapolation:g}" if self.coordinate_mode == "tf_crop_and_resize" else ""
         shape = f"n{self.n} c{self.c} h{self.h} w{self.w} out{_text(self.out)}"
-        return f"resize {shape} {self.mode} {self.turn} scale{self.scale[0]!r},{self.scale[1]!r}{more}"
+        return f"resize {shape} {self.mode} {self.coordinate_mode} scale{self.scale[0]!r},{self.scale[1]!r}{more}"
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
@@ -162,7 +162,8 @@ class ResizeProblem(Problem):
         `cubic_a`; antialias widens the kernel by 1/scale where the image shrinks.
         """
         size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
-        x = COORDINATES[self.turn](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis : 2 * axis + 2])
+        roi = self.roi[2 * axis : 2 * axis + 2]
+        x = COORDINATES[self.coordinate_mode](np.arange(out, dtype=np.float64), scale, size, out, roi)
         stretch = self._stretch(axis)
         reach = (1 if self.mode == "linear" else 2) * stretch
         first = np.floor(x - reach).astype(int) + 1
@@ -173,7 +174,7 @@ class ResizeProblem(Problem):
             weight = np.where((index >= 0) & (index < size), weight, 0)
         weight = weight / weight.sum(axis=1, keepdims=True)
         index = np.clip(index, 0, size - 1)
-        if self.turn == "tf_crop_and_resize":
+        if self.coordinate_mode == "tf_crop_and_resize":
             index[(x < 0) | (x > size - 1)] = -1
         return index.astype(np.int32), weight.astype(np.float32)
 
@@ -236,14 +237,14 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def nearest(
-    size: int, out: int, scale: float, turn: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
+    size: int, out: int, scale: float, coordinate_mode: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
 ) -> tuple[int, ...]:
     """The input index of each of `out` pixels of a nearest Resize; -1 outside the image, with tf_crop_and_resize.
 
     In FP32, as other runtimes compute it: a coordinate that is exactly between two pixels, or on one, falls to the same side.
     """
-    x = COORDINATES[turn](np.arange(out, dtype=np.float32), np.float32(scale), size, out, roi)
+    x = COORDINATES[coordinate_mode](np.arange(out, dtype=np.float32), np.float32(scale), size, out, roi)
     index = np.clip(ROUNDINGS[rounding](x), 0, size - 1).astype(int)
-    if turn == "tf_crop_and_resize":
+    if coordinate_mode == "tf_crop_and_resize":
         index = np.where((x < 0) | (x > size - 1), -1, index)
     return tuple(index.tolist())

@@ -19,10 +19,10 @@ from tactics.problems.convolution import (
     key,
 )
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problems.library import LibraryProblem
+from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.protocol import Problem, Shape4, spanned
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 
 @dataclass(frozen=True, slots=True)

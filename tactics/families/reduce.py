@@ -1,4 +1,4 @@
-"""The rows kernel: reductions along any axes, softmax, and instance, group and layer normalization."""
+"""The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.protocol import spanned
-from tactics.problems.rows import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.roofline import streamed
 from tactics.step import (
     NONFINITE,
@@ -42,7 +42,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]
     """Any pair of formats; one that has lost its channels is written as hwc8 or chw."""
     outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(problem) else HALF_FORMATS
     for x, y in product(HALF_FORMATS, outs):
-        tactic = Tactic("rows", None, (x,), y)
+        tactic = Tactic("reduce", None, (x,), y)
         yield tactic, _reason(problem, tactic)
 
 
@@ -92,8 +92,8 @@ def _lanes(rows: int, elements: int, inner: bool) -> tuple[int, int]:
     return lanes, THREADS // lanes
 
 
-def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p, lie = problem, lie or own_strides(problem, tactic)
+def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
+    p, strided = problem, strided or own_strides(problem, tactic)
     vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, tactic)
     c_fast = vec == 8 or not linear(tactic.ins[0])
     mix = "c" in p.axes
@@ -105,15 +105,15 @@ def launches(problem: Problem, tactic: Tactic, lie: tuple[Strides, ...] | None =
     constant = constant_strides(spanned(p.in_shapes[0], affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]
     count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // p.groups
-    args = {"nonfinite": NONFINITE, "x.at": ("in", 0), "y": ("out", 0)} | spread_args("x.spread", lie[0], "nchw", w, apart)
+    args = {"nonfinite": NONFINITE, "x.at": ("in", 0), "y": ("out", 0)} | spread_args("x.spread", strided[0], "nchw", w, apart)
     args |= {name: ("weights", name) if affine else NULL for name in ("scale", "bias")}
-    args |= spread_args("out", lie[-1], "nchw", p.out_shape[3], apart)
+    args |= spread_args("out", strided[-1], "nchw", p.out_shape[3], apart)
     args |= spread_args("affine", constant, affine, spanned(p.in_shapes[0], affine)[3] if affine else 1, apart)
     for name, (n, channel, row, column) in (("kept", kept), ("element", inside)):
         args |= member(name, ints(image=n, channel=channel, row=row, column=column))
     args |= ints(rows=rows, elements=elements, lanes=lanes, lane_step=step, c=c, per_vector="c" in affine)
     args |= floats(count=count, epsilon=p.epsilon)
-    return (launch("rows", values, (-(-rows // (THREADS // lanes)), 1, 1), THREADS, 0, args),)
+    return (launch("reduce", values, (-(-rows // (THREADS // lanes)), 1, 1), THREADS, 0, args),)
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

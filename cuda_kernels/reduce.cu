@@ -1,4 +1,4 @@
-// rows: one statistic of every row of a tensor (sum, maximum, norm, ...), or the tensor normalised by two of them (softmax,
+// reduce: one statistic of every row of a tensor (sum, maximum, norm, ...), or the tensor normalised by two of them (softmax,
 // instance, group and layer normalization). A row is any set of the axes n, c, h, w, with channels possibly in groups.
 //
 //     lanes:      0 1 2 3 0 1 2 3 ...                  each lane sums (or takes the maximum of) every LANES-th element,
@@ -11,7 +11,7 @@
 // The trick: two passes of plain FP32 sums, of x and then of what the first result shifts (exp(x - max), (x - mean)^2), instead
 // of one pass of cancelling sums; the row stays in L1 or L2 between them.
 //
-// Compile-time: KIND as below, the order of tactics/problems/rows.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
+// Compile-time: KIND as below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
 // order of elements (else pixels do), as they lie in memory; X_F32, Y_F32 (include/types.cuh).
 #include "broadcast.cuh"
 #include "types.cuh"
@@ -23,7 +23,7 @@ constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || K
                       : KIND == MIN || KIND == PROD                                                ? KIND
                                                                                                    : SUM;
 
-struct RowsParams {
+struct ReduceParams {
   u32* nonfinite;
   Source x;
   Y* y;
@@ -67,7 +67,7 @@ __device__ __forceinline__ Place taken_apart(unsigned i, const Place& size) {
 }
 
 // Element e of a row: every axis belongs to the rows or to the elements, channel groups to both.
-__device__ __forceinline__ Place place(const RowsParams& p, const Place& row, unsigned e) {
+__device__ __forceinline__ Place place(const ReduceParams& p, const Place& row, unsigned e) {
   Place at = taken_apart(e, p.element);
   at.image += row.image * p.element.image, at.row += row.row * p.element.row;
   at.column += row.column * p.element.column;
@@ -77,7 +77,7 @@ __device__ __forceinline__ Place place(const RowsParams& p, const Place& row, un
 
 // The statistic of each of the thread's VEC rows over all lanes, in every lane; with MIX all of them are the same row's.
 template <bool SECOND>
-__device__ __forceinline__ void statistic(const RowsParams& p, const Place& row, bool works, int lane, const float (&first)[VEC],
+__device__ __forceinline__ void statistic(const ReduceParams& p, const Place& row, bool works, int lane, const float (&first)[VEC],
                                           float (&result)[VEC]) {
   constexpr int MERGE = SECOND ? SUM : FIRST, SLOTS = MIX ? 1 : VEC;
   __shared__ float part[SLOTS][256];
@@ -110,7 +110,7 @@ __device__ __forceinline__ void statistic(const RowsParams& p, const Place& row,
   __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(256) rows(const __grid_constant__ RowsParams p) {
+extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__ ReduceParams p) {
   release_next_launch();
   const int per_block = 256 / p.lanes;
   const int lane = p.lane_step == 1 ? threadIdx.x % p.lanes : threadIdx.x / per_block;

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tactics.format import DTYPES
-from tactics.problems.library_functions import FUNCTIONS, bound
+from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.protocol import Problem, Shape4
 
 FLOAT = "fp16"  # what floating-point tensors are in memory

@@ -12,8 +12,8 @@ from gpu_runtime.frontend.queries import Value, attribute, constant, operand, sh
 from gpu_runtime.lowering.convolutions import begins
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
 from gpu_runtime.lowering.reductions import REDUCE
-from tactics.problems.library import FLOAT, LibraryProblem
-from tactics.problems.library_functions import FUNCTIONS
+from tactics.problems.array_functions import FUNCTIONS
+from tactics.problems.library_problem import FLOAT, LibraryProblem
 
 NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
 AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")

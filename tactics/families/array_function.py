@@ -10,7 +10,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.format import DTYPES, Format, num_bytes
-from tactics.problems.library import FLOAT, LibraryProblem
+from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.roofline import moved_us, result
 from tactics.step import Arg, Call
 from tactics.tactic import Tactic

@@ -23,13 +23,13 @@ from tactics.problems.problem import (
     PoolProblem,
     Problem,
 )
-from tactics.problems.rows import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 from tactics.tactic import Tactic
 
 FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
 KERNELS = {
     ConvProblem: "conv_fp32", ConvTransposeProblem: "transpose_fp32", PointwiseProblem: "pointwise", PoolProblem: "pool",
-    ReduceProblem: "rows", NormalizeProblem: "rows", MoveProblem: "move", ConcatProblem: "move", GatherProblem: "gather",
+    ReduceProblem: "reduce", NormalizeProblem: "reduce", MoveProblem: "move", ConcatProblem: "move", GatherProblem: "gather",
     ResizeProblem: "resize", MatmulProblem: "matmul_fp32",
 }  # fmt: skip
 ANY_LAYOUT = ("conv_fp32", "transpose_fp32")  # these take an FP16 tensor in any layout

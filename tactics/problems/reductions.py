@@ -14,7 +14,7 @@ import numpy as np
 
 from tactics.problems.protocol import Problem, Shape4, spanned
 
-# name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of rows.cu.
+# name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of reduce.cu.
 REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "sum": lambda x, a: x.sum(a, keepdims=True),
     "mean": lambda x, a: x.mean(a, keepdims=True),
