@@ -6,19 +6,27 @@
         y = ctx.run({"x": x})["logits"]
 """
 
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
 from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
+
+if TYPE_CHECKING:
+    from gpu_runtime.runtime.engine import Engine
 
 __all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "build", "load"]
 
 
-def build(model, **options):
+def build(model: str | os.PathLike[str], **options: Any) -> Engine:
     """Build an engine from an ONNX file; see gpu_runtime.pipeline.build for the options."""
     from gpu_runtime.pipeline import build as run  # imports onnx: only where something is built
 
     return run(model, **options)
 
 
-def load(path, *, verify: bool = True, allow_cubins: bool = False):
+def load(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: bool = False) -> Engine:
     """Read and check an engine file. Raises EngineError."""
     from gpu_runtime.runtime.engine import read
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from gpu_runtime.rewrites import (
 )
 from gpu_runtime.runtime.context import kernel_key
 from gpu_runtime.runtime.engine import Engine, seal
-from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, SparsityRecord
+from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.text import printable
 from tactics import predict
@@ -48,7 +48,7 @@ from tactics.format import DTYPES, Format
 from tactics.measure import timing
 from tactics.planner import plan
 
-SPARSITY = ("disable", "enable", "force")
+SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
 DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
 
@@ -89,7 +89,7 @@ def build(
     for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written, InternalError instead of an engine
     whose layers would read anything but what was written for them.
     """
-    _check_mode(sparsity)
+    mode = _mode(sparsity)
     target = pick_device(device)
     if save_pruned is not None:
         importer.check_target(save_pruned)
@@ -99,7 +99,7 @@ def build(
     network, reached = _fitted(imported, calibration)
     imported = replace(imported, model=None)
     ends = _ends(network, reached, input_formats, output_formats)
-    planner = _Planner(target, sparsity, make_timer(target, timing_cache), ends, progress, exhaustive, workspace)
+    planner = _Planner(target, mode, make_timer(target, timing_cache), ends, progress, exhaustive, workspace)
     planned = _settled(network, reached, calibration, planner)
     explained = _explained(imported, planned, planner)
     if log:
@@ -122,7 +122,7 @@ def compare(
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> list[Outlook]:
     """The model planned for each named device, times predicted. Nothing is packed or compiled. Raises as `build` does."""
-    _check_mode(sparsity)
+    mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
     network, reached = _fitted(imported, None)
@@ -131,16 +131,19 @@ def compare(
     found = []
     for target in targets:
         progress("device", target.title)
-        planner = _Planner(target, sparsity, make_timer(target, None), ends, progress)
+        planner = _Planner(target, mode, make_timer(target, None), ends, progress)
         planned = _Planned(*planner(network), reached)
         sparse, solution = _explained(imported, planned, planner)
         found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution))
     return found
 
 
-def _check_mode(sparsity: str) -> None:
-    if sparsity not in SPARSITY:
-        raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+def _mode(sparsity: str) -> Sparsity:
+    """One of SPARSITY. Raises ValueError for another."""
+    for mode in SPARSITY:
+        if mode == sparsity:
+            return mode
+    raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class _Planner:
     """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
 
     target: Device
-    sparsity: str
+    sparsity: Sparsity
     timer: tables.Timer
     ends: Mapping[str, tuple[Format, ...]]
     progress: Callable[[str, str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,18 +14,28 @@ from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.network import Op
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.runtime.findings import Floor, IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow, Summary
+from gpu_runtime.runtime.findings import (
+    Floor,
+    IfSparse,
+    KernelTime,
+    OtherChoice,
+    Sparsity,
+    SparsityRecord,
+    SparsityRow,
+    Summary,
+)
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
-from tactics.predict import SIGMA_RATIO, predict
+from tactics.planner.reformats import hop_ps
+from tactics.predict import SIGMA_RATIO, predict, predict_us
 from tactics.roofline import floors
 from tactics.tactic import SPARSE, Tactic
 
 
-def sparsity(table: Table, chosen: plan.Plan, mode: str, *, measured: bool, all_dense_us: float | None = None,
+def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
              single: Mapping[str, str] | None = None,
              stored: Mapping[str, Stored] | None = None) -> SparsityRecord:  # fmt: skip
     """The engine's sparsity record, a row for every layer with weights.
@@ -94,7 +104,7 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         own.problem.c, own.weights["w"].shape[0], own.problem.groups, (own.problem.r, own.problem.s),
         pattern_groups=pattern.groups, pattern_share=pattern.share, first_violation=pattern.first,
         stored_share=share, lost_energy=energy,
-        best_dense=_timed(dense, op, table.device), best_sparse=_timed(sparse, ran, table.device),
+        best_dense=dense and _timed(dense, op, table.device), best_sparse=sparse and _timed(sparse, ran, table.device),
         us=chosen.entries[op.name].time_ps / 1e6,
     )  # fmt: skip
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
@@ -111,7 +121,9 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         other = _other(table, chosen, forced)
         flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
         row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
-    if not measured and dense is not None:
+    if dense is None:
+        return replace(row, verdict="sparse", reason="picked")
+    if not measured:
         row = replace(row, p_sparse_faster=_p_faster(sparse[1].us, dense[1].us))
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
@@ -147,8 +159,9 @@ def _pattern(op: Op) -> Pattern:
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
     """Of what the file has for an op's weights, the share of the groups that fit and the energy that pruning takes away, as
     gpu_runtime.frontend.weights defines them; None where the file has no such."""
-    found = [stored.get(layer) for layer in op.layers or (op.layer,)]
-    whole = together(found) if all(found) else None
+    layers = op.layers or (op.layer,)
+    found = [stored[layer] for layer in layers if layer in stored]
+    whole = together(found) if len(found) == len(layers) else None
     return (whole.share, whole.lost_energy) if whole else (None, None)
 
 
@@ -165,12 +178,13 @@ def pattern(w: np.ndarray) -> Pattern:
 
 def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     """What forcing the layer changes, in microseconds."""
-    mine = forced.after[0]
+    tactic = forced.after[0].tactic
+    if tactic is None:
+        raise RuntimeError("planner: a layer with weights was forced into an entry that launches nothing")
     kernel = sum(e.time_ps for e in forced.after) - sum(e.time_ps for e in forced.before)
-    gone, new = ([table.graph.reformat_ps(*hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
+    gone, new = ([hop_ps(table.graph, hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
     reformat = sum(new) - sum(gone)
     total = forced.total_ps - chosen.total_ps
-    tactic = mine.tactic
     return OtherChoice(
         total_us=forced.total_ps / 1e6, cost_us=total / 1e6, kernel_us=kernel / 1e6, reformat_us=reformat / 1e6,
         around_us=(total - kernel - reformat) / 1e6, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
@@ -209,13 +223,11 @@ def _best(times: Mapping[Tactic, Time], sparse: bool) -> tuple[Tactic, Time] | N
     return min(rows, key=lambda r: (r[1].us, order(r[0].ins[0].layout), order(r[0].out.layout), r[0].name), default=None)
 
 
-def _timed(best: tuple[Tactic, Time] | None, op: Op, device: Device) -> KernelTime | None:
+def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
     """`bound`: what limits this kernel according to its family's prediction, also where its time was measured."""
-    if best is None:
-        return None
     tactic, time = best
     low, high = round(time.low_us, 6), round(time.high_us, 6)
-    bound = predict(op.problem, tactic, device)["bound"]
+    bound = str(predict(op.problem, tactic, device)["bound"])
     return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound)
 
 
@@ -228,11 +240,12 @@ def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None,
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):
         able, timer = [tables.if_sparse(table, form) for form in forms], predicted(table.device)
-        times = [(_best(timer(form.problem, tactics), sparse=True), form) for form, tactics in able if tactics]
+        times = [(best, form) for form, tactics in able if (best := _best(timer(form.problem, tactics), sparse=True))]
         if times:
             best, form = min(times, key=lambda pair: pair[0][1].us)
-            kernel, dense_us = _timed(best, form, table.device), predict(op.problem, dense[0], table.device)["total_us"]
-            return IfSparse(**{f.name: getattr(kernel, f.name) for f in fields(kernel)}, dense_us=round(dense_us, 6))
+            dense_us = predict_us(op.problem, dense[0], table.device)
+            k = _timed(best, form, table.device)
+            return IfSparse(k.tactic, k.in_, k.out, k.us, k.low_us, k.high_us, k.bound, round(dense_us, 6))
     return None
 
 

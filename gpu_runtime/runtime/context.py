@@ -101,7 +101,7 @@ class Context:
         return not isinstance(self.gpu, Cuda)
 
     @_alone
-    def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
         Arrays have ONNX's shape and the dtype of the engine's input (`engine.inputs`); the memory format is the engine's

@@ -24,6 +24,8 @@ from gpu_runtime.runtime.fields import (
     Value,
 )
 
+Sparsity = Literal["disable", "enable", "force"]
+
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
@@ -138,7 +140,7 @@ class SparsityRecord:
     """`eligible`, `picked`: names of layers. With mode force: `pruned`, initializers, `pruned_energy`, the share of their
     squares that went, and `not_pruned`, [initializer, why]."""
 
-    mode: Literal["disable", "enable", "force"]
+    mode: Sparsity
     eligible: tuple[Text, ...]
     picked: tuple[Text, ...]
     rows: tuple[SparsityRow, ...]
