@@ -126,6 +126,17 @@ def test_running_an_engine_needs_no_builder():
     assert not seen & planner, seen & planner
 
 
+def test_functions_and_files_of_the_packages_are_short():
+    functions, files = {}, {}
+    for name, path in modules().items():
+        source = path.read_text()
+        files[name] = len(source.splitlines())
+        defined = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+        functions |= {f"{name}.{n.name}": n.end_lineno - n.lineno + 1 for n in defined}
+    assert len(functions) > 1000 and not [name for name, lines in functions.items() if lines >= 60]
+    assert not [name for name, lines in files.items() if lines > 450]
+
+
 def test_a_test_file_is_about_one_thing():
     long = {path.name: lines for path in (ROOT / "tests").glob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
     assert not long, f"{long}: at most 450 lines"
