@@ -63,6 +63,7 @@ class As:
     words: str
     read: Callable[[Any], Any]
     write: Callable[[Any], object]
+    json: type = str  # what JSON has it as
 
 
 def one_of(names: tuple[str, ...]) -> Check:
@@ -168,6 +169,8 @@ def _narrowed_reader(kind: object, narrowed: Check | Whole | As) -> Reader:
         convert = narrowed.read
 
         def read_as(v: object) -> object:
+            if type(v) is not narrowed.json:
+                raise _expected(narrowed.words, v)
             try:
                 return convert(v)
             except (ValueError, TypeError):

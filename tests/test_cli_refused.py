@@ -83,7 +83,7 @@ def test_sizes(refused, shapes, code, text):
 def test_wrong_usage(refused):
     refused("build tiny.onnx -o old.engine --sparsity=maybe", "'maybe' is not one of 'disable', 'enable', 'force'", code=2)
     refused("build tiny.onnx -o old.engine --device nonsense",
-            "--device: unknown device 'nonsense': expected one of a10, a100, b200", code=2)  # fmt: skip
+            "--device: unknown device 'nonsense': expected one of a10, a100, a100_40gb", code=2)  # fmt: skip
     refused(
         "build tiny.onnx --savePruned=old.onnx", "--savePruned needs --sparsity=force: without it nothing is pruned", code=2
     )

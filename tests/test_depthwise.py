@@ -183,7 +183,7 @@ def test_every_problem_has_tactics_and_reasons(name, device):
         assert Tactic.parse(t.name) == t
         (launch,) = launches(problem, t)
         assert launch.block[0] == threads(t) <= 1024 and launch.smem == 0
-        assert predict(problem, t, d).bound in ("issue", "l1", "l2", "dram", "launch")
+        assert predict(problem, t, d)["bound"] in ("issue", "l1", "l2", "dram", "launch")
     assert all(reason for _, reason in rejected(problem, d))
     assert any("vectors of one width" in reason for _, reason in rejected(problem, d))
 

@@ -11,6 +11,7 @@ import gpu_runtime as gr
 from cuda_kernels.device import named
 from gpu_runtime.planning import tables
 from gpu_runtime.rewrites import shared_concats
+from gpu_runtime.runtime.plan_record import TensorPlace
 from tactics.format import DTYPES, CanonicalFormat, Format, num_bytes, padded_channels, part_format, strides
 from tactics.measure import timing
 from tactics.planner import plan
@@ -281,7 +282,7 @@ def test_contended_tensors_lie_in_one_place_and_are_copied_into_the_others(built
     placed = {}
     for layer in engine.plan.layers:
         for t in (*layer.inputs, *layer.outputs):
-            where = t.get("inside", t)
+            where = t.inside or t
             here = t.offset, where.offset, str(where.format)
             assert placed.setdefault(t.name, here) == here, "a name stands for one place"
     names = [t.name for layer in engine.plan.layers for t in layer.outputs]
@@ -338,9 +339,9 @@ H8, CHW, CHW32 = (Format("fp16", layout) for layout in ("hwc8", "chw", "chw32"))
 DENSE, SPARSE = Tile(64, 64, 64, 2, 2, 4), Tile(64, 64, 64, 2, 2, 4)
 
 
-def sector_bytes(t: dict) -> int:
+def sector_bytes(t: TensorPlace) -> int:
     """Bytes of the 32-byte sectors that hold a tensor of the plan, whole or inside another."""
-    whole = t.get("inside", t)
+    whole = t.inside or t
     fmt, inside, own = whole.format, strides(whole.format, whole.shape4), t.shape4
     n, pixels = np.arange(own[0]), np.arange(own[2] * own[3])
     c = np.arange(padded_channels(t.format.layout, own[1]))

@@ -162,7 +162,7 @@ STUCK = {
          *silu("u", "w"), node("Concat", "w v", "m", axis=1), node("Conv", "m b", "n", group=2), *silu("n", "o"),
          node("Conv", "o c", "y")],
         {"a": LARGE, "apart": np.int64([1, 2, 4, 6, 6]), "image": np.int64([1, 8, 6, 6]), "b": weights(8, 4, 3, 3, seed=1),
-         "c": weights(4, 8, 1, 1, scale=1e-4, seed=2)}, ["t", "u", "v", "w", "m", "o"],
+         "c": weights(4, 8, 1, 1, scale=1e-4, seed=2)}, ["q", "t", "u", "v", "w", "m", "o"],
     ),
 }  # fmt: skip
 QUICK = ("output", "residuals", "normalized", "softmax")
