@@ -6,11 +6,12 @@ Reads every CSV file in FOLDER (benchmarks/published) and ends with one line per
 deviation of log(predicted / published), mean |log error|, Spearman's rank correlation; for pairs of dense and sparse products
 the gain's error and the share of decisions that are confirmed; for networks the ratio. A hash of each row decides which half it
 belongs to: `--fit` prints constants fitted on one, everything else is judged on the other. `--ours`: also how our own kernels'
-predictions stand to the library's times (minutes). `--write` draws docs/predictions.md.
+predictions stand to the library's times. `--write` draws the plots of docs/predictions.md into docs/predictions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +21,18 @@ import click
 import numpy as np
 
 from benchmarks.published_rows import FOLDER, Row, device_of, read, together
+from benchmarks.scatter import svg
 from cuda_kernels.rates import Library, rates
 from tactics import peers
+from tactics.families.conv_gemm import DENSE_TILES, splits, streams, tile_reason
+from tactics.format import Format
+from tactics.predict import predict_us
+from tactics.tactic import Tactic
 
+HWC8 = Format("fp16", "hwc8")
 SHORT_US, GAIN_US = 4.0, 20.0  # products from here, gains from there are held to the requirements
+LONG_US = 10.0  # products from here, of our own kernels
+PLOTS = Path(__file__).parents[1] / "docs" / "predictions"
 MISFITS = 6  # rows of a device that are shown
 FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
 LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
@@ -164,6 +173,30 @@ def misfits(found: Judged, most: float = 0.5) -> Iterator[str]:
             yield f"{r.device:<13} {r.label:<20} {r.us:>8.1f} us published, predicted {found.us[i]:>8.1f} ({found.bound[i]})"
 
 
+def ours(row: Row) -> float:
+    """Microseconds of our fastest dense kernel for what the row computes, channels last."""
+    device, p = device_of(row), row.problem
+    if p is None:
+        raise ValueError(f"{row.label}: no convolution of ours computes it")
+    formats = (HWC8,) * (1 + p.epilogue.residual)
+    best = math.inf
+    for tile in DENSE_TILES:
+        tactic = Tactic("conv_dense", tile, formats, HWC8)
+        if not tile_reason(tactic, device):
+            shared = (tile, *splits(p, tactic, device), *streams(p, tactic, device))
+            best = min(best, *(predict_us(p, replace(tactic, tile=t), device) for t in shared))
+    return best
+
+
+def our_kernels(device: str, rows: Sequence[Row]) -> str:
+    """How our predictions stand to the library's times and estimates, and the share that promises to beat it by 10 %."""
+    long = [r for r in rows if r.us >= LONG_US]
+    us, peer = np.array([ours(r) for r in long]), judge(long)
+    ratio = us / peer.published
+    return (f"{device:<13} {len(long):>5} rows: of the library's time {np.exp(np.log(ratio).mean()):.2f}, of its estimate "
+            f"{np.exp(np.log(us / peer.us).mean()):.2f}; more than 10 % faster than it {(ratio < 0.9).mean():.1%}")  # fmt: skip
+
+
 def below_bounds(rows: Iterable[Row]) -> list[str]:
     """Rows that beat what peaks allow: there should be none."""
     found = []
@@ -183,10 +216,21 @@ def networks(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{row.device:<13} {row.label:<44} {row.us:>9.0f} us published, predicted {us:>9.0f}: {us / row.us:.2f}"
 
 
+def draw(judged: Sequence[Row]) -> None:
+    """A plot for each device with dense products."""
+    PLOTS.mkdir(exist_ok=True)
+    for device, rows in by_device(judged, "gemm").items():
+        found = judge(rows)
+        points = list(zip(found.published.tolist(), found.us.tolist(), found.bound.tolist(), strict=True))
+        (PLOTS / f"{device}.svg").write_text(svg(f"{device}: dense products, {len(points)} judged rows", points))
+
+
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=FOLDER)
 @click.option("--fit", "fitting", is_flag=True, help="Print the constants that fit the half which is not judged.")
-def main(folder: Path, fitting: bool) -> None:
+@click.option("--ours", "own", is_flag=True, help="Also how our own kernels' predictions stand to the library's times.")
+@click.option("--write", is_flag=True, help="Draw predicted against published times, judged rows, into docs/predictions.")
+def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
     rows, left = read(folder)
     for sentence in left:
         click.echo(f"left out: {sentence}")
@@ -213,6 +257,12 @@ def main(folder: Path, fitting: bool) -> None:
         click.echo("\n".join(regimes(device, result)))
         click.echo(f"{device:<13} sum {result.us.sum() / result.published.sum():.3f} of the published, within 25 %: "
                    f"{(np.abs(result.us / result.published - 1) < 0.25).mean():.0%}")  # fmt: skip
+    if write:
+        draw(judged)
+    if own:
+        click.echo(f"\nour dense kernels, products of {LONG_US:g} us and more")
+        for device, found in by_device(judged, "gemm").items():
+            click.echo(our_kernels(device, found))
     click.echo("\nwhat did not fit: products off by more than half")
     products = {device: judge(found) for device, found in by_device(judged, "gemm").items()}
     for result in products.values():

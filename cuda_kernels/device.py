@@ -76,9 +76,9 @@ MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 
 # which the rates of the data sheets hold: these are peaks, and what is reached of them stands in `rates`. FP16 with FP32
 # accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is what
 # all SMs together can draw from L2, published for the A100 only: where it is assumed, the others get the same per SM, and
-# Hopper the same in all. launch_us is one dependent kernel inside a CUDA graph.
+# Hopper and B200 the 64 that an SM can take (an H200 was seen at 41). launch_us is one dependent kernel inside a CUDA graph.
 LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
-HOPPER_LAUNCH = "1.3 us per kernel of a CUDA graph on an H100: Hazy Research, 'Look Ma, No Bubbles!', 2025"
+HOPPER_SYNC = "ptxas 13.0 spaces mma.sync m16n8k16 by 6 clocks for sm_90a, two thirds of the wgmma peak"
 GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.34, A40 1.1, L40 0.93, H200 1.26 us)"
 GA100_L2 = "GA100 whitepaper (5120 B/clk L2)"
 NAMED = {
@@ -86,8 +86,7 @@ NAMED = {
     for d in (
         Device(
             "a100", "A100-SXM4-80GB", "sm_80", 108, 1410, 2039, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
-            1024, 1.0, 2.2, "NVIDIA A100 datasheet (312 TFLOP/s FP16, 2039 GB/s); GA100 whitepaper (5120 B/clk L2)",
-            assumed=LAUNCH,
+            1024, 1.0, 1.34, f"NVIDIA A100 datasheet (312 TFLOP/s FP16, 2039 GB/s); {GA100_L2}; {GRAPHS}",
         ),
         Device(
             "a100_pcie", "A100-PCIE-80GB", "sm_80", 108, 1410, 1935, 40 * MIB, 5120, 163 * KIB, 164 * KIB, 2048, 32,
@@ -99,8 +98,8 @@ NAMED = {
         ),
         Device(
             "a10", "A10", "sm_86", 72, 1695, 600, 6 * MIB, 3413, 99 * KIB, 100 * KIB, 1536, 16,
-            512, 1.0, 2.2, "NVIDIA A10 datasheet (125 TFLOP/s FP16 with FP32 accumulate: full rate, 600 GB/s); GA102 "
-            "whitepaper (6 MB L2)", assumed=f"{LAUNCH}, {L2}",
+            512, 1.0, 1.1, "NVIDIA A10 datasheet (125 TFLOP/s FP16 with FP32 accumulate: full rate, 600 GB/s); GA102 "
+            f"whitepaper (6 MB L2); launch as the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "a40", "A40", "sm_86", 84, 1740, 696, 6 * MIB, 3982, 99 * KIB, 100 * KIB, 1536, 16,
@@ -109,8 +108,8 @@ NAMED = {
         ),
         Device(
             "rtx3090", "GeForce RTX 3090", "sm_86", 82, 1695, 936, 6 * MIB, 3887, 99 * KIB, 100 * KIB, 1536, 16,
-            256, 1.0, 2.2, "GA102 whitepaper: 71 TFLOP/s FP16 with FP32 accumulate (half rate), 936 GB/s, 6 MB L2",
-            assumed=f"{LAUNCH}, {L2}",
+            256, 1.0, 1.1, "GA102 whitepaper: 71 TFLOP/s FP16 with FP32 accumulate (half rate), 936 GB/s, 6 MB L2; launch as "
+            f"the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "rtx3070", "GeForce RTX 3070", "sm_86", 46, 1725, 448, 4 * MIB, 2180, 99 * KIB, 100 * KIB, 1536, 16,
@@ -119,8 +118,8 @@ NAMED = {
         ),
         Device(
             "rtx4090", "GeForce RTX 4090", "sm_89", 128, 2520, 1008, 72 * MIB, 5120, 99 * KIB, 100 * KIB, 1536, 24,
-            256, 1.0, 2.0, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2",
-            assumed=f"{LAUNCH}, {L2}",
+            256, 1.0, 0.93, "Ada whitepaper: 165.2 TFLOP/s FP16 with FP32 accumulate (half rate), 1008 GB/s, 72 MB L2; "
+            f"launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "l40s", "L40S", "sm_89", 142, 2490, 864, 96 * MIB, 6733, 99 * KIB, 100 * KIB, 1536, 24,
@@ -129,29 +128,29 @@ NAMED = {
         ),
         Device(
             "l4", "L4", "sm_89", 58, 2040, 300, 48 * MIB, 2750, 99 * KIB, 100 * KIB, 1536, 24,
-            512, 1.0, 2.0, "NVIDIA L4 datasheet (242 TFLOP/s FP16 sparse: 121 dense, full rate; 300 GB/s); 58 SMs, 48 MB L2 of "
-            "AD104; its 72 W rarely sustain this clock", assumed=f"{LAUNCH}, {L2}",
+            512, 1.0, 0.93, "NVIDIA L4 datasheet (242 TFLOP/s FP16 sparse: 121 dense, full rate; 300 GB/s); 58 SMs, 48 MB "
+            f"L2 of AD104; its 72 W rarely sustain this clock; launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
-            "h100", "H100 SXM 80GB", "sm_90a", 132, 1830, 3350, 50 * MIB, 5120, 227 * KIB, 228 * KIB, 2048, 32,
-            2048, 0.63, 1.3, "NVIDIA H100 datasheet (989 TFLOP/s FP16 dense, 3.35 TB/s); H100 whitepaper (50 MB L2); mma.sync "
-            f"share of the wgmma peak from arXiv 2402.13499 (62.9 %); {HOPPER_LAUNCH}", assumed=L2,
+            "h100", "H100 SXM 80GB", "sm_90a", 132, 1830, 3350, 50 * MIB, 8448, 227 * KIB, 228 * KIB, 2048, 32,
+            2048, 0.667, 1.26, "NVIDIA H100 datasheet (989 TFLOP/s FP16 dense, 3.35 TB/s); H100 whitepaper (50 MB L2); "
+            f"{HOPPER_SYNC}; launch as the H200's, {GRAPHS}", assumed=L2,
         ),
         Device(
-            "h200", "H200 SXM 141GB", "sm_90a", 132, 1830, 4800, 60 * MIB, 5120, 227 * KIB, 228 * KIB, 2048, 32,
-            2048, 0.63, 1.3, "NVIDIA H200 datasheet (989 TFLOP/s FP16 dense, 4.8 TB/s); L2 as the driver reports; "
-            f"mma.sync share of the wgmma peak from arXiv 2402.13499 (62.9 %); {HOPPER_LAUNCH}", assumed=L2,
+            "h200", "H200 SXM 141GB", "sm_90a", 132, 1830, 4800, 60 * MIB, 8448, 227 * KIB, 228 * KIB, 2048, 32,
+            2048, 0.667, 1.26, "NVIDIA H200 datasheet (989 TFLOP/s FP16 dense, 4.8 TB/s); L2 as the driver reports; "
+            f"{HOPPER_SYNC}; {GRAPHS}", assumed=L2,
         ),
         Device(
-            "b200", "B200", "sm_100a", 148, 1856, 8000, 126 * MIB, 7016, 227 * KIB, 228 * KIB, 2048, 32,
-            4096, 0.315, 2.0, "NVIDIA DGX B200 datasheet (2.25 PFLOP/s FP16 dense per GPU, which 148 SMs reach at 1856 MHz; 8 "
-            "TB/s); 148 SMs, 126 MB L2: Chips and Cheese, B200; mma.sync at the rate it has on Hopper, since these kernels do "
-            "not use tcgen05", assumed=f"{LAUNCH}, {L2}, mma_sync_share",
+            "b200", "B200", "sm_100a", 148, 1856, 8000, 126 * MIB, 9472, 227 * KIB, 228 * KIB, 2048, 32,
+            4096, 0.25, 1.26, "NVIDIA DGX B200 datasheet (2.25 PFLOP/s FP16 dense per GPU, which 148 SMs reach at 1856 MHz; 8 "
+            "TB/s); 148 SMs, 126 MB L2: Chips and Cheese, B200; ptxas 13.0 spaces mma.sync m16n8k16 by 8 clocks for sm_100a, a "
+            "quarter of the tcgen05 peak; launch as the H200's", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "rtx5090", "GeForce RTX 5090", "sm_120", 170, 2407, 1792, 96 * MIB, 8059, 99 * KIB, 100 * KIB, 1536, 24,
-            256, 1.0, 2.0, "RTX Blackwell whitepaper: 209.5 TFLOP/s FP16 with FP32 accumulate (half rate), 1792 GB/s, 96 MB L2",
-            assumed=f"{LAUNCH}, {L2}",
+            256, 1.0, 0.93, "RTX Blackwell whitepaper: 209.5 TFLOP/s FP16 with FP32 accumulate (half rate), 1792 GB/s, 96 MB "
+            "L2; launch as the L40's", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "rtx_pro_6000", "RTX PRO 6000 Blackwell Server Edition", "sm_120", 188, 2617, 1597, 128 * MIB, 8913, 99 * KIB,

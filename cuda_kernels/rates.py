@@ -43,6 +43,7 @@ class Rates:
     `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
     `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync`; `clock`: least and
     most share of the boost clock that is held under load; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost.
+    `sparse_rate_sigma`: the error of log(sparse_rate), beside that of other devices' pairs.
     """
 
     l2: float
@@ -55,6 +56,7 @@ class Rates:
     sparse_us_sigma: float
     source: str
     library: Library
+    sparse_rate_sigma: float = 0.0
 
 
 BENCHES = "gpu-benches (RRZE-HPC): L2 of A100 5.35, H200 9.9, L40 5.2 to 5.7, A40 2.43 TB/s; to one SM A100 35, H200 38 B/clk"
@@ -63,15 +65,15 @@ PAIRS = "fitted to vllmbench's pairs of cuBLASLt and cuSPARSELt products"
 
 # `python -m benchmarks.bench_predictions --fit` prints all but `persistent`; of devices without pairs of sparse and dense
 # products, the sparse constants are those of the device whose dense rate is as full.
-A100_LIB = Library(0.949, 1.93, 25.4, 3800, 0, 2860, 0.684, False, 1.69, f"{FITTED} on an A100 SXM, sparse {PAIRS}")
-L40S_LIB = Library(0.629, 1.92, 15.1, 2240, 4000, 0, 0.753, False, 0.81, f"{FITTED} on an L40S, sparse as rtx4090")
-RTX4090_LIB = replace(L40S_LIB, math_share=1.013, source=f"as l40s; math, above the boost clock, and sparse {PAIRS} (RTX 4090)")
+A100_LIB = Library(0.984, 1.93, 24.5, 3800, 474, 3370, 0.681, False, 1.69, f"{FITTED} on an A100 SXM, sparse {PAIRS}")
+L40S_LIB = Library(0.628, 1.92, 15.0, 2240, 4000, 0, 0.748, False, 0.65, f"{FITTED} on an L40S, sparse as rtx4090")
+RTX4090_LIB = replace(L40S_LIB, math_share=1.003, source=f"as l40s; math, above the boost clock, and sparse {PAIRS} (RTX 4090)")
 GA102_LIB = replace(A100_LIB, l2=1350, dram_share=0.92, math_share=0.98, sparse_rate=1.92,
                     source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)")  # fmt: skip
-H100_LIB = Library(1.0, 1.93, 60.2, 6230, 1390, 2610, 0.751, True, 1.69, f"{FITTED} on an H100 SXM; sparse as a100")
-H200_LIB = Library(0.945, 1.93, 83.8, 6650, 1420, 2070, 0.793, True, 1.69, f"{FITTED} on an H200 SXM; sparse as a100")
-B200_LIB = Library(1.0, 1.93, 79.9, 10700, 0, 876, 0.686, True, 1.69, f"{FITTED} on a B200; sparse as a100")
-PRO_LIB = Library(0.916, 1.92, 21.8, 2520, 2130, 4000, 0.864, False, 0.81, f"{FITTED} on an RTX PRO 6000; sparse as rtx4090")
+H100_LIB = Library(1.0, 1.93, 59.8, 6240, 1510, 2700, 0.765, True, 1.69, f"{FITTED} on an H100 SXM; sparse as a100")
+H200_LIB = Library(1.0, 1.93, 78.6, 6210, 1340, 2120, 0.799, True, 1.69, f"{FITTED} on an H200 SXM; sparse as a100")
+B200_LIB = Library(1.0, 1.93, 78.0, 10700, 1140, 981, 0.661, True, 1.69, f"{FITTED} on a B200; sparse as a100")
+PRO_LIB = Library(0.916, 1.92, 22.9, 2510, 2250, 4000, 0.859, False, 0.65, f"{FITTED} on an RTX PRO 6000; sparse as rtx4090")
 
 MAMF = "share of the math peak: MAMF finder, A100 86.9 %"
 CUTLASS = "math 0.98: CUTLASS convolutions on an RTX 3070 (apache/tvm#9746)"
@@ -101,14 +103,14 @@ RATES = {
                        source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
     "rtx4090": replace(AD102, l2=2110, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12), library=RTX4090_LIB,
                        source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
-    "l40s": replace(AD102, sync_share=0.80, source=f"{BENCHES}; {STREAM}; math: 261 TFLOP/s seen of 362; "
+    "l40s": replace(AD102, sync_share=0.63, source=f"{BENCHES}; {STREAM}; math as its library's: 350 W hold no boost clock; "
                     f"{SPARSE_RATE}; {FIXED}"),
     "l4": replace(AD102, l2=960, dram_share=0.78, clock=(0.6, 0.75),
                   source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); DRAM: NeuSight's L4; {SPARSE_RATE}; {FIXED}; "
                   "72 W hold perhaps 60 to 75 % of the clock"),
-    "h100": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; {FIXED}", H100_LIB),
+    "h100": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; {FIXED}", H100_LIB, 0.13),
     "h200": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; DRAM: a copy at 0.90, a "
-                  f"published kernel at 0.81; {FIXED}", H200_LIB),
+                  f"published kernel at 0.81; {FIXED}", H200_LIB, 0.13),
     "b200": Rates(5600, 38, 0.81, 0.87, 1.6, (0.85, 1.0), 0.5, 0.5, f"L2 per SM as the H200's ({BENCHES}); DRAM 6,669 of 8,000 "
                   f"GB/s; {SPARSE_RATE}; {FIXED}", B200_LIB),
     "rtx5090": replace(AD102, l2=2260, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),

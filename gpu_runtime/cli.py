@@ -130,10 +130,13 @@ def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
               "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
 @click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a10, l4, h100, "
-              "h200, b200, rtx3090, rtx4090, rtx5090. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
+@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, "
+              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_pro_6000. Default: the GPU at "
+              "hand, measured; without one, h200.")  # fmt: skip
 @click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
               "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
+@click.option("--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True, help="With predicted "
+              "times: how likely a sparse kernel must be the faster one to be taken.")  # fmt: skip
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
@@ -149,7 +152,7 @@ def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
 @_flag_options
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
-    output_formats: str | None, shapes: str, device: str | None, pools: str, timing_cache: str | None,
+    output_formats: str | None, shapes: str, device: str | None, pools: str, risk: float, timing_cache: str | None,
     save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
     dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int, **accepted: bool,
 ) -> None:  # fmt: skip
@@ -171,7 +174,7 @@ def build_command(
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, log=_say if verbose else None,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, log=_say if verbose else None,
         progress=lambda stage, detail: _say(f"[{stage}] {detail}", err=True) if verbose else None,
     )  # fmt: skip
     times = _layer_times(engine, iterations) if dump_profile or export_profile else None

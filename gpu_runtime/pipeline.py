@@ -67,6 +67,7 @@ def build(
     output_formats: io_formats.Spec | None = None,
     exhaustive: bool = False,
     workspace: int | None = None,
+    risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
@@ -74,23 +75,25 @@ def build(
     """Build an engine from an ONNX file.
 
     `sparsity`: "disable"; "enable" considers 2:4 kernels for weights that have the pattern; "force" first prunes the
-    initializers to it (outputs change; `save_pruned`, a path or a file opened for writing bytes, gets that model once
-    the build has succeeded). `device`: None takes the GPU at hand and measures, or, without one, plans for an H200 with
-    predicted times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of
-    measurements to use and extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs,
-    as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the
-    model's types. `exhaustive`: time also what is known to take the same time as something timed. `workspace`: bytes of
-    scratch memory that a tactic may use, None: any number. `calibration`: inputs by name, as `Context.run` takes them, on
-    which the network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values
-    where that is quick (`engine.plan.range` tells), and a RuntimeWarning for what cannot be. On it the plan itself is run
-    too, where that is quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs, and
-    all is planned again; without, operators that are not known to keep away from such points do. `log` is given the timings of
-    each layer, as TensorRT's verbose log shows them. `progress(stage, detail)` is told what is being done. Raises ModelError
-    for the model, ValueError for a bad argument, OSError if `save_pruned` cannot be written, InternalError instead of an engine
-    whose layers would read anything but what was written for them.
+    initializers to it (outputs change; `save_pruned`, a path or a file opened for writing bytes, gets that model once the
+    build has succeeded). `device`: None takes the GPU at hand and measures, or, without one, plans for an H200 with predicted
+    times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of measurements to use and
+    extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for
+    all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time
+    also what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use,
+    None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which a plan of predicted times takes it.
+    `calibration`: inputs by name, as `Context.run` takes them, on which the network is run once in FP32: what comes near
+    FP16's limit is stored smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells), and a
+    RuntimeWarning for what cannot be. On it the plan itself is run too, where that is quick: layers whose rounding makes
+    infinity, NaN or an error far above FP16's own get FP32 inputs, and all is planned again; without, operators that are not
+    known to keep away from such points do. `log` is given the timings of each layer, as TensorRT's verbose log shows them.
+    `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a bad argument,
+    OSError if `save_pruned` cannot be written, InternalError instead of an engine whose layers would read anything but what
+    was written for them.
     """
     mode = _mode(sparsity)
     target = pick_device(device)
+    asked = _risk(risk, target)
     if save_pruned is not None:
         importer.check_target(save_pruned)
     progress("import", str(model))
@@ -99,13 +102,13 @@ def build(
     network, reached = _fitted(imported, calibration)
     imported = replace(imported, model=None)
     ends = _ends(network, reached, input_formats, output_formats)
-    planner = _Planner(target, mode, make_timer(target, timing_cache), ends, progress, exhaustive, workspace)
+    planner = _Planner(target, mode, make_timer(target, timing_cache), ends, progress, exhaustive, workspace, asked)
     planned = _settled(network, reached, calibration, planner)
     explained = _explained(imported, planned, planner)
     if log:
         for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=exhaustive):
             log(block)
-    flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace)
+    flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace, asked)
     engine = _packed(Model(network.name, _file_sha256(model)), planned, explained, flags, progress, embed_cubins)
     if save_pruned is not None and pruned is not None:
         importer.save(save_pruned, pruned.getvalue())
@@ -146,6 +149,13 @@ def _mode(sparsity: str) -> Sparsity:
     raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
 
 
+def _risk(risk: float, target: Device) -> float | None:
+    """None where times are measured: they need no premium."""
+    if not 0.5 <= risk < 1:
+        raise ValueError(f"risk: expected a probability from 0.5 to below 1, got {risk}")
+    return None if target.measured else risk
+
+
 @dataclass(frozen=True, slots=True)
 class _Planner:
     """A network's tables for one target, and the best plan. `ends`: the formats that inputs and outputs may have."""
@@ -157,11 +167,12 @@ class _Planner:
     progress: Callable[[str, str], None]
     exhaustive: bool = False
     scratch: int | None = None
+    risk: float | None = predict.RISK
 
     def __call__(self, network: Network) -> tuple[Table, plan.Plan]:
         table = tables.tabulate(
             network, self.target, self.timer, sparse=self.sparsity != "disable", io=self.ends, exhaustive=self.exhaustive,
-            scratch=self.scratch, progress=lambda name: self.progress("time", name),
+            scratch=self.scratch, risk=self.risk, progress=lambda name: self.progress("time", name),
         )  # fmt: skip
         self.progress("plan", network.name)
         return table, plan.solve(table.graph)
@@ -334,7 +345,7 @@ def timing_record(device: Device) -> Timing:
     if device.measured:
         found = timing.environment()
         return Timing("measured", f"measured({device.title})", driver=found["driver"], policy=found["policy"])
-    return Timing("predicted", f"predicted({device.name})", predict.SIGMA)
+    return Timing("predicted", f"predicted({device.name})", max(predict.SIGMA.values()))
 
 
 def _version() -> str:

@@ -9,33 +9,56 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_kernels.device import Device
+from cuda_kernels.rates import rates
 from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, SqueezeExciteProblem
 from tactics.step import Launch
 
 Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem  # what has weights
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
-DRAM_EFFICIENCY, L2_EFFICIENCY = 0.85, 0.7
 # Of a load that misses L1, and of one that hits L2: 479 and 263 clocks on an idle H100, much the same on A100 and Ada
 # (arXiv 2402.13499, table of memory latencies); queues add to it.
 LATENCY_CLK, L2_LATENCY_CLK = 600, 300
 BYTES_IN_FLIGHT_PER_SM = 32 * 1024  # what one SM can have outstanding; bounds a launch that does not fill the GPU
 
 
-def result(device: Device, parts: dict[str, float], num_launches: int = 1) -> dict[str, float | str]:
-    """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
-    launch = device.launch_us * num_launches
+ROUNDING = 4.0  # limits that meet add up: the norm of this order of all, as libraries' kernels show
+FEW_WARPS, FULL_WARPS = 0.7, 8  # the tensor cores' rate with few warps of an SM at work, and from how many it is whole
+
+
+def result(
+    device: Device, parts: dict[str, float], num_launches: int = 1, sparse: bool = False
+) -> dict[str, float | str]:
+    """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`. `sparse`: with the
+    fixed cost of a sparse kernel, which its launch has."""
+    launch = device.launch_us * num_launches + (rates(device).sparse_us if sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
+    busy = sum(us**ROUNDING for us in parts.values()) ** (1 / ROUNDING)
     bound = "launch" if parts[bound] < launch else bound
     return {"launch_us": launch, **{f"{k}_us": v for k, v in parts.items()}, "bound": bound,
-            "total_us": round((launch + max(parts.values())) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
+            "total_us": round((launch + busy) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
 
 
 def moved_us(device: Device, read: float, written: float, weights: float = 0.0) -> dict[str, float]:
-    """Activations come from L2 while they fit in half of it, weights always from DRAM."""
-    clk_us = 1 / device.clock_mhz
-    dram = weights + (read + written if read + written > device.l2_bytes / 2 else 0)
-    l2 = (read + written + weights) / (device.l2_bytes_per_clk * L2_EFFICIENCY) * clk_us
-    return {"dram": dram / (device.dram_gbps * 1e3 * DRAM_EFFICIENCY), "l2": l2}
+    """Activations come from L2 while they fit in half of it, weights always from DRAM: of kernels with weights at the rate of
+    a library's products, which is below that of a copy."""
+    r = rates(device)
+    moved = weights + (read + written if read + written > device.l2_bytes / 2 else 0)
+    share = r.library.dram_share if weights else r.dram_share
+    return {"dram": moved / (device.dram_gbps * 1e3 * share), "l2": (read + written + weights) / (r.l2 * device.clock_mhz)}
+
+
+def sm_l2(device: Device, blocks: int) -> float:
+    """Bytes per clock that one SM draws from L2 while `blocks` are at work: idle SMs leave their share to the others."""
+    r = rates(device)
+    return min(r.sm_l2, r.l2 / min(device.num_sms, blocks))
+
+
+def tensor_rate(device: Device, warps: float, sparse: bool = False) -> float:
+    """Products per clock and SM of mma.sync, and of mma.sp as many of the dense layer, by how many warps of an SM are at work:
+    four tensor cores wait on each other's latencies with few (a line through CUTLASS times on an RTX 3070)."""
+    r = rates(device)
+    rate = device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)
+    return rate * min(1.0, FEW_WARPS + (1 - FEW_WARPS) * warps / FULL_WARPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +137,15 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
     read, macs, weights = _needs(p)
     counts = [read, *map(math.prod, p.in_shapes[1:]), math.prod(p.out_shape)]
     *ins, out = (n * size for n, size in zip(counts, sizes or (2,) * len(counts), strict=True))
-    mma = macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * device.clock_mhz)
+    clock = device.clock_mhz * rates(device).clock[1]
+    mma = macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * clock)
     cold = max(0, sum(ins) - device.l2_bytes) + max(0, out - device.l2_bytes)
 
     def dram(w: float) -> float:
         return (w + cold) / (device.dram_gbps * 1e3)
 
     def l2(w: float) -> float:
-        return (w + sum(ins) + out) / (device.l2_bytes_per_clk * device.clock_mhz)
+        return (w + sum(ins) + out) / (device.l2_bytes_per_clk * clock)
 
     parts = {"mma": mma, "dram": dram(2 * weights), "l2": l2(2 * weights), "launch": device.launch_us}
     few = 2 * weights * 9 / 16

@@ -117,7 +117,7 @@ def bottleneck(prune: bool = False, reader: bool = False) -> onnx.ModelProto:
 def built(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "bottleneck.onnx"
     onnx.save(bottleneck(), path)
-    return path, gr.build(path, device="h200", output_formats="fp16:hwc8")  # as if there were more of the network
+    return path, gr.build(path, device="a100", output_formats="fp16:hwc8")  # as if there were more of the network
 
 
 def test_a_bottlenecks_3x3_and_1x1_become_one_launch(built):

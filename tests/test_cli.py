@@ -84,7 +84,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert lines[0].endswith("; times are predicted(h200), nothing is measured")
     assert "[time] block1/conv1 + block1/relu1\n" in err
     eligible, picked = (
-        re.search(rf"^\(Sparsity\) {text}: (.*)$", out, re.M)[1].split(", ")
+        [name for name in re.search(rf"^\(Sparsity\) {text}:(.*)$", out, re.M)[1].strip().split(", ") if name]
         for text in ("Layers eligible for sparse math", "TRT inference plan picked sparse implementation for layers")
     )
     assert len(eligible) == 14 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
@@ -136,7 +136,7 @@ def test_plan_for_several_devices(files, cli):
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 120 and out.isascii()
     assert re.search(r"\nlayer +a100 +rtx4090 +h200\n", out) and re.search(r"\nblock1/conv1 +sparse +sparse +sparse\n", out)
     assert re.search(r"\nstem/conv +C not 4n +C not 4n +C not 4n\n", out) and "were measured" not in out
-    assert re.search(r"\nblock2/proj: dense on a100 \(a tie; bound by .*sparse on rtx4090", out)
+    assert re.search(r"\nblock2/proj: dense on a100 \(sparse kernel 0.99x; bound by [\s\S]*?sparse on rtx4090", out)
     assert "rtx4090: Ada whitepaper" in out and "Assumed: launch_us" in out
     limits = out.partition("dense kernels limited by")[2].partition("A cell:")[0]
     assert len(re.findall(r"\d+ [A-Za-z]", limits.splitlines()[0])) == 3, limits

@@ -26,7 +26,7 @@ def attributes(clock_khz=1_740_000, memory_khz=7_250_000, bus=384, blocks=16) ->
         ("NVIDIA A100-SXM4-80GB", 80, 1024, 1.0), ("NVIDIA A100-PCIE-40GB", 80, 1024, 1.0), ("NVIDIA A10", 86, 512, 1.0),
         ("NVIDIA A40", 86, 512, 1.0), ("NVIDIA RTX A6000", 86, 512, 1.0), ("NVIDIA GeForce RTX 3080", 86, 256, 1.0),
         ("NVIDIA L4", 89, 512, 1.0), ("NVIDIA L40S", 89, 512, 1.0), ("NVIDIA GeForce RTX 4070", 89, 256, 1.0),
-        ("NVIDIA H100 PCIe", 90, 2048, 0.63), ("NVIDIA B300", 103, 4096, 0.315), ("NVIDIA Thor", 110, 4096, 0.315),
+        ("NVIDIA H100 PCIe", 90, 2048, 0.667), ("NVIDIA B300", 103, 4096, 0.25), ("NVIDIA Thor", 110, 4096, 0.25),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 512, 1.0), ("NVIDIA GeForce RTX 5070", 120, 256, 1.0),
         ("NVIDIA GB10", 121, 512, 1.0), ("NVIDIA X999", 130, 512, 1.0),
     ],

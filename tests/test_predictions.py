@@ -1,5 +1,7 @@
 """Estimates are judged by published times, bounds are beaten by none, and the command that says so works on small sets."""
 
+import json
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -9,6 +11,8 @@ from benchmarks.published_rows import FOLDER, Row, product, read
 from cuda_kernels.device import NAMED, named, relative, reported
 from cuda_kernels.rates import RATES, rates
 from tactics import peers
+from tactics.families.conv_gemm import REGISTERS
+from tests.compiled import RECORD
 from tests.test_device import attributes, props
 
 ROWS, LEFT = read(FOLDER)
@@ -79,3 +83,17 @@ def test_every_device_has_rates_with_a_source_and_unnamed_ones_their_relative_s(
     cut = reported(props("NVIDIA RTX A6000", 86, 84), attributes())
     assert relative(cut).name == "a10" and rates(cut).l2 == pytest.approx(RATES["a10"].l2 * 84 / 72)
     assert rates(named("a40")) == RATES["a40"]
+
+
+def test_registers_are_those_of_what_is_compiled():
+    """The table that residency rests on is the most of any architecture in the record, of vectors in and out."""
+    (kernels,) = json.loads(RECORD.read_text()).values()
+    found: dict[tuple, int] = {}
+    for kernel in ("conv_dense", "conv_sparse24"):
+        for text, takes in kernels[kernel]["variants"].items():
+            v = dict(part.split("=") for part in text.split(","))
+            if {"GROUPED", "PRO"} & set(v) or (v["IN_LINEAR"], v["OUT_LINEAR"]) != ("0", "0") or v["SPLIT"] == "2":
+                continue
+            key = (kernel == "conv_sparse24", *(int(v[name]) for name in ("BM", "BN", "BK", "WARPS_N")))
+            found[key] = max(found.get(key, 0), *(row[0] for row in takes.values()))
+    assert found == REGISTERS

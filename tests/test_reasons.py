@@ -66,7 +66,7 @@ def test_picked():
     r = row(network(W24), timer(10, 8, 1))
     assert (r.verdict, r.reason) == ("sparse", "picked")
     assert r.other_cost_us == pytest.approx(2) and r.best_dense.us == 10 and r.best_sparse.us == 8
-    assert r.p_sparse_faster > 0.9
+    assert r.p_sparse_faster > 0.8  # the fixed cost of a sparse kernel, too, has an error
 
 
 def test_dense_faster_and_ties_stay_dense():
@@ -157,7 +157,7 @@ def test_what_bounds_a_layer_and_the_most_that_sparsity_could_gain():
     """64x64x1x1 on 8x8: 262,144 products take no time on 132 SMs; a launch takes longer."""
     launch = DEVICE.launch_us
     f = row(network(W24), timer(10, 8, 1)).floor
-    assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 0.63 * 1830), rel=1e-3)
+    assert f.bound == "launch" and f.mma_us == pytest.approx(262144 / (132 * 2048 * 0.667 * 1830 * 1.08), rel=1e-3)
     p = ConvProblem(32, 512, 28, 28, 512, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
     f = Floor(**floors(p, DEVICE))
     assert f.bound == "mma" and f.sparse_us - launch == pytest.approx((f.dense_us - launch) / 2)
@@ -172,7 +172,10 @@ def test_the_network_line():
     found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False, all_dense_us=10.0)
     floor, launch = found.rows[0].floor, DEVICE.launch_us
     assert floor.launch_us == launch and floor.sparse_us < launch + 0.1
-    assert found.summary == Summary(1, 1, 1, 8.0, 10.0, 2.0, pytest.approx(launch + (10 - launch) / 2))
+    low, high = found.summary.saved_range_us
+    assert low < 2.0 < high and high - 2.0 == pytest.approx(2.0 - low)
+    plain = replace(found.summary, saved_range_us=None)
+    assert plain == Summary(1, 1, 1, 8.0, 10.0, 2.0, pytest.approx(launch + (10 - launch) / 2), uncertain=1)
 
 
 def test_channels_not_multiple_of_4():
@@ -203,3 +206,15 @@ def test_one_row_per_layer_wherever_fusion_puts_it():
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
     rows = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False).rows
     assert [r.layer for r in rows] == ["conv"] and rows[0].other_cost_us == pytest.approx(2)
+
+
+def test_a_sparse_kernel_that_is_not_likely_enough_the_faster_one_stays_out():
+    """9.9 us against 10 us: faster, with a probability that --risk does not take; measured times need none."""
+    net = network(W24)
+    io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
+    for risk, verdict, reason in ((0.6, "dense", "uncertain"), (0.5, "sparse", "picked"), (None, "sparse", "picked")):
+        table = tables.tabulate(net, DEVICE, timer(10, 9.9, 1), sparse=True, io=io, risk=risk)
+        found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=risk is None)
+        (r,) = found.rows
+        assert (r.verdict, r.reason) == (verdict, reason)
+        assert r.p_sparse_faster is None if risk is None else 0.5 < r.p_sparse_faster < 0.6

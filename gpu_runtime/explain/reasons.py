@@ -30,9 +30,11 @@ from tactics.format import DTYPES
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.planner.reformats import hop_ps
-from tactics.predict import SIGMA_RATIO, predict, predict_us
+from tactics.predict import p_faster, predict, predict_us, sigma_ratio
 from tactics.roofline import floors
 from tactics.tactic import SPARSE, Tactic
+
+CERTAIN = 0.9  # P(sparse faster) from which a pick counts as certain
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
@@ -62,7 +64,8 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
     ]
     return SparsityRecord(
         mode, tuple(r.layer for r in rows if r.verdict != "not_eligible"),
-        tuple(r.layer for r in rows if r.verdict == "sparse"), tuple(rows), _summary(rows, chosen, all_dense_us),
+        tuple(r.layer for r in rows if r.verdict == "sparse"), tuple(rows),
+        _summary(rows, chosen, all_dense_us, None if measured else table.device),
     )  # fmt: skip
 
 
@@ -123,16 +126,19 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
     if dense is None:
         return replace(row, verdict="sparse", reason="picked")
-    if not measured:
-        row = replace(row, p_sparse_faster=_p_faster(sparse[1].us, dense[1].us))
+    if not measured and row.best_sparse:
+        chance = p_faster(dense[1].us, sparse[1].us, row.best_sparse.bound, table.device)
+        row = replace(row, p_sparse_faster=round(chance, 4))
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
-    return replace(row, verdict="dense", reason=_why_dense(sparse[1], dense[1], measured))
+    return replace(row, verdict="dense", reason=_why_dense(sparse[1], dense[1], measured, row.p_sparse_faster, table.risk))
 
 
-def _why_dense(sparse: Time, dense: Time, measured: bool) -> str:
+def _why_dense(sparse: Time, dense: Time, measured: bool, chance: float | None, risk: float | None) -> str:
     if measured and _within_noise(sparse, dense):
         return "within_noise"
+    if sparse.us < dense.us and chance is not None and chance < (risk or 0):
+        return "uncertain"
     return "dense_faster" if sparse.us >= dense.us else "reformat_outweighs"
 
 
@@ -193,16 +199,24 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     )  # fmt: skip
 
 
-def _summary(rows: list[SparsityRow], chosen: plan.Plan, all_dense_us: float | None) -> Summary:
+def _summary(
+    rows: list[SparsityRow], chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None
+) -> Summary:
     """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
-    its speed, launch aside, but no faster than any sparse kernel of the layer could be."""
+    its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also how many picks
+    are `uncertain`, and the saved time if all of the picks' errors point one way."""
     total = chosen.total_ps / 1e6
     able = [r for r in rows if r.verdict != "not_eligible"]
-    picked = sum(r.verdict == "sparse" for r in rows)
+    sparse = [r for r in rows if r.verdict == "sparse"]
+    picked, unsure = len(sparse), sum(r.p_sparse_faster is not None and r.p_sparse_faster < CERTAIN for r in sparse)
     if all_dense_us is None:
-        return Summary(len(rows), len(able), picked, total)
+        return Summary(len(rows), len(able), picked, total, uncertain=unsure)
     ceiling = all_dense_us - sum(map(_most_us, able))
-    return Summary(len(rows), len(able), picked, total, all_dense_us, round(all_dense_us - total, 6), round(ceiling, 6))
+    saved, span = round(all_dense_us - total, 6), None
+    if predicted_for and sparse:
+        error = sum(r.us * sigma_ratio(r.best_sparse.bound, r.us, predicted_for) for r in sparse if r.us and r.best_sparse)
+        span = round(saved - error, 6), round(saved + error, 6)
+    return Summary(len(rows), len(able), picked, total, all_dense_us, saved, round(ceiling, 6), unsure, span)
 
 
 def _most_us(row: SparsityRow) -> float:
@@ -264,11 +278,6 @@ def _rejections(table: Table, op: Op) -> str:
         return "every sparse tactic failed when it was timed"
     reasons = [r for x, r in rejected(op.problem, table.device) if x in SPARSE or (isinstance(x, Tactic) and x.sparse)]
     return "; ".join(dict.fromkeys(reasons))
-
-
-def _p_faster(sparse_us: float, dense_us: float) -> float:
-    """P(sparse is faster) when the quotient of the two predictions errs log-normally with SIGMA_RATIO."""
-    return round(0.5 * (1 + math.erf(math.log(dense_us / sparse_us) / SIGMA_RATIO / math.sqrt(2))), 4)
 
 
 def _within_noise(a: Time, b: Time) -> bool:

@@ -79,6 +79,10 @@ def network_lines(record: Explained) -> list[str]:
     if dense is not None:
         text += f"; the plan takes {us_text(total, record.timing)}, the best one without sparse tactics "
         text += f"{us_text(dense, record.timing)} ({versus(dense, total)})"
+    if sparsity.summary and (span := sparsity.summary.saved_range_us):
+        unsure = sparsity.summary.uncertain
+        text += f"; {sparsity.summary.picked - unsure} of these picks are certain, {unsure} are not, and with the error of "
+        text += f"predictions they save {us_text(span[0], record.timing)} to {us_text(span[1], record.timing)}"
     ceiling = sparsity.summary.ceiling_us if sparsity.summary else None
     if ceiling is not None and dense:
         text += (
@@ -125,6 +129,13 @@ def _dense_faster(row: SparsityRow, record: Explained) -> str:
     if dense and sparse and dense.us == sparse.us:
         return f"could run sparse, but would gain nothing: both take {_time(dense, record.timing)}"
     return f"could run sparse, but dense is faster: {_time(dense, record.timing)} against {_time(sparse, record.timing)}"
+
+
+def _uncertain(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = row.best_dense, row.best_sparse
+    chance = f"{100 * (row.p_sparse_faster or 0):.0f} %"
+    text = f"sparse is predicted to be faster ({_time(sparse, record.timing)} against {_time(dense, record.timing)}), but with "
+    return text + f"P = {chance} not surely enough (--risk): building on the GPU, where both are measured, would settle it"
 
 
 def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
@@ -175,6 +186,7 @@ def _grouped(row: SparsityRow, record: Explained) -> str:
 
 _REASONS: dict[str, Callable[[SparsityRow, Explained], str]] = {
     "picked": _picked, "dense_faster": _dense_faster, "reformat_outweighs": _reformat_outweighs,
+    "uncertain": _uncertain,
     "within_noise": _within_noise, "no_sparse_tactic": _no_sparse_tactic, "pattern_violation": _pattern_violation,
     "channels_not_multiple_of_4": _channels, "grouped_conv": _grouped,
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 
 from cuda_kernels.device import Device
@@ -15,11 +15,13 @@ from tactics.format import CanonicalFormat, Format, Key, canonical
 from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner.graph import Entry
+from tactics.predict import premium
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic
 
 Times = Mapping[Tactic, Time]
+Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
 
@@ -68,14 +70,15 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: Around, scratch
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def fastest(problem: Problem, times: Times) -> list[tuple[Tactic, int]]:
+def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, int]]:
     """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
-    sparse one, which is all that a plan can want."""
+    sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
     best: dict[tuple, tuple[int, str, Tactic]] = {}
     for t, time in times.items():
         cell = addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
-        if cell not in best or (picoseconds(time), t.name) < best[cell][:2]:
-            best[cell] = picoseconds(time), t.name, t
+        ps = cost(problem, t, time)
+        if cell not in best or (ps, t.name) < best[cell][:2]:
+            best[cell] = ps, t.name, t
     return [(t, ps) for ps, _, t in best.values()]
 
 
@@ -112,6 +115,15 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
 
 def picoseconds(time: Time) -> int:
     return round(time.us * 1e6)
+
+
+def cost_of(device: Device, risk: float | None) -> Cost:
+    """Of a sparse tactic its time and the premium for `risk`, None where times are measured; of all others their time."""
+
+    def cost(problem: Problem, tactic: Tactic, time: Time) -> int:
+        return round(time.us * 1e6 * (1.0 if risk is None else premium(problem, tactic, device, risk)))
+
+    return cost
 
 
 def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:

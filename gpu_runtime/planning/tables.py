@@ -14,8 +14,10 @@ from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
 from gpu_runtime.planning.entries import (
     Around,
+    Cost,
     Times,
     addresses,
+    cost_of,
     fastest,
     fitting,
     in_place,
@@ -59,7 +61,8 @@ class Table:
 
     `times`: op index -> tactic -> Time; `io`: network input or output tensor -> the Format it has outside; `sparse`: whether
     sparse tactics were considered; `reformats`: the times of those the planner asked for; `scratch`: bytes of workspace that a
-    tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be.
+    tactic may use, None: any number; `beside`: what places.formats_beside lets tensors be; `risk`: as in
+    `tabulate`.
     """
 
     network: Network
@@ -71,17 +74,18 @@ class Table:
     reformats: Mapping[ReformatProblem, Times] = field(default_factory=dict)
     scratch: int | None = None
     beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
+    risk: float | None = None
 
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
-             exhaustive: bool = False, scratch: int | None = None,
+             exhaustive: bool = False, scratch: int | None = None, risk: float | None = None,
              progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
     of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
-    (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `progress` is told each op's name
-    before it is timed.
+    (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a sparse kernel
+    must be the faster one, where times are predicted; `progress` is told each op's name before it is timed.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
@@ -92,7 +96,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
-        _choices(network, times, inside), network.groups, {}, tuple(i.name for i in network.inputs),
+        _choices(network, times, inside, cost_of(device, risk)), network.groups, {}, tuple(i.name for i in network.inputs),
         tuple(o.name for o in network.outputs), _keys(network, formats, inside), reformats.ps,
     )  # fmt: skip
     tables = []
@@ -100,6 +104,7 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
         ends = dict(zip(outside, fmts, strict=True))
         tables.append(Table(
             network, device, ends, times, _pinned(network, graph, ends), sparse, reformats.times, scratch, formats.beside,
+            risk,
         ))  # fmt: skip
     if unsure:  # ops of several decisions: some combinations of options have no plan, or all
         try:
@@ -214,7 +219,9 @@ class _Reformats:
         return self._known[hop]
 
 
-def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]]) -> tuple[Choice, ...]:
+def _choices(
+    network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost
+) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
     best: dict[int, list[tuple[Tactic, int]]] = {}
@@ -224,7 +231,7 @@ def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tupl
         alike = id(rows), homes, own
         if alike not in found:
             if id(rows) not in best:
-                best[id(rows)] = fastest(op.problem, rows)
+                best[id(rows)] = fastest(op.problem, rows, cost)
             found[alike] = plan.cheapest((*kernels(op.problem, best[id(rows)], homes), *own))
         choices.append(Choice(op.name, op.inputs, op.output, found[alike], op.when))
     return tuple(choices)

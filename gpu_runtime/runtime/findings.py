@@ -86,8 +86,9 @@ class SparsityRow:
     """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
 
     `layers`: each of merged siblings; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
-    no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of it, in words;
-    c, k, groups, kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
+    uncertain, no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of
+    it, in words; c, k, groups, kernel: of the convolution. Of its weights as kernels hold them:
+    `pattern_groups`, groups of 4 input channels,
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
     `lost_energy`, the share of their squares that pruning takes away. `us`: in the plan; `other`: the plan with this layer
     forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's kernels would have to be;
@@ -124,7 +125,8 @@ class SparsityRow:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Counts of layers, and the plan's total beside that of the best plan without sparse tactics; `ceiling_us`: that with
-    every eligible layer's dense kernel at twice its speed, launch and memory aside."""
+    every eligible layer's dense kernel at twice its speed, launch and memory aside. Of predictions: `uncertain`, picks that
+    are too likely to be the slower kernel, and `saved_range_us`, if all of the picks' errors point one way."""
 
     layers: Size
     eligible: Size
@@ -133,6 +135,8 @@ class Summary:
     all_dense_us: Number | None = None
     saved_us: Number | None = None
     ceiling_us: Number | None = None
+    uncertain: Size = 0
+    saved_range_us: tuple[Number, Number] | None = None
 
 
 @dataclass(frozen=True, slots=True)

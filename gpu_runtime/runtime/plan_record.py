@@ -249,11 +249,13 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use."""
+    """What the build was asked for. `shapes`: of dynamic inputs; `workspace`: bytes of scratch memory that a tactic may use;
+    `risk`: how likely a sparse kernel had to be the faster one, where times are predicted."""
 
     sparsity: Text
     shapes: Mapping[Text, tuple[Exponent, ...]] = field(default_factory=dict)
     workspace: Size | None = None
+    risk: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import L2_EFFICIENCY, LATENCY_CLK, moved_us, result
+from tactics.roofline import LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import (
     Launch,
     Store,
@@ -41,7 +41,7 @@ from tactics.tactic import Patch, Tactic, these
 STATIC_SMEM = 48 * 1024  # of weights, at most
 MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
 ISSUE_EFFICIENCY = 0.8
-L1_BYTES_PER_CLK, SM_L2_BYTES_PER_CLK = 128, 64
+L1_BYTES_PER_CLK = 128
 L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
 EPILOGUE_CLK = 300
 
@@ -217,12 +217,11 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     instructions = outputs * (vec * (taps + 4) + (4 if p.epilogue.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
     halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
     patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
-    active = min(device.num_sms, blocks)
     clk = {
         "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
         "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1))
-        / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active),
+        / sm_l2(device, blocks),
     }
     resident = max(1, min(
         device.regs_per_sm // (size * _registers(p, tactic)), device.max_threads_per_sm // size, device.max_blocks_per_sm,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cuda_kernels.device import Device
+from cuda_kernels.rates import rates
 from tactics.format import Strides, num_bytes, padded_channels, strides
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
@@ -107,7 +108,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
     parts = moved_us(device, x + added, y, 4 * wide * tiles * steps)
-    parts["l2"] += x * (tiles / p.groups - 1) / device.l2_bytes_per_clk * clk_us
+    parts["l2"] += x * (tiles / p.groups - 1) / rates(device).l2 * clk_us
     parts |= {
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,

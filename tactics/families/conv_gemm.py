@@ -26,7 +26,7 @@ from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.reason import Reason
-from tactics.roofline import L2_EFFICIENCY, L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
+from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
 from tactics.step import (
     NULL,
     Args,
@@ -47,12 +47,29 @@ from tactics.tactic import Tactic, Tile, these
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
-MMA_EFFICIENCY = 0.85  # of the tensor cores' rate in a main loop with enough warps
 SMEM_BYTES_PER_CLK = 128
-SM_L2_BYTES_PER_CLK = 64  # what one SM can draw from L2
-FILL_CLK = 900  # first loads of a block: address arithmetic, DRAM and L2 latency, barriers
+# Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. With it, stages of
+# 128x256x32 reach 62 % of an A100's peak and sparse ones of 256x128x64 56 %; a model of their machine code says 57 to 71 and
+# 48 to 61 %, and for CUTLASS's 82 to 92 and 72 to 86 %.
+EXPOSED = 1.0
+# Of weights from DRAM behind those of all other blocks: fits to products on an A100 want 361 clocks for each of three stages.
+LOADED_LATENCY_CLK = 1080
+FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
-EPILOGUE_CLK = 600
+EPILOGUE_CLK = 1000
+OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
+
+# Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
+# record of what is compiled (tests/golden/compiled.json), of vectors in and out.
+REGISTERS = {
+    (False, 16, 128, 64, 4): 96, (False, 32, 64, 64, 4): 88, (False, 32, 128, 64, 4): 116, (False, 64, 32, 64, 2): 92,
+    (False, 64, 64, 64, 2): 117, (False, 64, 128, 64, 2): 174, (False, 64, 256, 32, 4): 232, (False, 128, 64, 64, 2): 184,
+    (False, 128, 128, 32, 2): 232, (False, 128, 128, 32, 4): 144, (False, 128, 128, 64, 4): 164,
+    (False, 128, 256, 32, 4): 222, (False, 256, 128, 32, 2): 228, (True, 16, 128, 64, 4): 107, (True, 32, 64, 64, 4): 91,
+    (True, 32, 128, 64, 4): 128, (True, 64, 32, 64, 2): 95, (True, 64, 64, 64, 2): 134, (True, 64, 128, 64, 2): 195,
+    (True, 64, 256, 64, 4): 254, (True, 128, 64, 64, 2): 183, (True, 128, 128, 64, 2): 248, (True, 128, 128, 64, 4): 170,
+    (True, 128, 256, 64, 4): 242, (True, 256, 128, 64, 2): 244,
+}  # fmt: skip
 
 # Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
 # to each. 16 and 32 rows serve layers with few output channels.
@@ -365,11 +382,9 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
     blocks = t.stream or tiles * t.split
     resident = resident_blocks(tactic, device)
-    rate = device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY * (2 if tactic.sparse else 1)
-    # Four tensor cores per SM: fewer than 8 warps at work leave them waiting on each other's latencies.
     per_sm = math.ceil(blocks / device.num_sms)
-    warps = min(resident, per_sm) * t.warps_m * t.warps_n
-    mma = t.m * t.n * t.k / (rate * min(1.0, 0.4 + 0.075 * warps))
+    hidden = min(resident, per_sm)
+    mma = t.m * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n, tactic.sparse)
     a_bytes = stage_bytes(tactic) - t.n * t.k * 2
     b_bytes = t.n * t.k * 2
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
@@ -377,31 +392,36 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
     if p.prologue.scaled:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
         mma += t.warps_m * t.n * t.k / 64 / 4 * 2
-    # Idle SMs leave their share of L2 to the others, up to what one SM can take.
-    active = min(device.num_sms, blocks)
-    l2 = stage_bytes(tactic) / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / active)
+    l2 = stage_bytes(tactic) / sm_l2(device, blocks)
     # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
-    arrival = LATENCY_CLK / (in_flight * min(resident, per_sm))
+    arrival = LOADED_LATENCY_CLK / (in_flight * hidden)
+    # A warp loads its fragments, then multiplies: only another block's products hide the loads (EXPOSED says what was counted).
+    mma += EXPOSED * min(mma, smem) / hidden
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
     loop = tiles * k_stages / blocks * max(clk.values())  # of a block
-    epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
-        epilogue += min(t.m, p.k) * t.n * min(16, p.k) / 32
-    if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads all of them
-        parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
-        epilogue += 3 * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / SM_L2_BYTES_PER_CLK
-    if t.stream:  # a run of stages begins in one tile and ends in another
-        epilogue *= math.ceil(tiles / blocks) + 1
-    hidden = min(resident, per_sm)
-    # Partly filled last rounds cost a whole block's time.
+    # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
-    sm = per_sm * loop + math.ceil(per_sm / resident) * (FILL_CLK + epilogue) - early + (hidden - 1) * epilogue / 2
+    end = _epilogue_clk(p, tactic, tiles, blocks, sm_l2(device, blocks))
+    sm = per_sm * (loop + end) + math.ceil(per_sm / resident) * (FILL_CLK + EPILOGUE_CLK) - early
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
     worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}, sparse=tactic.sparse)
+
+
+def _epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
+    """Clocks of a block from its last product to its last store, latencies aside."""
+    t = tactic.gemm
+    stored = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
+    clk = t.m * t.n * (OUTPUT_INSTRUCTIONS + 4) / 128 + stored / bytes_per_clk  # 4 bytes of staging, in and out
+    if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
+        clk += min(t.m, p.k) * t.n * min(16, p.k) / 32
+    if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads them one after the other
+        parts = t.split if t.split > 1 else math.ceil(blocks / tiles) + 1
+        clk += (3 + parts) * L2_LATENCY_CLK + (1 + parts) * t.m * t.n * 4 / bytes_per_clk
+    return clk * (math.ceil(tiles / blocks) + 1) if t.stream else clk  # a run of stages begins in one tile, ends in another
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
@@ -411,7 +431,7 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def resident_blocks(tactic: Tactic, device: Device) -> int:
-    """Blocks of a tactic that one SM holds at a time, roughly: registers are estimated."""
+    """Blocks of a tactic that one SM holds at a time."""
     t = tactic.gemm
     return max(1, min(
         device.smem_per_sm // (conv_smem(tactic) + 1024),
@@ -422,7 +442,8 @@ def resident_blocks(tactic: Tactic, device: Device) -> int:
 
 
 def _registers(tactic: Tactic) -> int:
-    """Registers per thread, roughly: accumulators, operands, addresses."""
+    """Registers per thread as compiled; of a tile that the record lacks, roughly: accumulators, operands, addresses."""
     t = tactic.gemm
+    known = REGISTERS.get((tactic.sparse, t.m, t.n, t.k, t.warps_n))
     acc = t.m * t.n // t.threads
-    return min(255, acc + acc // 4 + 48)
+    return known or min(255, acc + acc // 4 + 48)

@@ -21,7 +21,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import L2_EFFICIENCY, moved_us, result
+from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate
 from tactics.step import (
     Launch,
     Store,
@@ -38,9 +38,8 @@ from tactics.step import (
 )
 from tactics.tactic import Tactic, Tile, these
 
-MMA_EFFICIENCY = 0.6  # one or two MMAs per operand load: issue and latency show
+MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
 SMEM_BYTES_PER_CLK = 128
-SM_L2_BYTES_PER_CLK = 64
 ROUND_CLK = 2500  # of a block alone on its SM: addresses, first loads, barriers, stores
 MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an MMA's 16 rows: here they are the 8 columns
 MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # what a warp's accumulators and a patch row of 128 bytes hold
@@ -273,10 +272,10 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     plain = 8 * (linear(tactic.ins[0])), 8 * (linear(tactic.out))  # 2-byte accesses instead of one of 16
     warps = min(resident, per_sm) * t.threads / 32
     clk = {
-        "mma": a_tiles * u.n8 * 16 * 8 * 16 / (device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY),
+        "mma": a_tiles * u.n8 * 16 * 8 * 16 / (tensor_rate(device, FULL_WARPS) * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
         "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1))
-        / min(SM_L2_BYTES_PER_CLK, device.l2_bytes_per_clk * L2_EFFICIENCY / min(device.num_sms, blocks)),
+        / sm_l2(device, blocks),
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + (patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])) / 16) / min(4, warps),
     }

@@ -20,7 +20,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import LATENCY_CLK, moved_us, result
+from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate
 from tactics.step import (
     NULL,
     Launch,
@@ -50,7 +50,7 @@ TILES = tuple(
         ((16, 256), (1, 8)), ((16, 64), (1, 4)), ((128, 128), (2, 4)),
     )
 )  # fmt: skip
-MMA_EFFICIENCY = 0.7  # operands come element by element, behind each other
+MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
 
@@ -295,7 +295,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
         device.regs_per_sm // (t.threads * min(255, mt * nt * 5 + 64)), device.max_blocks_per_sm,
     ))  # fmt: skip
     at_work = min(resident, per_sm)
-    rate = device.mma_fma_per_clk * device.mma_sync_share * MMA_EFFICIENCY * min(1.0, 0.4 + 0.075 * at_work * warps)
+    rate = tensor_rate(device, at_work * warps) * MMA_EFFICIENCY
     mma = t.m * t.n * 16 / rate
     # Per step and warp: 4 gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
     smem = warps * (nt * 4 + mt * 512 / SMEM_BYTES_PER_CLK + 1)

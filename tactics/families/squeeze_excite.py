@@ -15,13 +15,12 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 THREADS, ROOM = 512, 12  # as in squeeze_excite.cu
 MAX_CHANNELS, MAX_HIDDEN = 4096, 1024  # what lies between, in FP32, fits 48 KiB of shared memory
-SM_L2_BYTES_PER_CLK = 64
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
@@ -87,7 +86,7 @@ def predict(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> dict[str
     image = num_bytes(tactic.ins[0], (1, *p.in_shapes[0][1:]))
     weights = 2 * p.first.k * (padded_channels("hwc8", p.average.c) + padded_channels("hwc8", p.second.k))
     turns = -(-p.average.c // 64)
-    clk = (image + weights) / SM_L2_BYTES_PER_CLK + turns * 2 * L2_LATENCY_CLK + 4 * LATENCY_CLK
+    clk = (image + weights) / sm_l2(device, p.average.n) + turns * 2 * L2_LATENCY_CLK + 4 * LATENCY_CLK
     sm = math.ceil(p.average.n / device.num_sms) * clk / device.clock_mhz
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape), weights)
     return result(device, {"latency": sm, **moved})

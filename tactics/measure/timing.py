@@ -36,7 +36,7 @@ from tactics.format import Format
 from tactics.launches import launches
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.worker import device_key
-from tactics.predict import SIGMA, predict_us
+from tactics.predict import predict_us, sigma
 from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
 from tactics.step import Launch
@@ -113,7 +113,8 @@ class Predicted:
         times = {}
         for tactic in tactics:
             us = predict_us(problem, tactic, self.device)
-            times[tactic] = Time(us, us * (1 - SIGMA), us * (1 + SIGMA))
+            error = sigma(problem, tactic, self.device)
+            times[tactic] = Time(us, us * (1 - error), us * (1 + error))
         return times
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
