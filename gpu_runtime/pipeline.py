@@ -320,7 +320,7 @@ def _range_record(found: ranges.Ranges) -> RangeRecord:
 
 
 def _solution(chosen: plan.Plan) -> Solution:
-    return Solution(chosen.total_ps / 1e6, chosen.status, chosen.method, chosen.width, chosen.gap)
+    return Solution(chosen.us, chosen.status, chosen.method, chosen.width, chosen.gap)
 
 
 def pick_device(device: str | Device | None) -> Device:

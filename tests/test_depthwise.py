@@ -222,7 +222,8 @@ def test_predictions(device):
         best[n] = min(predict_us(problem, t, d) for t in candidates(problem, d))
     assert best[1] < best[8] < best[64]
     memory = 2 * 64 * 256 * 56 * 56 * 2 / (d.dram_gbps * 1e3)
-    near = 1.5 if d.dram_gbps < 5000 else 2.5  # beyond that, the arithmetic of two products per byte is the limit
+    # Copies reach 0.8 to 0.9 of the peak, and blocks overlap; beyond 5 TB/s the arithmetic is the limit.
+    near = 1.65 if d.dram_gbps < 5000 else 2.5
     assert memory < best[64] < near * memory + d.launch_us
 
 

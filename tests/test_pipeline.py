@@ -100,7 +100,8 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
     assert verdicts == {"sparse", "dense"}, "at this batch some eligible layers go sparse and some do not"
     for r in rows.values():
         if r.verdict in ("sparse", "dense"):
-            assert r.other_cost_us >= 0 and 0 <= r.p_sparse_faster <= 1
+            assert r.other_cost_us >= 0 or r.reason == "uncertain", "only doubt keeps what is faster out of a plan"
+            assert 0 <= r.p_sparse_faster <= 1
 
 
 def test_forcing_a_layer_costs_what_the_row_says():
@@ -120,11 +121,11 @@ def test_forcing_a_layer_costs_what_the_row_says():
     table = tables.tabulate(network, device, timing.predicted(device), sparse=True, io=io, risk=RISK)
     best = plan.solve(table.graph)
     e = engine(batch=2048)
-    assert e.plan.solution.total_us == pytest.approx(best.total_ps / 1e6)
+    assert e.plan.solution.total_us == pytest.approx(best.us)
     row = next(r for r in e.sparsity.rows if r.reason == "picked")
     names = [op.name for op in network.ops if op.layer == row.layer]
     forced = plan.solve(table.graph, force={n: lambda entry: not entry.sparse for n in names})
-    assert row.other_cost_us == pytest.approx((forced.total_ps - best.total_ps) / 1e6)
+    assert row.other_cost_us == pytest.approx(forced.us - best.us)
     assert all(not forced.entries[n].sparse for n in names if n in forced.entries)
 
 

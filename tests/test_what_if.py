@@ -37,7 +37,7 @@ def test_the_stored_graph_gives_the_plan_again(name, request):
     plan = request.getfixturevalue(name).plan
     stored = codec.from_json(Choices, json.loads(json.dumps(codec.to_json(Choices, plan.choices))))
     again = solve(what_if.graph(stored))
-    assert again.total_ps == round(plan.solution.total_us * 1e6) and again.status == "proven"
+    assert round(again.us, 6) == round(plan.solution.total_us, 6) and again.status == "proven"
     ran = {layer.name: layer.tactic_name for layer in plan.layers if layer.type not in ("reformat", "noop")}
     assert {name: str(e.tactic) for name, e in again.entries.items() if e.tactic} == {
         name: tactic for name, tactic in ran.items() if tactic

@@ -161,7 +161,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             ins.append((place, provide(place, fmt, f"Input Tensor {i} to {op.name}"), fmt))
         place = Place(op.output, entry.out)
         name = called(place, out_fmt, op.output if op.output not in outside else inner_name(op.output))
-        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.time_ps / 1e6))
+        layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.us))
         ready[place] = (name, out_fmt)
     for i, t in enumerate(network.outputs):
         place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))

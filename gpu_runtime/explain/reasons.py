@@ -29,6 +29,7 @@ from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
+from tactics.planner.changes import Change
 from tactics.planner.reformats import hop_ps
 from tactics.predict import p_faster, predict, predict_us, sigma_ratio
 from tactics.roofline import floors
@@ -108,7 +109,7 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         pattern_groups=pattern.groups, pattern_share=pattern.share, first_violation=pattern.first,
         stored_share=share, lost_energy=energy,
         best_dense=dense and _timed(dense, op, table.device), best_sparse=sparse and _timed(sparse, ran, table.device),
-        us=chosen.entries[op.name].time_ps / 1e6,
+        us=chosen.entries[op.name].us,
     )  # fmt: skip
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
@@ -131,13 +132,14 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         row = replace(row, p_sparse_faster=round(chance, 4))
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
-    return replace(row, verdict="dense", reason=_why_dense(sparse[1], dense[1], measured, row.p_sparse_faster, table.risk))
+    return replace(row, verdict="dense", reason=_why_dense(row, sparse[1], dense[1], measured, table.risk))
 
 
-def _why_dense(sparse: Time, dense: Time, measured: bool, chance: float | None, risk: float | None) -> str:
+def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
     if measured and _within_noise(sparse, dense):
         return "within_noise"
-    if sparse.us < dense.us and chance is not None and chance < (risk or 0):
+    doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)
+    if sparse.us < dense.us and (doubt or (row.other_cost_us or 0) < 0):  # faster, but for the premium
         return "uncertain"
     return "dense_faster" if sparse.us >= dense.us else "reformat_outweighs"
 
@@ -187,16 +189,23 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     tactic = forced.after[0].tactic
     if tactic is None:
         raise RuntimeError("planner: a layer with weights was forced into an entry that launches nothing")
-    kernel = sum(e.time_ps for e in forced.after) - sum(e.time_ps for e in forced.before)
+    kernel = sum(e.us for e in forced.after) - sum(e.us for e in forced.before)
     gone, new = ([hop_ps(table.graph, hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
-    reformat = sum(new) - sum(gone)
-    total = forced.total_ps - chosen.total_ps
+    reformat = (sum(new) - sum(gone)) / 1e6
+    total_us = forced.total_ps / 1e6 - _premium_us(forced.change, chosen)
+    cost = total_us - chosen.us
     return OtherChoice(
-        total_us=forced.total_ps / 1e6, cost_us=total / 1e6, kernel_us=kernel / 1e6, reformat_us=reformat / 1e6,
-        around_us=(total - kernel - reformat) / 1e6, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
-        tactic=tactic, in_=tactic.ins[0], out=tactic.out, us=sum(e.time_ps for e in forced.after) / 1e6,
+        total_us=total_us, cost_us=cost, kernel_us=kernel, reformat_us=reformat,
+        around_us=cost - kernel - reformat, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
+        tactic=tactic, in_=tactic.ins[0], out=tactic.out, us=sum(e.us for e in forced.after),
         kernels=len(forced.after),
     )  # fmt: skip
+
+
+def _premium_us(change: Change, chosen: plan.Plan) -> float:
+    """What the changed plan pays for doubt."""
+    entries = {**chosen.entries, **change.entries}
+    return sum(e.premium_ps for e in entries.values() if e is not None) / 1e6
 
 
 def _summary(
@@ -205,7 +214,7 @@ def _summary(
     """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
     its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also how many picks
     are `uncertain`, and the saved time if all of the picks' errors point one way."""
-    total = chosen.total_ps / 1e6
+    total = chosen.us
     able = [r for r in rows if r.verdict != "not_eligible"]
     sparse = [r for r in rows if r.verdict == "sparse"]
     picked, unsure = len(sparse), sum(r.p_sparse_faster is not None and r.p_sparse_faster < CERTAIN for r in sparse)

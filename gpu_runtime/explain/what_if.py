@@ -83,7 +83,8 @@ def store(table: Table) -> Choices:
         for e in c.entries:
             around = [*zip((*e.ins, e.out), (*c.inputs, c.output), strict=True)]
             if all(f in keys[t] for f, t in around):
-                rows.append((tactics.setdefault(e.tactic, len(tactics)), *(keys[t].index(f) for f, t in around), e.time_ps))
+                places = (keys[t].index(f) for f, t in around)
+                rows.append((tactics.setdefault(e.tactic, len(tactics)), *places, e.time_ps, e.premium_ps))
         ins = tuple(tensors[t] for t in c.inputs)
         choices.append(ChoiceRow(c.name, op.layer, tuple(op.layers), ins, tensors[c.output], tuple(c.when), tuple(rows)))
 
@@ -109,10 +110,10 @@ def graph(stored: Choices) -> Graph:
     for c in stored.choices:
         *inputs, output = (stored.tensors[i].name for i in (*c.in_, c.out))
         entries = []
-        for number, *places, ps in c.entries:
+        for number, *places, ps, premium_ps in c.entries:
             *ins, out = (keys[t][i] for t, i in zip((*inputs, output), places, strict=True))
             tactic = stored.tactics[number]
-            entries.append(planned.Entry(tactic, tuple(ins), out, ps, tactic is not None and tactic.sparse))
+            entries.append(planned.Entry(tactic, tuple(ins), out, ps, tactic is not None and tactic.sparse, premium_ps))
         choices.append(Choice(c.op, tuple(inputs), output, tuple(entries), c.when))
     return Graph(tuple(choices), stored.groups, stored.pinned, stored.inputs, stored.outputs, keys, reformat_ps)
 
@@ -139,7 +140,7 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     gone = [h for h in before.reformats if h not in after.reformats]
     new = [h for h in after.reformats if h not in before.reformats]
     return Answer(
-        dict(wishes), before.total_ps / 1e6, after.total_ps / 1e6, after.status,
+        dict(wishes), before.us, after.us, after.status,
         tuple(c for c in changed if c.before != c.after),
         tuple(_hop(stored, g, h) for h in gone), tuple(_hop(stored, g, h) for h in new),
     )  # fmt: skip
@@ -184,7 +185,7 @@ def _side(change: Change, entry: Entry | None, timing: Timing) -> str:
 
 def _entry(op: str, e: planned.Entry) -> Entry:
     ins, out = (e.ins[0].format, e.out.format) if e.tactic is None else (e.tactic.ins[0], e.tactic.out)
-    return Entry(op, e.name, str(ins), str(out), e.time_ps / 1e6)
+    return Entry(op, e.name, str(ins), str(out), e.us)
 
 
 def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:

@@ -70,24 +70,24 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: Around, scratch
     return [t for _, t in best.values() if scratch is None or workspace(problem, t) <= scratch]
 
 
-def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, int]]:
-    """(tactic, picoseconds): of those with the same addresses that reach the same places the fastest dense and the fastest
-    sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
+def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, int, int]]:
+    """(tactic, picoseconds, of them premium): of those with the same addresses that reach the same places the fastest dense and
+    the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
     best: dict[tuple, tuple[int, str, Tactic]] = {}
     for t, time in times.items():
         cell = addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
         ps = cost(problem, t, time)
         if cell not in best or (ps, t.name) < best[cell][:2]:
             best[cell] = ps, t.name, t
-    return [(t, ps) for ps, _, t in best.values()]
+    return [(t, ps, ps - picoseconds(times[t])) for ps, _, t in best.values()]
 
 
 def kernels(
-    problem: Problem, tactics: list[tuple[Tactic, int]], homes: tuple[tuple[Key, ...], ...]
+    problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]
 ) -> Iterator[Entry]:
     """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
     of each tensor that have one, that its kernel can reach."""
-    for tactic, ps in tactics:
+    for tactic, ps, premium_ps in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
         ways = [[k] for k in own]
         if tactic.kernel in STRIDED:
@@ -98,7 +98,7 @@ def kernels(
         if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):
-            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse)
+            yield Entry(tactic, tuple(ins), out, ps, tactic.sparse, premium_ps)
 
 
 def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:

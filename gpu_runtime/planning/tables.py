@@ -224,7 +224,7 @@ def _choices(
 ) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
-    best: dict[int, list[tuple[Tactic, int]]] = {}
+    best: dict[int, list[tuple[Tactic, int, int]]] = {}
     choices = []
     for op, rows in zip(network.ops, times, strict=True):
         homes, own = tuple(inside[t] for t in (*op.inputs, op.output)), tuple(fitting(network, op, in_place(op, inside)))
@@ -303,11 +303,11 @@ def rivals(table: Table) -> Rivals:
     }
     single = plan.best_single_format(table.graph, names)
     try:
-        greedy = plan.greedy(table.graph).total_ps / 1e6
+        greedy = plan.greedy(table.graph).us
     except ValueError:
         greedy = None
-    one = SingleFormat(single[0], single[1].total_ps / 1e6) if single else None
-    return Rivals(plan.solve(table.graph, force=dense).total_ps / 1e6, one, greedy)
+    one = SingleFormat(single[0], single[1].us) if single else None
+    return Rivals(plan.solve(table.graph, force=dense).us, one, greedy)
 
 
 def _is_dense(entry: plan.Entry) -> bool:

@@ -103,8 +103,8 @@ def _choice(c: ChoiceRow, stored: Choices) -> Iterator[str]:
     if not c.in_ or max(around) >= len(stored.tensors):
         yield f"choices: {c.op[:40]!r} reads or writes a tensor that there is none of"
         return
-    limits = (len(stored.tactics), *(len(stored.tensors[i].keys) for i in around), LARGEST)
+    limits = (len(stored.tactics), *(len(stored.tensors[i].keys) for i in around), LARGEST, LARGEST)
     for e in c.entries:
-        if len(e) != len(limits) or any(v >= limit for v, limit in zip(e, limits, strict=True)):
+        if len(e) != len(limits) or e[-1] > e[-2] or any(v >= limit for v, limit in zip(e, limits, strict=True)):
             yield f"choices: {c.op[:40]!r} has an entry that names what there is none of"
             return

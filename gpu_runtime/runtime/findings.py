@@ -232,7 +232,8 @@ class TensorKeys:
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
     """An operation that the plan may use `when` each of these groups has that option. `in`, `out`: numbers of tensors; an
-    entry is [tactic, key of each input, key of the output, picoseconds], all but the last by number."""
+    entry is [tactic, key of each input, key of the output, picoseconds, of them premium for doubt], all but the last two by
+    number."""
 
     op: Text
     layer: Text

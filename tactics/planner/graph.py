@@ -29,6 +29,7 @@ Hop = tuple[str, Key, Key]  # a reformat: tensor, from, to
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One way to run an op; without a tactic, nothing is launched. `ins`: one per input position. (tactic, ins, out) is unique.
+    `time_ps`: what a plan pays for it, of which `premium_ps` for the doubt about a predicted time.
     """
 
     tactic: Tactic | None
@@ -36,6 +37,12 @@ class Entry:
     out: Key
     time_ps: int
     sparse: bool = False
+    premium_ps: int = 0
+
+    @property
+    def us(self) -> float:
+        """What it takes, without the premium."""
+        return (self.time_ps - self.premium_ps) / 1e6
 
     @property
     def name(self) -> str:
@@ -85,8 +92,8 @@ class Plan:
     """`entries`: op name -> entry, for the ops that exist, in the graph's order; `options`: group -> option taken.
 
     `reformats`: src != dst, each (tensor, dst) once and after the hop that makes its src; a hop of 0 ps is listed too.
-    `total_ps`: the sum of both. `status`: "proven" or "gap"; `gap`: (total - lower bound) / total, 0.0 when proven, inf where
-    no bound was computed (rivals). `method`: "elimination", "milp", "greedy" or "single format".
+    `total_ps`: the sum of both, premiums included. `status`: "proven" or "gap"; `gap`: (total - lower bound) / total, 0.0 when
+    proven, inf where no bound was computed (rivals). `method`: "elimination", "milp", "greedy" or "single format".
     """
 
     entries: Mapping[str, Entry]
@@ -97,6 +104,11 @@ class Plan:
     method: str
     width: int
     gap: float
+
+    @property
+    def us(self) -> float:
+        """What it takes, without the premiums."""
+        return (self.total_ps - sum(e.premium_ps for e in self.entries.values())) / 1e6
 
 
 Force = Mapping[str, Callable[[Entry], bool]]
