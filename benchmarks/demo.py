@@ -10,7 +10,7 @@ import numpy as np
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
 from gpu_runtime.explain import report, wording
-from gpu_runtime.explain.figures import times_are, us_text
+from gpu_runtime.explain.figures import proven, times_are, us_text
 from gpu_runtime.runtime.findings import KernelTime
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import table, versus
@@ -52,10 +52,11 @@ def closing(record: EngineRecord) -> str:
         for r in kinds if r
     ]  # fmt: skip
     total, dense = found.total_us, found.rivals.all_dense_us
+    verdict = proven(record.plan, timing) if found.status == "proven" else found.status
     return "\n".join([
         f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
         *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, (12, 26, 30, 30, 12), right=(4,)),
-        f"total {us_text(total, timing)}, {found.status}; without sparse tactics {us_text(dense, timing)} "
+        f"total {us_text(total, timing)}, {verdict}; without sparse tactics {us_text(dense, timing)} "
         f"({versus(dense, total)})",
     ])  # fmt: skip
 

@@ -23,6 +23,7 @@ from gpu_runtime.runtime import derive, engine
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Step
 from tactics import codec
 from tactics.format import DTYPES
+from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node
 from tests.small_models import small_models
 
@@ -58,7 +59,7 @@ def bases() -> tuple[tuple[str, bytes], ...]:
         for i, proto in enumerate((_joined(), *(small[i] for i in (0, 2, 3, 7, 8, 9, 14)))):
             path = Path(folder) / "m.onnx"
             path.write_bytes(proto.SerializeToString())
-            found.append((f"base{i}", engine.encode(pipeline.build(path, sparsity="force", device="h200"))))
+            found.append((f"base{i}", engine.encode(pipeline.build(path, sparsity="force", device=SPARSE_DEVICE))))
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from tests.reference_run import ort_run, relative_error
 
 TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
 BOUND = 2e-3
+SPARSE_DEVICE = "rtx3090"  # predicted plans of small networks pick sparse kernels there, where on an H200 they pick none
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -32,12 +33,12 @@ def emulated(engine: Engine, feeds: Arrays, **options) -> dict[str, np.ndarray]:
 
 def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **options) -> dict[str, np.ndarray]:
     """The outputs of a run, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every element in
-    units of the largest, or of 1. Feeds are FP32 arrays; the engine gets them in its inputs' types."""
+    units of the largest. Feeds are FP32 arrays; the engine gets them in its inputs' types."""
     types = {i.name: TYPES[i.dtype] for i in engine.inputs}
     got = emulated(engine, {name: x.astype(types[name]) for name, x in feeds.items()}, **options)
     for name, y in ort_run(model, dict(feeds)).items():
         assert relative_error(got[name], y) < BOUND, name
-        assert np.abs(got[name] - y).max() <= BOUND * max(1, np.abs(y).max()), name
+        assert np.abs(got[name] - y).max() <= BOUND * np.abs(y).max(), name
     return got
 
 

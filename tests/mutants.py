@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from tests.engines import SPARSE_DEVICE
 from tests.mutations import HUGE, MODEL_MUTATIONS, pick
 from tests.small_models import small_models
 
@@ -139,7 +140,7 @@ def engine_files() -> list[tuple[str, bytes]]:
         made = []
         for i, m in enumerate(small_models()):
             path.write_bytes(m.SerializeToString())
-            made.append((f"small{i}", engine.encode(pipeline.build(path, sparsity="force", device="h200"))))
+            made.append((f"small{i}", engine.encode(pipeline.build(path, sparsity="force", device=SPARSE_DEVICE))))
         return made
 
 

@@ -19,6 +19,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
 from tests.conftest import DIGITS, ROOT
+from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node, ort_run, relative_error
 
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -28,6 +29,9 @@ TENSORRT = (
     "--profilingVerbosity=detailed --dumpProfile --dumpLayerInfo --exportProfile=li_profile.json "
     "--exportLayerInfo=li_layinfo.json"
 )
+
+
+LISTS = "Layers eligible for sparse math", "TRT inference plan picked sparse implementation for layers"
 
 
 def start(args: str, folder: Path, **options) -> subprocess.Popen:
@@ -85,7 +89,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert "[time] block1/conv1 + block1/relu1\n" in err
     eligible, picked = (
         [name for name in re.search(rf"^\(Sparsity\) {text}:(.*)$", out, re.M)[1].strip().split(", ") if name]
-        for text in ("Layers eligible for sparse math", "TRT inference plan picked sparse implementation for layers")
+        for text in LISTS
     )
     assert len(eligible) == 14 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
     assert "=== Profile (1 iterations ) === predicted times, nothing was run\n" in out
@@ -121,6 +125,20 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert np.array_equal(got["logits"].argmax(1), heldout["y"][:8])
     with gr.load(files / "sparse.engine").context(device="emulator") as ctx:
         assert np.array_equal(got["logits"], ctx.run({"x": heldout["x"][:8]})["logits"])
+
+
+def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
+    line = f"build sparse.onnx -o s.engine --sparsity=enable --device {SPARSE_DEVICE} --exportLayerInfo=s.json {SHAPES}"
+    code, out, _ = cli(line)
+    eligible, picked = (re.search(rf"^\(Sparsity\) {text}: (.*)$", out, re.M)[1].split(", ") for text in LISTS)
+    assert code == 0 and set(picked) <= set(eligible) and len(eligible) == 14
+    layers = json.loads((files / "s.json").read_text())["Layers"]
+    names = [layer["Name"].split(" // ") for layer in layers if layer.get("SparsityChosen")]
+    assert [" || ".join(part.split(" + ")[0] for part in parts) for parts in names] == picked
+    heldout = np.load(DIGITS / "heldout.npz")
+    with gr.load(files / "s.engine").context(device="emulator") as ctx:
+        assert np.array_equal(ctx.run({"x": heldout["x"][:8]})["logits"].argmax(1), heldout["y"][:8])
+        assert sum(stats.mma_sp > 0 for stats in ctx.gpu.stats) == len(picked)
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [

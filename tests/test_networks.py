@@ -16,6 +16,7 @@ from cuda_kernels.emulator import Stats
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.runtime.engine import Engine
 from tests.conftest import DIGITS, MODELS, model_path
+from tests.engines import SPARSE_DEVICE
 from tests.ort_budget import budgets, run, to_fp32
 
 pytestmark = pytest.mark.slow
@@ -219,7 +220,7 @@ NETWORKS = {
     "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
 }
-SPARSE_PAYS = ("super_resolution_10",)
+SPARSE_PAYS = ("super_resolution_10", "squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov3_fp16")
 
 # In `make test` each network is built, the small ones are run, and those of PRUNED are run pruned too.
 PRUNED = ("squeezenet11_fp16", "resnet20_cifar10", "realesr_animevideov3_fp16", "sci_180x320", "mnist8")
@@ -255,7 +256,8 @@ def build(tmp_path_factory) -> Callable[[str, str], Built]:
         feeds = {network.input: network.x()}
         shapes = {network.input: feeds[network.input].shape}
         pruned = folder / f"{name}.onnx" if sparsity == "force" else None
-        engine = gr.build(path, sparsity=sparsity, device=DEFAULT_DEVICE, shapes=shapes, save_pruned=pruned)
+        device = SPARSE_DEVICE if pruned else DEFAULT_DEVICE
+        engine = gr.build(path, sparsity=sparsity, device=device, shapes=shapes, save_pruned=pruned)
         return Built(pruned or path, engine, feeds)
 
     return build_once

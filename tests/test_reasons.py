@@ -1,12 +1,15 @@
 """Each reason of the sparsity log, constructed: a network of one or two layers and a timer that says what we want."""
 
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import named
+from cuda_kernels.rates import rates
 from gpu_runtime.explain import reasons, wording
 from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
@@ -15,6 +18,7 @@ from gpu_runtime.runtime.findings import Floor, Summary
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
+from tactics.predict import SIGMA_RATIO, regime
 from tactics.problems.problem import ConvProblem, ReformatProblem
 from tactics.roofline import floors
 
@@ -66,7 +70,11 @@ def test_picked():
     r = row(network(W24), timer(10, 8, 1))
     assert (r.verdict, r.reason) == ("sparse", "picked")
     assert r.other_cost_us == pytest.approx(2) and r.best_dense.us == 10 and r.best_sparse.us == 8
-    assert r.p_sparse_faster > 0.8  # the fixed cost of a sparse kernel, too, has an error
+    for scale in (1, 10):  # the error of a sparse kernel's fixed cost weighs less in a longer one
+        r = row(network(W24), timer(10 * scale, 8 * scale, 1))
+        rate = rates(DEVICE).sparse_rate_sigma if regime(r.best_sparse.bound) == "math" else 0
+        error = math.hypot(SIGMA_RATIO[regime(r.best_sparse.bound)], rate, rates(DEVICE).sparse_us_sigma / (8 * scale))
+        assert r.p_sparse_faster == pytest.approx(NormalDist().cdf(math.log(10 / 8) / error), abs=1e-4)
 
 
 def test_dense_faster_and_ties_stay_dense():

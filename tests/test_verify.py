@@ -109,7 +109,7 @@ CASES = {
     "a tile that the device has no room for": (JOINED, other_tile, "is no tactic for"),
     "an output over its own input": (JOINED, moved("p", "r"), "its output|lies where an input does|belong to two"),
     "an output over what is still to be read": (JOINED, moved("k", "y"), "two tensors|an input does|ends|expected"),
-    "a workspace too small": (JOINED, shrink, "expected 65536 bytes of workspace"),
+    "a workspace too small": (JOINED, shrink, "expected 131072 bytes of workspace"),
     "a workspace over the counters": (JOINED, onto_counters, "belong to two tensors|counters"),
     "counters that nobody clears": (JOINED, lambda p: plan_of(p)["memory"].update(zeros=[]), "bytes of counters"),
     "memory freed too early": (JOINED, lambda p: plan_of(p)["memory"]["frees"][0].__setitem__(0, 0), "frees"),

@@ -19,6 +19,12 @@ def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str
     return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
 
 
+def proven(plan: PlanRecord, timing: Timing) -> str:
+    """What a proof is about: where times are predicted, a sparse kernel costs more than its time by what its doubt is worth."""
+    doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
+    return "proven minimal" + (", doubt about sparse kernels priced in (--risk)" if doubt else "")
+
+
 def fp32_reasons(plan: PlanRecord, layer: Layer) -> list[str]:
     """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
     known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_runtime.explain.figures import fp32_reasons, tactic_text, times_are, us_text
+from gpu_runtime.explain.figures import fp32_reasons, proven, tactic_text, times_are, us_text
 from gpu_runtime.explain.wording import sparsity_text
-from gpu_runtime.runtime.findings import Compared, Solution
+from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.runtime.plan_record import (
     FORMAT_VERSION,
     Bound,
@@ -51,7 +51,7 @@ def _totals(plan: PlanRecord, timing: Timing, weight_bytes: int) -> list[str]:
     noops = sum(layer.type == "noop" for layer in plan.layers)
     method = ", ".join(filter(None, (p.method, None if p.width is None else f"width {p.width}")))
     lines = wrap(
-        f"total    {us_text(p.total_us, timing)}, {_verdict(p)}{f' ({method})' if method else ''}; "
+        f"total    {us_text(p.total_us, timing)}, {_verdict(plan, timing)}{f' ({method})' if method else ''}; "
         f"reformats: {len(reformats)}, together {us_text(sum(reformats), timing)}; free NoOps: {noops}"
     )
     library = [layer.time_us for layer in plan.layers if layer.type == "library"]
@@ -74,9 +74,10 @@ def _totals(plan: PlanRecord, timing: Timing, weight_bytes: int) -> list[str]:
     return lines + wrap(f"memory   {activations}, weights {size_text(weight_bytes)}")
 
 
-def _verdict(p: Solution) -> str:
+def _verdict(plan: PlanRecord, timing: Timing) -> str:
+    p = plan.solution
     if p.status == "proven":
-        return "proven minimal for serial execution and these times"
+        return f"{proven(plan, timing)}, for serial execution and these times"
     if p.gap is not None:
         return f"not proven minimal: one that takes up to {100 * p.gap:.2f} % less may exist"
     return "not proven minimal"

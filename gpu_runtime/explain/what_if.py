@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_runtime.errors import EngineError
-from gpu_runtime.explain.figures import times_are, us_text
+from gpu_runtime.explain.figures import proven, times_are, us_text
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
@@ -160,7 +160,7 @@ def text(record: EngineRecord, found: Answer) -> str:
     timing, asked = record.timing, ", ".join(f"{layer}={wish}" for layer, wish in found.wishes.items())
     cost = found.after_us - found.before_us
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
-    verdict = "proven minimal" if found.status == "proven" else "not proven minimal"
+    verdict = proven(record.plan, timing) if found.status == "proven" else "not proven minimal"
     lines += wrap(
         f"The plan would take {us_text(found.after_us, timing)} ({verdict}) instead of {us_text(found.before_us, timing)}: "
         f"{us_text(cost, timing, sign='+')} ({versus(found.after_us, found.before_us)})"

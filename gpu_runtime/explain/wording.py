@@ -226,7 +226,9 @@ def _parts(other: OtherChoice, timing: Timing) -> str:
 def _flip(row: SparsityRow) -> str:
     """What would have to change for the other choice, and how likely the predictions have it wrong."""
     kind, speedup, chance = _other_choice(row), row.flip_speedup, row.p_sparse_faster
-    if (row.other_cost_us or 0) <= 0:
+    if row.reason == "uncertain":
+        text = f"a lower --risk, or times that are measured: by the predicted ones the {kind} choice costs no more"
+    elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
     elif speedup is None:
         text = f"no speed of its {kind} kernels would do: what surrounds them costs more than they save"
