@@ -18,6 +18,7 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
+from gpu_runtime.commands.options import parse_pools
 from tests.conftest import DIGITS, ROOT
 from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node, ort_run, relative_error
@@ -146,7 +147,7 @@ def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
     ("", None),
 ])  # fmt: skip
 def test_pools(text, nbytes):
-    assert command_line.parse_pools(text) == nbytes
+    assert parse_pools(text) == nbytes
 
 
 def test_plan_for_several_devices(files, cli):

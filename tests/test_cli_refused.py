@@ -11,6 +11,7 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
+from gpu_runtime.commands import targets
 from gpu_runtime.runtime import engine as engines
 from tests.reference_run import model, node
 from tests.test_cli import SHAPES, contents, program, start
@@ -179,9 +180,9 @@ def test_interrupted_build(files, at):
 
 def test_the_files_of_a_failed_set_are_taken_back(files):
     (files / "old").write_text("old")
-    command_line.WRITTEN.clear()
+    targets.WRITTEN.clear()
     with pytest.raises(ValueError, match="could not be written: File name too long; nothing was written or overwritten"):
-        command_line.write_all({files / "old": b"new", files / "other": b"new", files / ("n" * 300): b"new"})
+        targets.write_all({files / "old": b"new", files / "other": b"new", files / ("n" * 300): b"new"})
     assert (files / "old").read_text() == "old" and not [p for p in files.iterdir() if p.name.startswith((".", "other"))]
 
 

@@ -1,0 +1,158 @@
+"""`build-engine MODEL -o ENGINE`: plan, explain, write."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.options import parse_pools, parse_shapes
+from gpu_runtime.commands.targets import check_targets, write_all
+
+if TYPE_CHECKING:
+    from cuda_kernels.device import Device
+    from gpu_runtime.runtime.engine import Engine
+
+# trtexec options that ask for what always happens here, or for what only its own inference loop knows.
+ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
+
+
+def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
+    for flag in ACCEPTED_FLAGS:
+        command = click.option(flag, flag.strip("-"), is_flag=True, hidden=True)(command)
+    return command
+
+
+@click.command("build", short_help="Build an engine from an ONNX model and explain it.")
+@click.argument("model", required=False, type=click.Path())
+@click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
+@click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
+@click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
+              help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.")  # fmt: skip
+@click.option("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
+@click.option("--inputIOFormats", "input_formats", metavar="SPECS", help="Memory formats of the inputs, one for all or each: "
+              "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
+@click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
+@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, "
+              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_pro_6000. Default: the GPU at "
+              "hand, measured; without one, h200.")  # fmt: skip
+@click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
+              "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
+@click.option("--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True, help="With predicted "
+              "times: how likely a sparse kernel must be the faster one to be taken.")  # fmt: skip
+@click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
+@click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
+@click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
+@click.option("--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr.")
+@click.option("--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed.")
+@click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
+              default="detailed", help="Detail of the exported layer information.")  # fmt: skip
+@click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
+@click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
+@click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
+@click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
+@click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
+@_flag_options
+def build_command(
+    model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
+    output_formats: str | None, shapes: str, device: str | None, pools: str, risk: float, timing_cache: str | None,
+    save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
+    dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int, **accepted: bool,
+) -> None:  # fmt: skip
+    """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
+    source = model or onnx
+    if source is None or (model and onnx):
+        raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
+    if save_pruned and sparsity != "force":
+        raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
+    sizes, workspace = parse_shapes(shapes), parse_pools(pools)
+    targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
+    paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
+    from gpu_runtime.explain import layer_info, report, wording
+    from gpu_runtime.pipeline import build
+    from gpu_runtime.runtime.engine import encode
+
+    target = _target(device, timing_cache)
+    pruned = io.BytesIO()
+    engine = build(
+        source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
+        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, log=say if verbose else None,
+        progress=lambda stage, detail: say(f"[{stage}] {detail}", err=True) if verbose else None,
+    )  # fmt: skip
+    times = _layer_times(engine, iterations) if dump_profile or export_profile else None
+    profile = layer_info.profile(engine.record, times)
+    contents: dict[str, Callable[[], bytes]] = {
+        "--savePruned": pruned.getvalue,
+        "--exportProfile": lambda: json_bytes(profile),
+        "--exportLayerInfo": lambda: json_bytes(_shown(engine.layer_info(), verbosity)),
+        "--saveEngine": lambda: encode(engine),
+    }
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    if dump_layers or verbose:
+        say(report.plan_text(engine.record))
+    say(wording.sparsity_text(engine.record))
+    if dump_profile:
+        say(layer_info.trt_profile_text(profile))
+    for option, name in targets.items():
+        if name:
+            say(f"Wrote {name} ({option})")
+    _say_engine(engine, engine_path, paths)
+
+
+def _target(device: str | None, timing_cache: str | None) -> Device:
+    """The device that is planned for, which is said."""
+    from gpu_runtime.pipeline import pick_device
+
+    try:
+        target = pick_device(device)
+    except ValueError as e:
+        raise click.UsageError(f"--device: {e}") from None
+    say(_planning_for(target, device))
+    if timing_cache and not target.measured:
+        say("--timingCacheFile is neither read nor written: it holds measured times only")
+    return target
+
+
+def _shown(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
+    """Layer information as --profilingVerbosity asks for it."""
+    if verbosity == "detailed":
+        return info
+    names = [layer["Name"] for layer in info["Layers"]]
+    return {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
+
+
+def _say_engine(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> None:
+    """The last line of a build: what was written where."""
+    if name is None:
+        return say("No engine was written: -o FILE does that")
+    timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
+    total = f"{'~' if timing.is_predicted else ''}{engine.plan.solution.total_us:.1f} us, {timing.label}"
+    say(f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}")
+
+
+def _planning_for(target: Device, name: str | None) -> str:
+    """The first line of a build: which device, and where its times come from."""
+    if target.measured:
+        return f"Planning for {target.title} ({target.sm}), timing on it"
+    default = "" if name else ", the default where no GPU is found (another with --device)"
+    return f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
+
+
+def _layer_times(engine: Engine, iterations: int) -> list[list[float]] | None:
+    """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
+    if engine.record.timing.is_predicted:
+        return None
+    import numpy as np
+
+    from tactics.format import DTYPES
+
+    rng = np.random.default_rng(0)
+    inputs = {i.name: np.abs(rng.standard_normal(i.shape)).astype(DTYPES[i.dtype]) for i in engine.inputs}
+    with engine.context() as ctx:
+        return ctx.profile(inputs, iterations)

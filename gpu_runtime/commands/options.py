@@ -1,0 +1,48 @@
+"""Texts of options as values: sizes, pools, NAME=VALUE. All raise UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import click
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in text.split(",") if text else ():
+        name, _, dims = item.rpartition(":")
+        name = name.strip("'\" ")
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,18}(x[1-9][0-9]{0,18})*", dims.strip().lower()):
+            raise click.UsageError(f"--shapes: expected name:1x3x224x224 (several with commas), got {item!r}")
+        shape = tuple(map(int, dims.lower().split("x")))
+        if shapes.setdefault(name, shape) != shape:
+            raise click.UsageError(f"--shapes: two sizes for input {name!r}: give one, since sizes are fixed in an engine")
+    return shapes
+
+
+def parse_pools(text: str) -> int | None:
+    """`workspace:64` (MiB), `workspace:1.5G`, `workspace:512K` -> bytes; None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"workspace:([0-9]+(?:\.[0-9]+)?)(B|K|M|G)?(?:i?B)?", text, re.I)
+    if not found:
+        raise click.UsageError(f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
+                               "pools do not exist here")  # fmt: skip
+    return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
+
+
+def named(
+    option: str, items: Iterable[str], expected: str, split: Callable[[str, str], tuple[str, str, str]]
+) -> dict[str, str]:
+    """NAME=VALUE, ... -> {NAME: VALUE}; `split`: str.partition where values may hold an equals sign, str.rpartition names."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, _, value = split(item, "=")
+        if not name or not value:
+            raise click.UsageError(f"{option}: expected {expected}, got {item!r}")
+        if name in found:
+            raise click.UsageError(f"{option}: {name!r} is given twice, as {found[name]} and as {value}")
+        found[name] = value
+    return found

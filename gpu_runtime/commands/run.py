@@ -1,0 +1,50 @@
+"""`gpu-runtime run ENGINE`: outputs of arrays in files."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import click
+
+from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import named
+from gpu_runtime.commands.targets import check_targets, npz, read_array, write_all
+
+
+@click.command("run", short_help="Run an engine on .npy files.")
+@click.argument("engine", type=click.Path())
+@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
+@click.option("--output", "output", type=click.Path(), required=True, help="Write all outputs to this .npz file.")
+@click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
+@click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, allow_cubins: bool) -> None:
+    """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
+
+    Layers that stored infinite values or NaN are named, also where the outputs hide it.
+    """
+    given = named("--input", inputs, "NAME=FILE.npy", str.partition)
+    paths = check_targets({"--output": output}, [engine, *given.values()])
+    from gpu_runtime import EngineError, load
+
+    try:
+        loaded = load(engine, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
+    arrays = {name: read_array(name, path, most) for name, path in given.items()}
+    try:
+        context = loaded.context(device="emulator" if emulate else None)
+    except EngineError as e:
+        raise ValueError(f"{engine}: {e}") from None
+    with context as ctx, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # said below
+        results, wrong = ctx.run(arrays), ctx.nonfinite()
+        where = "the CPU emulator" if ctx.emulated else ctx.device.title
+    write_all({paths["--output"]: npz(results)})
+    say(f"Ran {engine} on {where}; wrote {output}")
+    if wrong:
+        say(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
+                   err=True)  # fmt: skip
+    for name, a in results.items():
+        say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")

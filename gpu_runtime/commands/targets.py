@@ -1,0 +1,82 @@
+"""Files that a command writes, all or none, and arrays that it reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuda_kernels import files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WRITTEN: list[str] = []  # files that this process has put in place
+
+
+def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> dict[str, Path]:
+    """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done."""
+    found: dict[str, Path] = {}
+    for option, name in targets.items():
+        if name is None:
+            continue
+        path = Path(os.path.realpath(name))
+        twin = next((o for o, other in found.items() if other == path), None)
+        if name.startswith("="):  # -o=FILE
+            problem: str | None = "expected the name of a file: write it after a space, or as --option=FILE"
+        elif problem := files.fault(name):
+            pass
+        elif any(os.path.exists(s) and os.path.samefile(s, name) for s in sources if path.exists()):
+            problem = "is a file that this command reads: give another name"
+        elif twin:
+            problem = f"is also the file of {twin}: give two names"
+        else:
+            found[option] = path
+            continue
+        raise ValueError(f"{option} {name}: {problem}" if name else f"{option}: {problem}")
+    return found
+
+
+def write_all(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
+    """Write every file or none. Raises ValueError that says what went wrong and what was written."""
+    try:
+        files.write_all(contents, WRITTEN)
+    except OSError as e:
+        raise ValueError(
+            f"{e.filename}: could not be written: {e.strerror}; {written()}. Check that its folder is writable and has space"
+        ) from None
+
+
+def written() -> str:
+    return f"already written: {', '.join(WRITTEN)}" if WRITTEN else "nothing was written or overwritten"
+
+
+def read_array(name: str, path: str, most: int) -> np.ndarray:
+    """The array in a file whose elements take up to `most` bytes, whatever their type: it is checked later."""
+    import numpy as np
+
+    try:
+        with files.open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > most + (1 << 16):
+                raise ValueError(f"it has {size} bytes, an input of this engine {most} at most")
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"--input {name}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None
+    except Exception as e:  # whatever a damaged header makes NumPy raise
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"--input {name}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+
+
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """The bytes of an .npz file; unlike numpy.savez this takes any name."""
+    import numpy as np
+
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, a in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(a), allow_pickle=False)
+    return data.getvalue()
