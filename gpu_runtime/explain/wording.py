@@ -288,8 +288,8 @@ def _best(best: KernelTime | None, timing: Timing) -> str:
 # ---- the full account
 
 
-def layer_text(row: SparsityRow, record: Explained) -> str:
-    """Everything known about one layer's choice, a line per fact."""
+def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
+    """Everything known about one layer's choice: (what, in words), in the order in which to read it."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
     facts += [("dense", _kernel(row.best_dense, record.timing)), ("sparse", _kernel(row.best_sparse, record.timing))]
     if row.if_sparse:
@@ -309,8 +309,13 @@ def layer_text(row: SparsityRow, record: Explained) -> str:
             "bound", f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel "
             f"could take less than {least[0]}, no sparse one less than {least[1]}",
         ))  # fmt: skip
+    return facts
+
+
+def layer_text(row: SparsityRow, record: Explained) -> str:
+    """Everything known about one layer's choice, a line per fact."""
     lines = [f"{printable(row.layer)}   {row.verdict}: {row.reason}"]
-    for key, value in facts:
+    for key, value in layer_facts(row, record):
         lines += wrap(f"  {key:9} {printable(value)}", indent=12)
     return "\n".join(lines) + "\n"
 
