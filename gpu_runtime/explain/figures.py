@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing, inner_name
 from tactics.tactic import Tactic
+
+CERTAIN = 0.9  # P(sparse faster) from which a pick counts as certain
+
+
+def is_toss_up(row: SparsityRow) -> bool:
+    """Whether a sparse pick is too likely to be the slower kernel: of predictions only."""
+    return row.verdict == "sparse" and row.p_sparse_faster is not None and row.p_sparse_faster < CERTAIN
 
 
 def tactic_text(tactic: Tactic | None) -> str:

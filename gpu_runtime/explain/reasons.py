@@ -10,6 +10,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
+from gpu_runtime.explain.figures import is_toss_up
 from gpu_runtime.frontend.weights import Stored, together
 from gpu_runtime.network import Op
 from gpu_runtime.planning import tables
@@ -34,8 +35,6 @@ from tactics.planner.reformats import hop_ps
 from tactics.predict import p_faster, predict, predict_us, sigma_ratio
 from tactics.roofline import floors
 from tactics.tactic import SPARSE, Tactic
-
-CERTAIN = 0.9  # P(sparse faster) from which a pick counts as certain
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
@@ -217,7 +216,7 @@ def _summary(
     total = chosen.us
     able = [r for r in rows if r.verdict != "not_eligible"]
     sparse = [r for r in rows if r.verdict == "sparse"]
-    picked, unsure = len(sparse), sum(r.p_sparse_faster is not None and r.p_sparse_faster < CERTAIN for r in sparse)
+    picked, unsure = len(sparse), sum(map(is_toss_up, sparse))
     if all_dense_us is None:
         return Summary(len(rows), len(able), picked, total, uncertain=unsure)
     ceiling = all_dense_us - sum(map(_most_us, able))
