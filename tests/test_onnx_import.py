@@ -296,7 +296,7 @@ def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
     assert imported.pruned == ("k", "grouped", "both")  # a Constant node is stored; a weight read twice is pruned once
     assert imported.not_pruned == (
         ("scale", "also read by Mul e"),
-        ("made", "computed by Reshape made, not stored"),
+        ("flat", "shape [8, 1, 1, 1]: the input channels (axis 1) are not a multiple of 4"),
         ("thin", "shape [8, 2, 1, 1]: the input channels (axis 1) are not a multiple of 4"),
     )
     fewer = model([node("Conv", "x w", "y")], {"x": (1, 3, 3, 3)}, "y", {"w": weights(8, 3, 1, 1)})

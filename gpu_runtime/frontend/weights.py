@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.check import FLOATS, check_graph, check_values, to_array
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
 
 COPIES = ("Identity", "Cast")  # what leaves the pattern as it is
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")  # what gives the same values another shape or order
+View = tuple[str, tuple[int, ...]]  # "reshape" and a shape, or "transpose" and a permutation
+OUTPUT = "the network's outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,41 +95,83 @@ def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tupl
     for w in weights(graph):
         if w.reason or w.tensor is None:
             kept[w.name] = w.reason
-        elif not sparse24.fits(array := to_array(w.name, w.tensor), w.axis).all():
-            pruned[w.name] = as_stored(_values(w.name, w.tensor), w.axis)
-            for data in ("float_data", "int32_data", "double_data"):
-                w.tensor.ClearField(data)
-            w.tensor.raw_data = sparse24.prune(array, w.axis).tobytes()
+        elif w.name not in pruned and (before := prune_one(w)):
+            pruned[w.name] = before
     return pruned, tuple(kept.items())
+
+
+def prune_one(w: Weight) -> Stored | None:
+    """Prune one stored weight in place -> what it was; None where it has the pattern already."""
+    values = w.values
+    if values is None or sparse24.fits(values, w.axis).all():
+        return None
+    put(w, sparse24.prune(values, w.axis))
+    return as_stored(values, w.axis)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A layer's weights: `axis` is that of the input channels, `reason` what stands against 2:4, or empty. The reason is the
-    weight's: the same in every layer that shares it. A weight that the graph computes has no tensor."""
+    weight's: the same in every layer that shares it. A weight that the graph computes has no tensor. `views`: what the graph
+    does to the stored tensor before the layer reads it; axis and values are of what the layer reads."""
 
     node: onnx.NodeProto
     name: str
     tensor: TensorProto | None
     axis: int
     reason: str
+    views: tuple[View, ...] = ()
 
     @property
     def values(self) -> np.ndarray | None:
         """As stored; bfloat16 as FP32, which holds it."""
-        return None if self.tensor is None else _values(self.name, self.tensor)
+        if self.tensor is None:
+            return None
+        values = to_array(self.name, self.tensor)
+        wide = values.astype(np.float32) if self.tensor.data_type == TensorProto.BFLOAT16 else values
+        return seen(wide, self.views)
 
 
-def _values(name: str, t: TensorProto) -> np.ndarray:
-    values = to_array(name, t)
-    return values.astype(np.float32) if t.data_type == TensorProto.BFLOAT16 else values
+def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
+    """A stored tensor as a layer reads it."""
+    for kind, to in views:
+        values = values.reshape(to) if kind == "reshape" else values.transpose(to)
+    return values
+
+
+def put(w: Weight, values: np.ndarray) -> None:
+    """Store other values of a weight, given as its layer reads them: each must be one that the tensor's type holds."""
+    t = w.tensor
+    if t is None:
+        raise ValueError(f"{w.name}: it is computed, there is no tensor to change")
+    stored = to_array(w.name, t)
+    if w.views:
+        at = seen(np.arange(stored.size).reshape(stored.shape), w.views)
+        flat = np.empty(stored.size, stored.dtype)
+        flat[at.reshape(-1)] = values.reshape(-1).astype(stored.dtype)
+    else:
+        flat = np.ascontiguousarray(values.astype(stored.dtype))
+    for data in ("float_data", "int32_data", "double_data"):
+        t.ClearField(data)
+    t.raw_data = flat.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A layer that reads a constant: along which axis of the input channels, through which views, and what the node has
+    against 2:4."""
+
+    node: onnx.NodeProto
+    axis: int
+    views: tuple[View, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Who reads a constant: layers, as (node, axis of the input channels, reason against 2:4), and titles of other nodes."""
+    """Who reads a constant: layers, and titles of other nodes."""
 
-    layers: list[tuple[onnx.NodeProto, int, str]] = field(default_factory=list)
+    layers: list[_Use] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
@@ -138,7 +184,7 @@ def weights(graph: onnx.GraphProto) -> list[Weight]:
         t = tensors.get(name)
         if uses.layers:
             reason = _against(t, uses) if t is not None else f"computed by {title(producer[name])}, not stored"
-            found += [Weight(node, name, t, uses.layers[0][1], reason) for node, *_ in uses.layers]
+            found += [Weight(use.node, name, t, uses.layers[0].axis, reason, uses.layers[0].views) for use in uses.layers]
     return found
 
 
@@ -149,39 +195,104 @@ def _uses_of_constants(
     for node in graph.node:
         if node.input and all(n in constant for n in node.input if n):
             constant.update(node.output)
-
-    def stored(name: str) -> str:
-        """Back through copies and casts, which leave the pattern as it is."""
-        while name not in tensors and name in producer and producer[name].op_type in COPIES:
-            name = producer[name].input[0]
-        return name
-
+    sources = {name: (name, ()) for name in tensors} | _sources(graph, tensors)
     found: dict[str, _Uses] = {}
     for node in graph.node:
-        for slot, name in enumerate(map(stored, node.input) if node.op_type not in COPIES else ()):
-            if name in constant:
-                axis, reason = _channel_axis(node, slot, len(tensors[name].dims) if name in tensors else 2)
-                uses = found.setdefault(name, _Uses())
-                if axis is None:
-                    uses.others.append(title(node))
-                else:
-                    uses.layers.append((node, axis, reason))
+        if node.output and node.output[0] in sources and node.op_type != "Constant":
+            continue  # a view: its readers are the constant's
+        for slot, read in enumerate(node.input):
+            if read not in constant:
+                continue
+            name, views = sources.get(read, (read, ()))
+            rank = len(_seen_dims(tensors[name], views)) if name in tensors else 2
+            axis, reason = _channel_axis(node, slot, rank)
+            uses = found.setdefault(name, _Uses())
+            if axis is None:
+                uses.others.append(title(node))
+            else:
+                uses.layers.append(_Use(node, axis, views, reason))
+    for v in graph.output:
+        if v.name in sources:
+            found.setdefault(sources[v.name][0], _Uses()).others.append(OUTPUT)
     return found
+
+
+def _sources(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict[str, tuple[str, tuple[View, ...]]]:
+    """Output of a copy or view of a stored tensor -> (that tensor, its views)."""
+    found: dict[str, tuple[str, tuple[View, ...]]] = {}
+    for node in graph.node:
+        if node.op_type not in (*COPIES, *VIEWS) or not node.input or not node.output:
+            continue
+        name, views = found.get(node.input[0], (node.input[0], ()))
+        if name in tensors:
+            dims = _seen_dims(tensors[name], views)
+            if node.op_type in COPIES:
+                found[node.output[0]] = name, views
+            elif view := _view(node, dims, tensors):
+                found[node.output[0]] = name, (*views, view)
+    return found
+
+
+def _seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
+    """The shape in which a layer reads a stored tensor."""
+    dims = tuple(t.dims)
+    for kind, to in views:
+        dims = to if kind == "reshape" else tuple(dims[i] for i in to)
+    return dims
+
+
+def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> View | None:
+    """What a view does to a stored tensor of that shape; None where that is not stored, or makes no sense."""
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    second = tensors.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    if len(node.input) > 1 and node.input[1] and second is None:
+        return None
+    if node.op_type == "Transpose":
+        perm = tuple(given.get("perm", range(len(dims))[::-1]))
+        return ("transpose", perm) if sorted(perm) == list(range(len(dims))) else None
+    try:
+        numbers = None if second is None else [int(v) for v in to_array(second.name, second).reshape(-1)]
+        probe = np.broadcast_to(np.zeros(1, np.uint8), dims)  # takes no memory, whatever the shape
+        if node.op_type == "Reshape":
+            wanted = numbers if numbers is not None else list(given.get("shape", ()))
+            keep = not given.get("allowzero", 0)
+            return "reshape", _resolved(dims, [dims[i] if d == 0 and keep else d for i, d in enumerate(wanted)])
+        if node.op_type == "Flatten":
+            at = int(given.get("axis", 1))
+            at += len(dims) if at < 0 else 0
+            return "reshape", (math.prod(dims[:at]), math.prod(dims[at:]))
+        axes = tuple(numbers if numbers is not None else given.get("axes", ()))
+        if node.op_type == "Unsqueeze":
+            return "reshape", np.expand_dims(probe, axes).shape
+        return "reshape", np.squeeze(probe, axes or None).shape
+    except (ValueError, IndexError, OverflowError):
+        return None  # what onnx's own check says of it
+
+
+def _resolved(dims: tuple[int, ...], wanted: list[int]) -> tuple[int, ...]:
+    """A Reshape's shape with -1 replaced. ValueError where it holds another number of elements."""
+    size, known = math.prod(dims), math.prod(d for d in wanted if d != -1)
+    if wanted.count(-1) == 1 and known > 0 and size % known == 0:
+        wanted = [size // known if d == -1 else d for d in wanted]
+    if min(wanted, default=1) < 0 or math.prod(wanted) != size:
+        raise ValueError(f"{dims} is not {wanted}")
+    return tuple(wanted)
 
 
 def _against(t: TensorProto, uses: _Uses) -> str:
     """Why 2:4 cannot apply to a stored weight, or an empty string."""
-    axis = uses.layers[0][1]
-    if reason := next((reason for *_, reason in uses.layers if reason), ""):
+    first = uses.layers[0]
+    if reason := next((use.reason for use in uses.layers if use.reason), ""):
         return reason
-    if any(other != axis for _, other, _ in uses.layers):
+    if any((use.axis, use.views) != (first.axis, first.views) for use in uses.layers):
         return "shared by layers that read it along different axes"
     if uses.others:
         return f"also read by {uses.others[0]}"
     if t.data_type not in FLOATS:
         return f"of type {type_name(t.data_type)}, not floating point"
-    if axis >= len(t.dims) or t.dims[axis] % 4:
-        return f"shape {list(t.dims)}: the input channels (axis {axis}) are not a multiple of 4"
+    dims = _seen_dims(t, first.views)
+    if first.axis >= len(dims) or dims[first.axis] % 4:
+        return f"shape {list(dims)}: the input channels (axis {first.axis}) are not a multiple of 4"
     return ""
 
 
