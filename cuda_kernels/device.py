@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -177,6 +178,9 @@ DRIVER_NAMES = {
 }  # fmt: skip
 
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
 @dataclass(frozen=True, slots=True)
 class Relative:
     """Where an unnamed device's unreported facts come from: the named one whose SM is most like its own, and what differs."""
@@ -218,6 +222,23 @@ def named(name: str) -> Device:
 def has_gpu() -> bool:
     """Whether a CUDA driver with at least one device of sm_80 or newer answers."""
     return why_no_gpu() == ""
+
+
+def only(number: int) -> None:
+    """Let this process, and those that it starts, see no GPU but the one of that number, as the driver counts those that
+    CUDA_VISIBLE_DEVICES leaves; before anything else asks for one. Raises ValueError where there is none that can be used."""
+    before = os.environ.get(VISIBLE)
+    listed = None if before is None else [name.strip() for name in before.split(",") if name.strip()]
+    if listed is not None and number >= len(listed):
+        reason = f"{VISIBLE} leaves {len(listed)}"
+    else:
+        os.environ[VISIBLE] = str(number) if listed is None else listed[number]
+        if not (reason := why_no_gpu()):
+            return
+        os.environ.pop(VISIBLE)
+        if before is not None:
+            os.environ[VISIBLE] = before
+    raise ValueError(f"GPU number {number} cannot be used here: {reason}; give a name to plan with predicted times, as h200")
 
 
 def why_no_gpu() -> str:

@@ -67,7 +67,6 @@ def test_unsupported_operators(files, refused):
 @pytest.mark.parametrize(
     ("shapes", "code", "text"),
     [
-        ("", 1, "sparse.onnx: the size of input 'x' (Nx1x8x8) is dynamic: give it, for example --shapes=x:1x1x8x8\n"),
         ("x:8x1x9x8", 1, "input 'x': the model declares Nx1x8x8, the shape given is 8x1x9x8"),
         ("x:8x8", 1, "input 'x': the model declares Nx1x8x8, the shape given is 8x8"),
         ("z:8x1x8x8", 1, "a shape is given for 'z', but the inputs are 'x'"),

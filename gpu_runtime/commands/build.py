@@ -10,24 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import parse_pools, parse_shapes
+from gpu_runtime.commands.options import one_size, parse_pools
 from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.commands.trtexec_flags import TrtexecCommand
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.runtime.engine import Engine
 
-# trtexec options that ask for what always happens here, or for what only its own inference loop knows.
-ACCEPTED_FLAGS = ("--separateProfileRun", "--useCudaGraph", "--noDataTransfers", "--useSpinWait", "--skipInference")
-
-
-def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
-    for flag in ACCEPTED_FLAGS:
-        command = click.option(flag, flag.strip("-"), is_flag=True, hidden=True)(command)
-    return command
-
-
-@click.command("build", short_help="Build an engine from an ONNX model and explain it.")
+@click.command("build", cls=TrtexecCommand, short_help="Build an engine from an ONNX model and explain it.")
 @click.argument("model", required=False, type=click.Path())
 @click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
 @click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
@@ -38,9 +29,12 @@ def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
               "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
 @click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@click.option("--optShapes", "opt_shapes", default="", metavar="SIZES", hidden=True)
+@click.option("--minShapes", "min_shapes", default="", metavar="SIZES", hidden=True)
+@click.option("--maxShapes", "max_shapes", default="", metavar="SIZES", hidden=True)
 @click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, "
-              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_pro_6000. Default: the GPU at "
-              "hand, measured; without one, h200.")  # fmt: skip
+              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_pro_6000. A number: that "
+              "GPU here, measured. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
 @click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
               "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
 @click.option("--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True, help="With predicted "
@@ -57,12 +51,12 @@ def _flag_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
-@_flag_options
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
-    output_formats: str | None, shapes: str, device: str | None, pools: str, risk: float, timing_cache: str | None,
+    output_formats: str | None, shapes: str, opt_shapes: str, min_shapes: str,
+    max_shapes: str, device: str | None, pools: str, risk: float, timing_cache: str | None,
     save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
-    dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int, **accepted: bool,
+    dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int,
 ) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     source = model or onnx
@@ -70,7 +64,8 @@ def build_command(
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
-    sizes, workspace = parse_shapes(shapes), parse_pools(pools)
+    given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
+    sizes, workspace = one_size(given), parse_pools(pools)
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
     from gpu_runtime.explain import layer_info, report, wording
@@ -107,9 +102,13 @@ def build_command(
 
 def _target(device: str | None, timing_cache: str | None) -> Device:
     """The device that is planned for, which is said."""
+    from cuda_kernels import device as devices
     from gpu_runtime.pipeline import pick_device
 
     try:
+        if device is not None and device.isdecimal():
+            devices.only(int(device))
+            device = None
         target = pick_device(device)
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None

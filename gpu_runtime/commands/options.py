@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import click
 
 
-def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:
     """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for item in text.split(",") if text else ():
         name, _, dims = item.rpartition(":")
         name = name.strip("'\" ")
         if not name or not re.fullmatch(r"[1-9][0-9]{0,18}(x[1-9][0-9]{0,18})*", dims.strip().lower()):
-            raise click.UsageError(f"--shapes: expected name:1x3x224x224 (several with commas), got {item!r}")
+            raise click.UsageError(f"{option}: expected name:1x3x224x224 (several with commas), got {item!r}")
         shape = tuple(map(int, dims.lower().split("x")))
         if shapes.setdefault(name, shape) != shape:
-            raise click.UsageError(f"--shapes: two sizes for input {name!r}: give one, since sizes are fixed in an engine")
+            raise click.UsageError(f"{option}: two sizes for input {name!r}: give one, since sizes are fixed in an engine")
     return shapes
+
+
+def one_size(texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """The sizes of inputs out of --shapes and trtexec's --minShapes, --optShapes and --maxShapes, by option, as `parse_shapes`
+    reads each. Raises UsageError where two of them differ."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for option, text in texts.items():
+        for name, shape in parse_shapes(text, option).items():
+            first, other = found.setdefault(name, (option, shape))
+            if other != shape:
+                pair = f"{'x'.join(map(str, other))} and {option} {'x'.join(map(str, shape))}"
+                raise click.UsageError(
+                    f"input {name!r}: {first} gives {pair}: an engine has one size; give it with --shapes=NAME:SIZES, and "
+                    "build an engine for each"
+                )
+    return {name: shape for name, (_, shape) in found.items()}
 
 
 def parse_pools(text: str) -> int | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -36,6 +37,7 @@ from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert
 from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
+from gpu_runtime.text import printable
 from tactics.problems.library_problem import EXACT
 
 # What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
@@ -154,17 +156,22 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give every input its static shape, and forget the shapes of everything else: they follow."""
+    """Give every input its static shape, and forget the shapes of everything else: they follow. A batch that is open, and
+    nothing else of the input, is 1 where no shape is given, which is said."""
     names = [v.name for v in graph.input]
     if unknown := [n for n in shapes if n not in names]:
         raise ModelError(f"a shape is given for {unknown[0]!r}, but the inputs are {', '.join(map(repr, names))}")
-    missing = []
+    missing, batches = [], []
     for v in graph.input:
         declared = _declared(v)
-        if v.name not in shapes and not declared.is_static:
+        chosen = shapes.get(v.name)
+        if chosen is None and declared.only_batch_is_open:
+            batches.append((v.name, declared))
+            chosen = (1, *map(int, (declared.dims or ())[1:]))
+        elif chosen is None and not declared.is_static:
             missing.append((v.name, declared))
             continue
-        shape = _fixed(v.name, declared, shapes.get(v.name))
+        shape = _fixed(v.name, declared, chosen)
         v.type.tensor_type.ClearField("shape")
         v.type.tensor_type.shape.SetInParent()  # a scalar has a shape too
         for size in shape:
@@ -173,7 +180,16 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -
         listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in missing)
         cure = ",".join(f"{name}:{declared.example}" for name, declared in missing)
         raise ModelError(f"the size of input {listed} is dynamic: give it, for example --shapes={cure}")
+    if batches:
+        warnings.warn(printable(_batches_text(batches)), stacklevel=2)
     del graph.value_info[:]
+
+
+def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
+    """That the batch of these inputs is taken as 1."""
+    listed = ", ".join(f"{name!r} ({declared.text})" for name, declared in batches)
+    other = ",".join(f"{name}:{'x'.join(map(str, (8, *(declared.dims or ())[1:])))}" for name, declared in batches)
+    return f"the batch of input {listed} is open and taken as 1; another: --shapes={other}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +201,11 @@ class _Declared:
     @property
     def is_static(self) -> bool:
         return self.dims is not None and not any(isinstance(d, str) for d in self.dims)
+
+    @property
+    def only_batch_is_open(self) -> bool:
+        """Whether the first size is dynamic and no other."""
+        return bool(self.dims) and [i for i, d in enumerate(self.dims or ()) if isinstance(d, str)] == [0]
 
     @property
     def text(self) -> str:

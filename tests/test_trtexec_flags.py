@@ -1,0 +1,155 @@
+"""Every option of trtexec, through the real parser: accepted, ignored and said so, or refused with the alternative."""
+
+import os
+
+import onnx
+import pytest
+
+import gpu_runtime as gr
+from cuda_kernels import device as devices
+from gpu_runtime.commands.build import build_command
+from gpu_runtime.commands.trtexec_flags import TRTEXEC_FLAGS
+from tests.conftest import DIGITS
+from tests.reference_run import model, node
+
+OWN = {name for p in build_command.params if p.expose_value for name in p.opts}
+# What an accepted option may be given, so that only the model's absence is complained of; FILE: any file to write.
+VALUES = {
+    "--onnx": "nope.onnx", "--saveEngine": "FILE", "--timingCacheFile": "FILE", "--exportLayerInfo": "FILE",
+    "--exportProfile": "FILE", "--shapes": "x:1x2", "--minShapes": "x:1x2", "--optShapes": "x:1x2", "--maxShapes": "x:1x2",
+    "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
+    "--device": "h200", "--profilingVerbosity": "detailed", "--iterations": "10",
+}  # fmt: skip
+GONE = "error: nope.onnx: no such file; give the path of an ONNX model\n"
+
+
+def forms(flag, value):
+    return [f"{flag.name}={value}", f"{flag.name} {value}"] if flag.takes_value else [flag.name]
+
+
+@pytest.mark.parametrize(
+    "flag", [f for f in TRTEXEC_FLAGS if f.verdict == "accepted" and f.name != "--help"], ids=lambda f: f.name
+)
+def test_accepted(flag, cli):
+    assert flag.name in OWN or flag.sentence
+    for form in forms(flag, VALUES.get(flag.name, "")):
+        model_name = "" if flag.name == "--onnx" else " nope.onnx"
+        code, out, err = cli(f"build {form}{model_name}")
+        assert code == 1 and err.endswith(GONE) and "ignored" not in err, err
+
+
+@pytest.mark.parametrize("flag", [f for f in TRTEXEC_FLAGS if f.verdict == "ignored"], ids=lambda f: f.name)
+def test_ignored_with_a_line_that_says_why(flag, cli):
+    assert flag.name not in OWN
+    for form in forms(flag, "7"):
+        typed = form.replace(" ", "=")
+        assert cli(f"build {form} nope.onnx")[::2] == (1, f"ignored: {typed}: {flag.sentence}\n{GONE}")
+
+
+@pytest.mark.parametrize("flag", [f for f in TRTEXEC_FLAGS if f.verdict == "refused"], ids=lambda f: f.name)
+def test_refused_with_the_alternative(flag, cli, tmp_path):
+    assert flag.name not in OWN
+    for form in forms(flag, "7"):
+        code, out, err = cli(f"build {form} nope.onnx -o new.engine --sparsity=maybe")  # told before what else is wrong
+        assert (code, out) == (2, "")
+        assert err.endswith(f"\nError: {form.replace(' ', '=')}: {flag.sentence.format(value='7')}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_is_well_formed():
+    names = [flag.name for flag in TRTEXEC_FLAGS]
+    assert len(set(names)) == len(names) > 160
+    for flag in TRTEXEC_FLAGS:
+        assert flag.verdict == "accepted" or (flag.sentence and not flag.sentence.endswith(".") and "\n" not in flag.sentence)
+
+
+def test_what_is_ignored_for_one_reason_is_one_line(cli):
+    code, _, err = cli("build nope.onnx --warmUp=200 --duration=3 --avgRuns=10 --percentile 99 --avgTiming=8 --useCudaGraph")
+    lines = err.splitlines()
+    assert code == 1 and len(lines) == 3 and lines[0].startswith("ignored: --warmUp=200, --duration=3, --avgRuns=10, --perc")
+
+
+@pytest.mark.parametrize(("typed", "offered"), [
+    ("--loadEngin=x", ()), ("--loadengine=x", ()), ("--engine=x", ()), ("--saveEngin=x", ("--saveEngine",)),
+    ("--exportProfil=x", ("--exportProfile",)), ("--shape=x", ("--shapes",)), ("--sparcity=x", ("--sparsity",)),
+])  # fmt: skip
+def test_a_typo_is_offered_no_file_to_overwrite(typed, offered, cli):
+    code, _, err = cli(f"build {typed} nope.onnx")
+    assert code == 2 and "No such option" in err
+    assert all(name in err for name in offered)
+    written = [
+        name
+        for name in ("--saveEngine", "--savePruned", "--exportProfile", "--exportLayerInfo", "--timingCacheFile")
+        if name in err
+    ]
+    assert all(name[:6] == typed[:6] for name in written), err
+
+
+@pytest.mark.parametrize("typed", ["-onnx=nope.onnx", "-saveEngine=new.engine", "-fp16", "-loadEngine=x"])
+def test_one_dash_is_not_the_file_of_a_short_option(typed, cli, tmp_path):
+    code, out, err = cli(f"build nope.onnx {typed}")
+    assert (code, out) == (2, "") and err.endswith(f"Error: {typed}: expected two dashes before a name: -{typed}\n")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- sizes
+
+
+def test_an_open_batch_is_one(files, cli):
+    code, out, err = cli("build sparse.onnx -o one.engine --device h200")
+    assert code == 0
+    assert err == "warning: the batch of input 'x' (Nx1x8x8) is open and taken as 1; another: --shapes=x:8x1x8x8\n"
+    assert gr.load("one.engine").inputs[0].shape == (1, 1, 8, 8)
+    with pytest.warns(UserWarning, match="taken as 1"):
+        assert gr.build(DIGITS / "digits_sparse.onnx", device="h200").inputs[0].shape == (1, 1, 8, 8)
+
+
+def test_an_open_height_is_refused_with_an_example_that_works(files, cli):
+    nodes = [node("MaxPool", "x", "a", kernel_shape=[2, 2]), node("Add", "a z", "y")]
+    onnx.save(model(nodes, {"x": ("N", 3, "H", 9), "z": ("N", 1, 1, 1)}, "y"), "open.onnx")
+    code, _, err = cli("build open.onnx --device h200")
+    assert code == 1 and err.endswith(
+        "open.onnx: the size of input 'x' (Nx3xHx9) is dynamic: give it, for example --shapes=x:1x3x224x9\n"
+    )
+    example = err.split()[-1]
+    code, _, err = cli(f"build open.onnx --device h200 {example}")
+    assert code == 0 and err.startswith("warning: the batch of input 'z' (Nx1x1x1) is open and taken as 1;")
+
+
+@pytest.mark.parametrize("given", [
+    "--minShapes=x:2x1x8x8 --optShapes=x:2x1x8x8 --maxShapes=x:2x1x8x8", "--optShapes=x:2x1x8x8",
+    "--shapes=x:2x1x8x8 --maxShapes x:2x1x8x8", "--minShapes='x':2x1x8x8",
+])  # fmt: skip
+def test_equal_sizes_are_the_size(given, files, cli):
+    assert cli(f"build sparse.onnx -o two.engine --device h200 {given}")[::2] == (0, "")
+    assert gr.load("two.engine").inputs[0].shape == (2, 1, 8, 8)
+
+
+@pytest.mark.parametrize("given", ["--minShapes=x:1x1x8x8 --maxShapes=x:8x1x8x8", "--shapes=x:2x1x8x8 --optShapes=x:4x1x8x8"])
+def test_a_range_of_sizes_is_refused(given, files, cli):
+    code, _, err = cli(f"build sparse.onnx -o two.engine {given}")
+    assert code == 2 and "Error: input 'x': --" in err and "an engine has one size; give it with --shapes=NAME:SIZES, " in err
+    assert cli("build sparse.onnx --optShapes=x:0")[2].count("--optShapes: expected name:1x3x224x224") == 1
+
+
+# ---- --device=N
+
+
+def test_the_gpu_of_a_number(cli, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code, _, err = cli("build nope.onnx --device=0")
+    if code == 2:  # no GPU here
+        assert "--device: GPU number 0 cannot be used here: the CUDA driver " in err and "give a name to plan with" in err
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "")
+    devices.only(2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-1234")
+    devices.only(1)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+    with pytest.raises(ValueError, match="number 1 cannot be used here: CUDA_VISIBLE_DEVICES leaves 1; give a name"):
+        devices.only(1)
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "the CUDA driver reports no device")
+    with pytest.raises(ValueError, match="number 0 .*reports no device"):
+        devices.only(0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
