@@ -6,6 +6,7 @@
 # make test-long  the exhaustive runs
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
 # make lint       ruff and mypy
+# make docs      the pages of docs/ as a site, in out/site; a warning is an error
 # make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
 # make bench      CPU-side benchmarks: emulator speed, planner against its rivals
 # make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
@@ -16,7 +17,7 @@ PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
 QUICK := "not slow and not full and not long"
 
-.PHONY: demo test check test-full test-blas test-compiled test-long lint compiled bench gpu clean
+.PHONY: demo test check test-full test-blas test-compiled test-long lint docs compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -42,6 +43,13 @@ test-compiled: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+.venv/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch .venv/.docs
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m long --durations=30

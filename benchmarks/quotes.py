@@ -8,9 +8,10 @@ A mark is an HTML comment on the line above a fenced block, or above text that e
     <!-- quote slow from "layer  " to "Next": python -m benchmarks.demo -->
 
 `quick`, `slow` and `long` are the marks of the test that holds the block to its command (tests/test_quotes.py). `from`: the
-last line that begins so is the first quoted; `to`: the first line after it that begins so is no longer. The command runs in an
-empty folder, by bash, with this tree's code; what stdout has is quoted. Seconds, milliseconds and dates are the machine's that
-wrote the page: they may differ, and so may what HiGHS finds in a time limit. Everything else may not.
+last line that begins so is the first quoted; `to`: the first line after it that begins so is no longer. The command runs in a
+folder that has nothing but `benchmarks/digits`, by bash, with this tree's code; what stdout has is quoted. Seconds,
+milliseconds and dates are the machine's that wrote the page: they may differ, and so may what HiGHS finds in a time limit.
+Everything else may not. A block that a reader pastes has a mark too: `<!-- run quick -->`, or `<!-- run never: why -->`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,14 +64,54 @@ def quotes(page: Path) -> list[Quote]:
     return found
 
 
+def run(commands: Sequence[str]) -> str:
+    """What bash prints of them, one after the other in one folder, with this tree's code. ValueError where one fails."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    out = ""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "benchmarks").mkdir()
+        (Path(folder) / "benchmarks" / "digits").symlink_to(ROOT / "benchmarks" / "digits")
+        for command in commands:
+            done = subprocess.run(["bash", "-ec", command], cwd=folder, env=env, capture_output=True, text=True)
+            if done.returncode:
+                raise ValueError(f"{command}: exit code {done.returncode}: {done.stderr[-2000:]}")
+            out += done.stdout
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """A block that a reader pastes: its language, `cost`, or why it is `never` run, and its text."""
+
+    page: Path
+    language: str
+    cost: str
+    why_never: str
+    text: str
+
+
+PASTE = re.compile(
+    r"<!-- run (?P<cost>\w+)(?:: (?P<why>[^\n]+))? -->\n```(?P<language>sh|python)\n(?P<text>.*?)^```$", re.M | re.S
+)
+
+
+def pastes(page: Path) -> list[Paste]:
+    """All of a page, in order, which is the order they run in, in one folder. ValueError for one without a mark."""
+    content = page.read_text()
+    found = [Paste(page, m["language"], m["cost"], m["why"] or "", m["text"]) for m in PASTE.finditer(content)]
+    blocks = len(re.findall(r"^```(?:sh|python)$", content, re.M))
+    if len(found) != blocks or any(p.cost not in COSTS and not (p.cost == "never" and p.why_never) for p in found):
+        raise ValueError(f"{page.name}: expected `<!-- run {'|'.join(COSTS)} -->` or `<!-- run never: why -->` above a block")
+    return found
+
+
+def as_command(paste: Paste) -> str:
+    return paste.text if paste.language == "sh" else f"python - <<'END_OF_BLOCK'\n{paste.text}END_OF_BLOCK\n"
+
+
 def printed(quote: Quote) -> str:
     """What the command prints now, cut as the mark says. ValueError where it fails, or has no such line."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(["bash", "-ec", quote.command], cwd=folder, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(f"{quote.command}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    lines = done.stdout.splitlines()
+    lines = run([quote.command]).splitlines()
     if quote.start:
         starts = [i for i, line in enumerate(lines) if line.startswith(quote.start)]
         if not starts:

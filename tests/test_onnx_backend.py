@@ -19,7 +19,7 @@ from gpu_runtime import onnx_backend
 from tests.reference_run import model, node, ort_run
 
 ROOT = Path(__file__).parents[1]
-ONNX = "1.23.2"  # whose cases EXCLUDED and the README's numbers are about
+ONNX = "1.23.2"  # whose cases EXCLUDED and the page's numbers are about
 TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
 SHARE = 0.95  # of the selected cases pass, at least
 
@@ -138,7 +138,7 @@ def test_share_that_passes():
     passed = len(cases) - len(REASON)
     assert passed >= SHARE * len(cases), f"{passed} of {len(cases)}"
     text = f"{passed} of {len(cases)} selected cases of `onnx.backend.test`"
-    assert text in " ".join((ROOT / "README.md").read_text().split()), f"README.md: expected {text!r}"
+    assert text in " ".join((ROOT / "docs" / "operators.md").read_text().split()), f"docs/operators.md: expected {text!r}"
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.quotes import PAGES, Quote, comparable, printed, quotes
+from benchmarks.quotes import PAGES, ROOT, Quote, as_command, comparable, pastes, printed, quotes, run
 
 MARKS = {"quick": (), "slow": (pytest.mark.full,), "long": (pytest.mark.long,)}
 ALL = [q for page in PAGES for q in quotes(page)]
@@ -51,3 +51,39 @@ def test_only_what_a_machine_took_may_differ():
     for x, y in (("172.59", "172.60"), ("96 ops", "97 ops"), ("proven  ", "found  ")):
         assert comparable(a) != comparable(b.replace(x, y))
     assert comparable("1.000x in 0.07 s") != comparable("1.001x in 0.07 s")
+
+
+PASTED = [page for page in PAGES if any(p.cost != "never" for p in pastes(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PASTED, ids=lambda p: p.name)
+def test_what_a_reader_pastes_runs(page):
+    """Blocks of shell and Python, in the page's order, in one folder."""
+    run([as_command(p) for p in pastes(page) if p.cost != "never"])
+
+
+def test_a_block_without_a_mark_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nls\n```\n")
+    with pytest.raises(ValueError, match="run never: why"):
+        pastes(page)
+    page.write_text("<!-- run never -->\n```sh\nls\n```\n")
+    with pytest.raises(ValueError, match="run never: why"):
+        pastes(page)
+    page.write_text("<!-- run quick -->\n```sh\nexit 3\n```\n")
+    with pytest.raises(ValueError, match="exit code 3"):
+        run([as_command(p) for p in pastes(page)])
+
+
+def test_messages_that_the_pages_explain_exist():
+    """The first column of troubleshooting's table: each part between `...` stands in a source."""
+    sources = "".join(
+        p.read_text() for folder in ("gpu_runtime", "cuda_kernels") for p in sorted((ROOT / folder).rglob("*.py"))
+    )
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    told = [quoted for row in rows for quoted in re.findall("`([^`]+)`", row)]
+    parts = [part.strip() for quoted in told for part in re.split(r"\.\.\.|\(", quoted)]
+    assert len(rows) > 8
+    for part in filter(None, parts):
+        assert part.strip(") ,;") in sources, part

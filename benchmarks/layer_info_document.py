@@ -1,0 +1,105 @@
+"""The keys of exported layer information as Markdown: a part of docs/layer_info.md.
+
+    python -m benchmarks.layer_info_document
+
+The keys and their types are read off an engine that has every kind of them; what they mean stands here. A key without a
+meaning, or a meaning without a key, is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import gpu_runtime as gr
+
+DIGITS = Path(__file__).parent / "digits"
+
+NETWORK = {
+    "Layers": "an object for each launch, in order of execution",
+    "Bindings": "names of inputs, then outputs (TensorRT 10)",
+    "I/O Tensors": "the same with types, sizes and formats (TensorRT 11)",
+    "ProfilingVerbosity": "always `detailed` when layers are objects",
+    "Engine Metadata": "the model's name and the device",
+    "Timing": "`measured`, or `predicted(DEVICE)`: how all times in the file came about",
+    "TotalUs": "what the plan takes, microseconds",
+    "LaunchesChecked": "whether every launch was checked to read what was written for it, and no more than that",
+    "SparsityLayers": "layers with weights",
+    "SparsityEligibleLayers": "those whose weights have the 2:4 pattern and whose kind has sparse kernels",
+    "SparsityPickedLayers": "those that run sparse",
+    "SparsityAllDenseUs": "what the best plan without sparse kernels takes",
+    "SparsitySavedUs": "the difference of both",
+    "SparsityCeilingUs": "what the network would take with all eligible kernels at twice their dense speed",
+}
+LAYER = {
+    "TimeUs": "microseconds of this launch in the plan",
+    "Timing": "as above",
+    "PrecisionReason": "why the layer computes in FP32",
+    "ActivationFunction": "the activation by name, where TensorRT says only `GENERIC`",
+    "SparsityEligible": "1: the weights have the pattern, and the layer's kind has sparse kernels",
+    "SparsityChosen": "1: a sparse kernel runs (`HasSparseWeights` says only that the weights have the pattern)",
+    "SparsityReason": "one word, see [how to read a reason](reasons.md)",
+    "SparsitySentence": "the same as a sentence with its numbers",
+    "SparsityDetail": "what the reason rests on, if more is known",
+    "SparsityInputChannelsPerGroup": "C / groups",
+    "SparsityPatternGroups": "groups of 4 weights",
+    "SparsityPatternShare": "the share of them that fits 2:4, in FP16",
+    "SparsityPatternShareStored": "the same of the file's own values, where FP16 changes it",
+    "SparsityLostEnergy": "the share of the squared weights that the nearest pattern would take away",
+    "SparsityFirstViolation": "K, C, R, S: where the first group that does not fit begins",
+    "SparsityFlipSpeedup": "how much faster the losing kind's kernels would have to be",
+    "SparsityProbabilityFaster": "P(sparse faster), given the error of predictions",
+    "SparseBest": "Ms, LowMs, HighMs, Tactic, Formats, Bound: the fastest sparse kernel in any formats, alone",
+    "DenseBest": "the same of the fastest dense one",
+    "PredictedIfSparse": "Ms, Tactic: the best sparse kernel if the weights had the pattern, predicted",
+    "PredictedIfDense": "Ms: the dense one beside it",
+    "OtherChoice": "CostMs = KernelMs + ReformatMs + AroundMs, Tactic, Formats: the plan with this layer forced the other way",
+    "Floor": "Bound, DenseMs, SparseMs, MmaMs, DramMs, L2Ms, LaunchMs: least times at the device's peak rates",
+}
+TENSOR = {
+    "Strides": "elements from one to the next along N, channel blocks, H, W",
+    "VectorSize": "V of the format's address rule, see [formats](formats.md)",
+}
+# Keys of TensorRT's own schema, 10.x and 11.x, which mean there what they mean here.
+TENSORRT = {
+    *"Name LayerType Inputs Outputs TacticName TacticValue StreamId Metadata ParameterType Kernel PaddingMode".split(),
+    *"PrePadding PostPadding Stride Dilation OutMaps Groups Weights Bias HasBias HasReLU HasSparseWeights".split(),
+    *"HasDynamicFilter HasDynamicBias HasResidual ConvXAsActInputIdx BiasAsActInputIdx ResAsActInputIdx Activation".split(),
+    *"Origin PoolingType WindowSize BlendFactor AverageCountExcludesPadding ParameterSubType NbInputArgs InputArgs".split(),
+    *"NbOutputVars OutputVars NbOperations Operations Axes HasLog Operation".split(),
+    *"Location Dimensions Format/Datatype Format Datatype".split(),
+}
+
+
+def meaning(key: str, table: Mapping[str, str]) -> str | None:
+    """The row of a key: its own, or that of the longest stem which it begins with."""
+    stems = [stem for stem in table if key.startswith(stem)]
+    return table[max(stems, key=len)] if stems else None
+
+
+def unknown(info: Mapping[str, object]) -> list[str]:
+    """Keys of layer information that this document says nothing of."""
+    layers = info["Layers"]
+    assert isinstance(layers, list)
+    tensors = [t for layer in layers for t in layer["Inputs"] + layer["Outputs"]]
+    found = {key for key in info if key not in NETWORK}
+    found |= {key for layer in layers for key in layer if key not in TENSORRT and meaning(key, LAYER) is None}
+    return sorted(found | {key for t in tensors for key in t if key not in TENSORRT and key not in TENSOR})
+
+
+def document() -> str:
+    infos = [
+        gr.build(DIGITS / f"digits_{kind}.onnx", sparsity=mode, device="rtx3090", shapes={"x": (256, 1, 8, 8)}).layer_info()
+        for kind, mode in (("sparse", "enable"), ("dense", "enable"))
+    ]
+    if odd := sorted({key for info in infos for key in unknown(info)}):
+        raise ValueError(f"keys without a meaning: {', '.join(odd)}")
+    lines = []
+    for title, table in (("Of the network", NETWORK), ("Of a layer", LAYER), ("Of a tensor", TENSOR)):
+        lines += [f"### {title}", "", "| key | meaning |", "| --- | --- |"]
+        lines += [f"| `{key}` | {text} |" for key, text in table.items()] + [""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")
