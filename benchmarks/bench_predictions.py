@@ -203,7 +203,7 @@ def below_bounds(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         if row.work is not None:
             device = device_of(row)
-            least = float(peers.least(row.work, device, rates(device).clock[1], row.accumulate).sum())
+            least = float(peers.least(row.work, device, rates(device).boost, row.accumulate).sum())
             if row.us < least:
                 found.append(f"{row.device} {row.label}: published {row.us:.2f} us, bound {least:.2f} us")
     return found

@@ -23,6 +23,7 @@ CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
 DEVICES = {
     "A100-PCIE-80GB": "a100_pcie", "A100-PCIE-40GB": "a100_40gb", "A100-80GB": "a100", "A100-40GB": "a100_40gb",
     "RTX3090": "rtx3090", "RTX3070": "rtx3070", "RTX4090": "rtx4090", "RTX5090": "rtx5090", "L40": "l40s",
+    "RTX-A6000": "rtx_a6000",
 }  # fmt: skip
 CONV = re.compile(
     r"conv N(?P<n>\d+) C(?P<c>\d+) H(?P<h>\d+) W(?P<w>\d+) K(?P<k>\d+) R(?P<r>\d+) S(?P<s>\d+) stride(?P<stride>\d+) "

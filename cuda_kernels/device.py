@@ -108,6 +108,11 @@ NAMED = {
             f"whitepaper (6 MB L2); {GRAPHS}", assumed=L2,
         ),
         Device(
+            "rtx_a6000", "RTX A6000", "sm_86", 84, 1800, 768, 6 * MIB, 3982, 99 * KIB, 100 * KIB, 1536, 16,
+            512, 1.0, 1.1, "NVIDIA RTX A6000 datasheet (768 GB/s, 300 W); GA102 whitepaper (154.8 TFLOP/s FP16 with FP32 "
+            f"accumulate: full rate, 6 MB L2); launch as the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
+        ),
+        Device(
             "rtx3090", "GeForce RTX 3090", "sm_86", 82, 1695, 936, 6 * MIB, 3887, 99 * KIB, 100 * KIB, 1536, 16,
             256, 1.0, 1.1, "GA102 whitepaper: 71 TFLOP/s FP16 with FP32 accumulate (half rate), 936 GB/s, 6 MB L2; launch as "
             f"the A40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
@@ -130,7 +135,7 @@ NAMED = {
         Device(
             "l4", "L4", "sm_89", 58, 2040, 300, 48 * MIB, 2750, 99 * KIB, 100 * KIB, 1536, 24,
             512, 1.0, 0.93, "NVIDIA L4 datasheet (242 TFLOP/s FP16 sparse: 121 dense, full rate; 300 GB/s); 58 SMs, 48 MB "
-            f"L2 of AD104; its 72 W rarely sustain this clock; launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
+            f"L2 of AD104; launch as the L40's, {GRAPHS}", assumed=f"{LAUNCH}, {L2}",
         ),
         Device(
             "h100", "H100 SXM 80GB", "sm_90a", 132, 1830, 3350, 50 * MIB, 8448, 227 * KIB, 228 * KIB, 2048, 32,
@@ -173,7 +178,7 @@ DRIVER_NAMES = {
     "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A10": "a10", "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA L4": "l4",
     "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
     "NVIDIA GeForce RTX 5090": "rtx5090", "NVIDIA A100 80GB PCIe": "a100_pcie", "NVIDIA A100-SXM4-40GB": "a100_40gb",
-    "NVIDIA A40": "a40", "NVIDIA GeForce RTX 3070": "rtx3070", "NVIDIA L40S": "l40s",
+    "NVIDIA A40": "a40", "NVIDIA RTX A6000": "rtx_a6000", "NVIDIA GeForce RTX 3070": "rtx3070", "NVIDIA L40S": "l40s",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
 }  # fmt: skip
 

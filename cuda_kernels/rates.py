@@ -8,9 +8,10 @@ published times (`--fit` prints them), and judges them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from cuda_kernels.device import Device, relative
+from cuda_kernels.device import DRIVER_NAMES, Device, relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class Rates:
     """What any kernel gets from a device.
 
     `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
-    `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync`; `clock`: least and
-    most share of the boost clock that is held under load; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost.
-    `sparse_rate_sigma`: the error of log(sparse_rate), beside that of other devices' pairs.
+    `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync`; `boost`: the highest
+    clock, over the data sheet's, which bounds rest on; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost.
+    `sparse_rate_sigma`: the error of log(sparse_rate), beside that of other devices' pairs. `sustained`: least and most share
+    of the data sheet's clock that the power limit leaves to tensor cores at work; 1 where `sync_share` was measured under it.
     """
 
     l2: float
@@ -51,12 +53,24 @@ class Rates:
     dram_share: float
     sync_share: float
     sparse_rate: float
-    clock: tuple[float, float]
+    boost: float
     sparse_us: float
     sparse_us_sigma: float
     source: str
     library: Library
     sparse_rate_sigma: float = 0.0
+    sustained: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def held(self) -> float:
+        """The share of the clock that estimates take where tensor cores always work: the middle of `sustained`."""
+        return sum(self.sustained) / 2
+
+    @property
+    def held_sigma(self) -> float:
+        """The error of log(held): half of the range."""
+        low, high = self.sustained
+        return math.log(high / low) / 2
 
 
 BENCHES = "gpu-benches (RRZE-HPC): L2 of A100 5.35, H200 9.9, L40 5.2 to 5.7, A40 2.43 TB/s; to one SM A100 35, H200 38 B/clk"
@@ -70,6 +84,7 @@ L40S_LIB = Library(0.628, 1.92, 15.0, 2240, 4000, 0, 0.748, False, 0.65, f"{FITT
 RTX4090_LIB = replace(L40S_LIB, math_share=1.003, source=f"as l40s; math, above the boost clock, and sparse {PAIRS} (RTX 4090)")
 GA102_LIB = replace(A100_LIB, l2=1350, dram_share=0.92, math_share=0.98, sparse_rate=1.92,
                     source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)")  # fmt: skip
+A10_LIB = replace(GA102_LIB, math_share=0.66, source="as rtx3070; math at the middle of the clocks that 150 W hold")
 H100_LIB = Library(1.0, 1.93, 59.8, 6240, 1510, 2700, 0.765, True, 1.69, f"{FITTED} on an H100 SXM; sparse as a100")
 H200_LIB = Library(1.0, 1.93, 78.6, 6210, 1340, 2120, 0.799, True, 1.69, f"{FITTED} on an H200 SXM; sparse as a100")
 B200_LIB = Library(1.0, 1.93, 78.0, 10700, 1140, 981, 0.661, True, 1.69, f"{FITTED} on a B200; sparse as a100")
@@ -84,36 +99,45 @@ HOPPER_SYNC = (
     "mma.sync 62.9 of at most 66.7 % of the wgmma peak (arXiv 2402.13499); mma.sp 1.0 to 1.3 of mma.sync: 768 x 4096 x 4096 in "
     "74.2 us on an H100 (cutlass#1335)"
 )
-GA102 = Rates(1190, 32, 0.92, 0.87, 1.6, (0.6, 1.0), 0.5, 0.35, "", GA102_LIB)
-AD102 = Rates(2240, 32, 0.92, 0.87, 1.6, (0.75, 1.0), 0.5, 0.35, "", L40S_LIB)
+B200_SYNC = (
+    "mma.sync 0.87, as an A100's, of at most 25 % of the tcgen05 peak; ptxas 13.0 spaces it by 8 clocks and mma.sp by 9 for "
+    "sm_100a: that at most 1.78 of mma.sync, here 1.6 as an A100's; nobody has measured either"
+)
+# Power limits: W per SM of cards whose products were timed, and the share of the math peak that these reached, are 3.7 and 0.87
+# (A100 SXM), 2.8 and 0.80 (A100 PCIe), 2.5 and 0.63 (L40S); at half the rate 3.5 and 1.0 (RTX 4090).
+HOLD_300_W = "300 W, 3.6 for each SM, are taken to hold 80 to 100 % of the clock in tensor work"
+GA102 = Rates(1190, 32, 0.92, 0.87, 1.6, 1.0, 0.5, 0.35, "", GA102_LIB)
+AD102 = Rates(2240, 32, 0.92, 0.87, 1.6, 1.0, 0.5, 0.35, "", L40S_LIB)
 
 RATES = {
-    "a100": Rates(3800, 35, 0.87, 0.87, 1.6, (0.9, 1.0), 0.5, 0.35, f"{BENCHES}; {MAMF}; {SPARSE_RATE}; {FIXED}", A100_LIB),
+    "a100": Rates(3800, 35, 0.87, 0.87, 1.6, 1.0, 0.5, 0.35, f"{BENCHES}; {MAMF}; {SPARSE_RATE}; {FIXED}", A100_LIB),
     "a100_pcie": Rates(
-        3800, 35, 0.87, 0.80, 1.6, (0.75, 1.0), 0.5, 0.35, f"as a100; math {PAIRS} on an A100 PCIe (300 W); {FIXED}",
+        3800, 35, 0.87, 0.80, 1.6, 1.0, 0.5, 0.35, f"as a100; math {PAIRS} on an A100 PCIe (300 W); {FIXED}",
         replace(A100_LIB, math_share=0.815, source=f"as a100; math and sparse rate {PAIRS} on an A100 PCIe"),
     ),
-    "a100_40gb": Rates(3800, 35, 0.87, 0.87, 1.6, (0.9, 1.0), 0.5, 0.35, "as a100", A100_LIB),
+    "a100_40gb": Rates(3800, 35, 0.87, 0.87, 1.6, 1.0, 0.5, 0.35, "as a100", A100_LIB),
     "a10": replace(GA102, l2=1190, source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {STREAM}; {SPARSE_RATE}; {FIXED}; "
-                   "150 W hold perhaps 60 to 75 % of the clock"),
-    "a40": replace(GA102, l2=1390, clock=(0.8, 1.0), source=f"{BENCHES}; {STREAM}; {SPARSE_RATE}; {FIXED}"),
-    "rtx3090": replace(GA102, l2=1350, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+                   "150 W, 2.1 for each SM, are taken to hold 60 to 75 % of the clock in tensor work", library=A10_LIB,
+                   sustained=(0.6, 0.75)),
+    "a40": replace(GA102, l2=1390, source=f"{BENCHES}; {STREAM}; {SPARSE_RATE}; {FIXED}; {HOLD_300_W}", sustained=(0.8, 1.0)),
+    "rtx_a6000": replace(GA102, l2=1390, source=f"as a40: the same chip; {HOLD_300_W}", sustained=(0.8, 1.0)),
+    "rtx3090": replace(GA102, l2=1350, sync_share=0.98, sparse_rate=1.9, boost=1.12,
                        source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
-    "rtx3070": replace(GA102, l2=760, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+    "rtx3070": replace(GA102, l2=760, sync_share=0.98, sparse_rate=1.9, boost=1.12,
                        source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
-    "rtx4090": replace(AD102, l2=2110, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12), library=RTX4090_LIB,
+    "rtx4090": replace(AD102, l2=2110, sync_share=0.98, sparse_rate=1.9, boost=1.12, library=RTX4090_LIB,
                        source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
     "l40s": replace(AD102, sync_share=0.63, source=f"{BENCHES}; {STREAM}; math as its library's: 350 W hold no boost clock; "
                     f"{SPARSE_RATE}; {FIXED}"),
-    "l4": replace(AD102, l2=960, dram_share=0.78, clock=(0.6, 0.75),
+    "l4": replace(AD102, l2=960, dram_share=0.78, sustained=(0.6, 0.75),
                   source=f"L2 16.5 B/clk and SM as the L40's ({BENCHES}); DRAM: NeuSight's L4; {SPARSE_RATE}; {FIXED}; "
-                  "72 W hold perhaps 60 to 75 % of the clock"),
-    "h100": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; {FIXED}", H100_LIB, 0.13),
-    "h200": Rates(5000, 38, 0.85, 0.943, 1.15, (0.85, 1.08), 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; DRAM: a copy at 0.90, a "
+                  "72 W, 1.2 for each SM, are taken to hold 60 to 75 % of the clock in tensor work"),
+    "h100": Rates(5000, 38, 0.85, 0.943, 1.15, 1.08, 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; {FIXED}", H100_LIB, 0.13),
+    "h200": Rates(5000, 38, 0.85, 0.943, 1.15, 1.08, 0.5, 0.5, f"{BENCHES}; {HOPPER_SYNC}; DRAM: a copy at 0.90, a "
                   f"published kernel at 0.81; {FIXED}", H200_LIB, 0.13),
-    "b200": Rates(5600, 38, 0.81, 0.87, 1.6, (0.85, 1.0), 0.5, 0.5, f"L2 per SM as the H200's ({BENCHES}); DRAM 6,669 of 8,000 "
-                  f"GB/s; {SPARSE_RATE}; {FIXED}", B200_LIB),
-    "rtx5090": replace(AD102, l2=2260, sync_share=0.98, sparse_rate=1.9, clock=(0.95, 1.12),
+    "b200": Rates(5600, 38, 0.81, 0.87, 1.6, 1.0, 0.5, 0.5, f"L2 per SM as the H200's ({BENCHES}); DRAM 6,669 of 8,000 "
+                  f"GB/s; {B200_SYNC}; {FIXED}", B200_LIB, 0.13),
+    "rtx5090": replace(AD102, l2=2260, sync_share=0.98, sparse_rate=1.9, boost=1.12,
                        source=f"L2 13.3 B/clk and SM as fitted on an RTX PRO 6000; {CUTLASS}; {STREAM}; {FIXED}",
                        library=replace(PRO_LIB, math_share=0.98, source="as rtx_pro_6000; math as rtx4090")),
     "rtx_pro_6000": replace(AD102, l2=2500, sync_share=0.87, source=f"L2 {FITTED}; {STREAM}; {SPARSE_RATE}; {FIXED}",
@@ -122,8 +146,10 @@ RATES = {
 
 
 def rates(device: Device) -> Rates:
-    """Those of a named device, or of the one that it is most like, L2 by its SMs."""
+    """Those of a named device, or of the one that it is most like: L2 by its SMs, and no power limit, which is a card's own."""
     like = relative(device)
     found, share = RATES[like.name], device.num_sms / like.num_sms
+    if like.name in (device.name, DRIVER_NAMES.get(device.title)):
+        return found
     library = replace(found.library, l2=found.library.l2 * share)
-    return found if share == 1 else replace(found, l2=found.l2 * share, library=library)
+    return replace(found, l2=found.l2 * share, library=library, sustained=(1.0, 1.0))

@@ -122,9 +122,11 @@ def compare(
     *,
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    risk: float = predict.RISK,
     progress: Callable[[str, str], None] = lambda stage, detail: None,
 ) -> list[Outlook]:
-    """The model planned for each named device, times predicted. Nothing is packed or compiled. Raises as `build` does."""
+    """The model planned for each named device, times predicted, `risk` as for `build`. Nothing is packed or compiled. Raises as
+    `build` does."""
     mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
@@ -134,10 +136,10 @@ def compare(
     found = []
     for target in targets:
         progress("device", target.title)
-        planner = _Planner(target, mode, make_timer(target, None), ends, progress)
+        planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
         planned = _Planned(*planner(network), reached)
         sparse, solution = _explained(imported, planned, planner)
-        found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution))
+        found.append(Outlook(Model(network.name), target, timing_record(target), sparse, solution, risk))
     return found
 
 
@@ -345,7 +347,7 @@ def timing_record(device: Device) -> Timing:
     if device.measured:
         found = timing.environment()
         return Timing("measured", f"measured({device.title})", driver=found["driver"], policy=found["policy"])
-    return Timing("predicted", f"predicted({device.name})", max(predict.SIGMA.values()))
+    return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
 
 
 def _version() -> str:

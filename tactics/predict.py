@@ -34,9 +34,15 @@ def regime(bound: str) -> str:
     return bound if bound in REGIMES else "math"
 
 
+def sigmas(device: Device) -> dict[str, float]:
+    """SIGMA there: of the math regime wider by the range of clocks that a power limit may leave. The quotient of two tactics
+    has no such part, as both run at one clock."""
+    return SIGMA | {"math": math.hypot(SIGMA["math"], rates(device).held_sigma)}
+
+
 def sigma(problem: Problem, tactic: Tactic, device: Device) -> float:
     """The relative error to expect of `predict_us`."""
-    return SIGMA[regime(str(_cached(problem, tactic, device)["bound"]))]
+    return sigmas(device)[regime(str(_cached(problem, tactic, device)["bound"]))]
 
 
 def sigma_ratio(bound: str, sparse_us: float, device: Device) -> float:

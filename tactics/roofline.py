@@ -61,6 +61,12 @@ def tensor_rate(device: Device, warps: float, sparse: bool = False) -> float:
     return rate * min(1.0, FEW_WARPS + (1 - FEW_WARPS) * warps / FULL_WARPS)
 
 
+def throttled(device: Device, mma: float) -> float:
+    """Clocks of the data sheet that a power limit adds to a kernel whose tensor cores work for `mma` of them. Where they always
+    work, `rates.held` of the clock is left; the less they do, the less power is drawn, and the higher the clock is."""
+    return mma * (1 / rates(device).held - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """What a window does along one axis: `read`, how many input indices some tap lies on; `pairs`, how many (output, tap)
@@ -137,7 +143,7 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
     read, macs, weights = _needs(p)
     counts = [read, *map(math.prod, p.in_shapes[1:]), math.prod(p.out_shape)]
     *ins, out = (n * size for n, size in zip(counts, sizes or (2,) * len(counts), strict=True))
-    clock = device.clock_mhz * rates(device).clock[1]
+    clock = device.clock_mhz * rates(device).boost
     mma = macs / (device.num_sms * device.mma_fma_per_clk * device.mma_sync_share * clock)
     cold = max(0, sum(ins) - device.l2_bytes) + max(0, out - device.l2_bytes)
 

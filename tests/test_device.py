@@ -38,7 +38,7 @@ def test_products_per_clock_by_name_and_capability(name, cc, rate, share):
 
 
 def test_what_the_driver_reports_is_believed():
-    d = reported(props("NVIDIA RTX A6000", 86, 84), attributes())
+    d = reported(props("NVIDIA RTX A5500", 86, 84), attributes())
     assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.num_sms) == (1740, 696, 16, 84)
     assert reported(props("NVIDIA L40S", 89, 142), attributes(blocks=24)).max_blocks_per_sm == 24
     assert d.dense_tflops == pytest.approx(149.7, rel=0.003), "as the A40, of the same chip and clock"
@@ -47,13 +47,13 @@ def test_what_the_driver_reports_is_believed():
 
 
 def test_a_zero_is_not_believed_and_never_divides():
-    d = reported(props("NVIDIA RTX A6000", 86, 84, l2CacheSize=0), attributes(0, 0, 0, 0))
+    d = reported(props("NVIDIA RTX A5500", 86, 84, l2CacheSize=0), attributes(0, 0, 0, 0))
     a10 = NAMED["a10"]
     assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.l2_bytes) == (
         a10.clock_mhz, a10.dram_gbps, a10.max_blocks_per_sm, a10.l2_bytes,
     )  # fmt: skip
     assert {"clock_mhz", "dram_gbps", "max_blocks_per_sm"} <= set(d.assumed.split(", "))
-    assert reported(props("NVIDIA RTX A6000", 86, 84), attributes(bus=0)).dram_gbps == a10.dram_gbps
+    assert reported(props("NVIDIA RTX A5500", 86, 84), attributes(bus=0)).dram_gbps == a10.dram_gbps
 
 
 @pytest.mark.parametrize("title, name", DRIVER_NAMES.items())

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels.device import named
 from gpu_runtime.explain import report
 from gpu_runtime.planning import tables
 from gpu_runtime.runtime.plan_record import Timing
-from tactics.predict import SIGMA
+from tactics.predict import sigmas
 from tests.conftest import DIGITS, ROOT
 
 BATCH = 4
@@ -105,7 +106,6 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
 
 
 def test_forcing_a_layer_costs_what_the_row_says():
-    from cuda_kernels.device import named
     from gpu_runtime.frontend import fuse, importer
     from gpu_runtime.lowering import lower
     from gpu_runtime.rewrites import siblings
@@ -139,7 +139,7 @@ def test_pattern_violation_names_the_first_offender():
 @pytest.mark.parametrize("device", ["a100", "rtx4090", "h200"])
 def test_named_devices_plan_run_and_say_so(device):
     e = engine(device=device)
-    assert e.record.timing == Timing("predicted", f"predicted({device})", max(SIGMA.values()))
+    assert e.record.timing == Timing("predicted", f"predicted({device})", max(sigmas(named(device)).values()))
     x, y = digits()
     assert (logits(e, x)[0].argmax(1) == y).all()
     assert f"predicted({device})" in report.inspect_text(e.record)

@@ -122,7 +122,7 @@ def test_every_launch_of_a_huge_problem_fits_a_grid(problem):
 
 PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h100": 989, "h200": 989, "b200": 2250,
          "rtx5090": 209.5, "a100_pcie": 312, "a100_40gb": 312, "a40": 149.7, "rtx3070": 40.6, "l40s": 362,
-         "rtx_pro_6000": 503.8}  # fmt: skip
+         "rtx_pro_6000": 503.8, "rtx_a6000": 154.8}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMED)

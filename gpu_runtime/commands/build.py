@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpu_runtime.commands.console import json_bytes, say
-from gpu_runtime.commands.options import one_size, parse_pools
+from gpu_runtime.commands.options import one_size, parse_pools, risk_option
 from gpu_runtime.commands.targets import check_targets, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
 
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
 @click.option("--minShapes", "min_shapes", default="", metavar="SIZES", hidden=True)
 @click.option("--maxShapes", "max_shapes", default="", metavar="SIZES", hidden=True)
 @click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, "
-              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_pro_6000. A number: that "
-              "GPU here, measured. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
+              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: "
+              "that GPU here, measured. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
 @click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
               "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
-@click.option("--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True, help="With predicted "
-              "times: how likely a sparse kernel must be the faster one to be taken.")  # fmt: skip
+@risk_option
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
@@ -103,6 +102,7 @@ def build_command(
 def _target(device: str | None, timing_cache: str | None) -> Device:
     """The device that is planned for, which is said."""
     from cuda_kernels import device as devices
+    from gpu_runtime.explain.figures import held_text
     from gpu_runtime.pipeline import pick_device
 
     try:
@@ -113,6 +113,8 @@ def _target(device: str | None, timing_cache: str | None) -> Device:
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
     say(_planning_for(target, device))
+    if not target.measured and held_text(target):
+        say(f"{target.title}: {held_text(target)}")
     if timing_cache and not target.measured:
         say("--timingCacheFile is neither read nor written: it holds measured times only")
     return target

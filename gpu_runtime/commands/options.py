@@ -1,4 +1,4 @@
-"""Texts of options as values: sizes, pools, NAME=VALUE. All raise UsageError."""
+"""An option of several commands, and texts of options as values: sizes, pools, NAME=VALUE. All raise UsageError."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 import click
+
+risk_option = click.option(
+    "--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True,
+    help="With predicted times: how likely a sparse kernel must be the faster one to be taken.",
+)  # fmt: skip
 
 
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cuda_kernels.device import Device
+from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing, inner_name
 from tactics.tactic import Tactic
@@ -12,6 +14,12 @@ CERTAIN = 0.9  # P(sparse faster) from which a pick counts as certain
 def is_toss_up(row: SparsityRow) -> bool:
     """Whether a sparse pick is too likely to be the slower kernel: of predictions only."""
     return row.verdict == "sparse" and row.p_sparse_faster is not None and row.p_sparse_faster < CERTAIN
+
+
+def held_text(device: Device) -> str:
+    """Of a card with a tight power limit, which clock predicted times of tensor work rest on; else an empty text."""
+    low, high = rates(device).sustained
+    return "" if low == high else f"tensor work is predicted at {low:.0%} to {high:.0%} of the boost clock, for the power limit"
 
 
 def tactic_text(tactic: Tactic | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.explain.figures import us_text
+from gpu_runtime.explain.figures import held_text, us_text
 from gpu_runtime.explain.wording import RESOURCES
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
@@ -25,6 +25,8 @@ def text(plans: Sequence[Outlook]) -> str:
     names = [p.device.name for p in plans]
     head = f"{plans[0].model.name} planned for {', '.join(p.device.title for p in plans)}; "
     head += f"--sparsity={plans[0].sparsity.mode}; all times are predicted, marked ~; none was measured"
+    if plans[0].sparsity.mode != "disable":
+        head += f"; sparse kernels are taken where P(faster) is {plans[0].risk:.0%} or more (--risk)"
     by_layer = [{name: r for r in p.sparsity.rows for name in r.layers} for p in plans]
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
@@ -41,7 +43,8 @@ def text(plans: Sequence[Outlook]) -> str:
     lines += ["", "Where the facts come from:"]
     for p in plans:
         d = p.device
-        lines += wrap(f"{d.name}: {d.sources}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
+        held = f". Of predictions: {held_text(d)}" if held_text(d) else ""
+        lines += wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
     return "\n".join(lines) + "\n"
 
 

@@ -330,13 +330,15 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A model planned for a device, nothing packed or compiled: what plans for several devices are compared by."""
+    """A model planned for a device, nothing packed or compiled: what plans for several devices are compared by. `risk`:
+    as in Flags."""
 
     model: Model
     device: Device
     timing: Timing
     sparsity: SparsityRecord
     solution: Solution
+    risk: Number
 
 
 Explained = EngineRecord | Outlook  # what texts on sparsity are written from

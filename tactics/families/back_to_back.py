@@ -18,7 +18,7 @@ from tactics.families import conv_gemm
 from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
-from tactics.roofline import moved_us, result, sm_l2, tensor_rate
+from tactics.roofline import moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Tactic, Tile, these
 
@@ -108,8 +108,9 @@ def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, f
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
     warps = min(per_sm, 4) * t.warps_m * t.warps_n
-    step = max(
-        t.m * t.n * 16 / tensor_rate(device, warps),
+    mma = t.m * t.n * 16 / tensor_rate(device, warps)
+    step = throttled(device, mma) + max(
+        mma,
         t.m * 32 * t.warps_n / sm_l2(device, blocks),  # each column of warps loads the rows of its own
         t.n * 32 * t.warps_m / conv_gemm.SMEM_BYTES_PER_CLK,
     )

@@ -26,7 +26,7 @@ from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
+from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import (
     NULL,
     Args,
@@ -385,6 +385,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     per_sm = math.ceil(blocks / device.num_sms)
     hidden = min(resident, per_sm)
     mma = t.m * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n, tactic.sparse)
+    slower = throttled(device, mma)
     a_bytes = stage_bytes(tactic) - t.n * t.k * 2
     b_bytes = t.n * t.k * 2
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
@@ -399,7 +400,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     # A warp loads its fragments, then multiplies: only another block's products hide the loads (EXPOSED says what was counted).
     mma += EXPOSED * min(mma, smem) / hidden
     clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
-    loop = tiles * k_stages / blocks * max(clk.values())  # of a block
+    loop = tiles * k_stages / blocks * (max(clk.values()) + slower)  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
     end = _epilogue_clk(p, tactic, tiles, blocks, sm_l2(device, blocks))

@@ -21,7 +21,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate
+from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import (
     Launch,
     Store,
@@ -279,7 +279,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + (patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])) / 16) / min(4, warps),
     }
-    sm = per_sm * max(clk.values()) + rounds * ROUND_CLK
+    sm = per_sm * (max(clk.values()) + throttled(device, clk["mma"])) + rounds * ROUND_CLK
     y = num_bytes(tactic.out, p.out_shape)
     x = num_bytes(tactic.ins[0], p.in_shapes[0])
     moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, u.count * u.steps * u.n8 * 256)

@@ -20,7 +20,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate
+from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate, throttled
 from tactics.step import (
     NULL,
     Launch,
@@ -301,7 +301,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     smem = warps * (nt * 4 + mt * 512 / SMEM_BYTES_PER_CLK + 1)
     issue = warps / 4 * (nt * (10 + mt) + mt + 2)
     clk = {"mma": mma, "smem": smem, "issue": issue}
-    loop = g.steps * max(clk.values())
+    loop = g.steps * (max(clk.values()) + throttled(device, mma))
     patch = p.c * g.plane
     fill = FILL_CLK + math.ceil(patch / (t.threads * 8)) * LATENCY_CLK / 2
     convert = patch * 22 / 128  # about 22 instructions per element
