@@ -59,14 +59,10 @@ def test_unsupported_operators_are_all_listed(tmp_path):
     ]  # fmt: skip
     proto = model(nodes, {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
-    message = refused(tmp_path, proto, "4 nodes of unsupported type, by operator, name, domain and opset:\n")
-    assert message.splitlines()[5] == "export the model without them, or compute them outside it; supported are:"
-    assert message.splitlines()[1:5] == [
-        "  Det b (ai.onnx 17)",
-        "  Einsum mix (ai.onnx 17)",
-        "  Magic d (com.example 2)",
-        "  Nothing y (ai.onnx 17)",
-    ]
+    message = refused(tmp_path, proto, "4 nodes have an operator that is not supported: ")
+    first, second = message.splitlines()
+    assert first.endswith(": Det (b), Einsum (mix), com.example.Magic (d), Nothing (y)")
+    assert second.startswith("export the model without them, or compute them outside it; ")
 
 
 def test_opsets_out_of_range(tmp_path):
@@ -178,7 +174,8 @@ def test_external_data_in_functions_and_subgraphs(tmp_path):
     refused(tmp_path, proto, "outside the model's folder")
     branch = onnx.helper.make_graph([node("Relu", "x", "r")], "b", [], [onnx.helper.make_tensor_value_info("r", 1, None)])
     choose = node("If", "always", "y", then_branch=branch, else_branch=branch)
-    refused(tmp_path, model([choose], {"x": (1, 4)}, "y", {"always": np.array(True)}), r"1 node .*\n  If y \(ai.onnx 17\)")
+    proto = model([choose], {"x": (1, 4)}, "y", {"always": np.array(True)})
+    refused(tmp_path, proto, r"1 node has an operator that is not supported: If \(y\)")
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "", "link.bin", "a/../../secret.bin"])

@@ -1,23 +1,48 @@
-"""`gpu-runtime inspect ENGINE`: what is in it."""
+"""`gpu-runtime inspect FILE`: what is in an engine, or what an ONNX model is."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
 from gpu_runtime.commands.console import say
 
 
-@click.command("inspect", short_help="Show the plan, layers and sparsity of an engine.")
-@click.argument("engine", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print the layer information as JSON.")
-def inspect_command(engine: str, as_json: bool) -> None:
-    """Show what is in ENGINE: plan, layers, memory and the sparsity of each layer."""
+@click.command("inspect", short_help="Show the plan, layers and sparsity of an engine, or what an ONNX model is.")
+@click.argument("file", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
+def inspect_command(file: str, as_json: bool) -> None:
+    """Show what is in FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its opset,
+    inputs, operators and weights, and whether and how an engine can be built of it."""
+    from gpu_runtime import file_kinds
+
+    try:
+        head = file_kinds.head_of(file)
+    except (OSError, ValueError):
+        head = None  # reading it as what it is called says why
+    if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
+        return _engine(file, as_json)
+    from gpu_runtime.errors import ModelError
+    from gpu_runtime.explain import model_info
+
+    try:
+        info = model_info.model_info(file)
+    except ModelError:
+        if not head or file_kinds.is_onnx(head):
+            raise
+        began = head[:8].hex(" ")
+        text = f"{file}: neither an engine nor an ONNX model: it begins with the bytes {began}; give one of them"
+        raise ValueError(text) from None
+    say(json.dumps(asdict(info) | {"command": info.command}, indent=1) if as_json else model_info.text(info), nl=as_json)
+
+
+def _engine(file: str, as_json: bool) -> None:
     from gpu_runtime import load
     from gpu_runtime.explain import report
 
-    loaded = load(engine, allow_cubins=True)  # only read, never run
+    loaded = load(file, allow_cubins=True)  # only read, never run
     if as_json:
         say(json.dumps(loaded.layer_info(), indent=1))
     else:

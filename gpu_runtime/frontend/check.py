@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import graphlib
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -20,6 +19,7 @@ from gpu_runtime.frontend.load import NOT_UTF8, first_line, opset_version, store
 
 MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
+QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
 WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
 # (operator, attribute) -> the values it may have
 INTS = {
@@ -52,7 +52,7 @@ STRINGS = {
 
 def check_graph(graph: onnx.GraphProto) -> None:
     """Names, order and initializers; nodes out of order are sorted. Initializers are taken off the inputs."""
-    _check_texts(graph)
+    check_texts(graph)
     if graph.sparse_initializer:
         raise ModelError("sparse_initializer is not supported: store the weights as dense initializers")
     _check_unique(graph)
@@ -69,7 +69,7 @@ def check_graph(graph: onnx.GraphProto) -> None:
     _sort(graph, producer)
 
 
-def _check_texts(graph: onnx.GraphProto) -> None:
+def check_texts(graph: onnx.GraphProto) -> None:
     names = [v.name for v in (*graph.input, *graph.output, *graph.initializer)]
     for node in graph.node:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
@@ -133,8 +133,8 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
     graph.node.extend(nodes)
 
 
-def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
-    """List every node that neither this runtime nor constant folding can take."""
+def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:
+    """The nodes that neither this runtime nor constant folding can take."""
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     constant = {t.name for t in proto.graph.initializer}
     bad = []
@@ -145,15 +145,46 @@ def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
         if known and not nested and (node.op_type in ("Shape", "Size") or all(n in constant for n in node.input if n)):
             constant.update(node.output)
         elif not known or node.op_type not in ops:
-            bad.append(f"  {title(node)} ({domain or 'ai.onnx'} {versions.get(domain, '?')})")
-    if bad:
-        plural = "s" if len(bad) > 1 else ""
+            bad.append(node)
+    return bad
+
+
+def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
+    """Two lines on what `unsupported` finds: which operators, and what to do."""
+    bad = unsupported(proto, ops)
+    if not bad:
+        return
+    if any(_is_quantized(node) for node in bad):
+        counts = Counter(node.op_type for node in proto.graph.node if _is_quantized(node))
+        others = [node for node in bad if not _is_quantized(node)]
         raise ModelError(
-            f"{len(bad)} node{plural} of unsupported type, by operator, name, domain and opset:\n"
-            + "\n".join(bad)
-            + "\nexport the model without them, or compute them outside it; supported are:\n"
-            + textwrap.fill(", ".join(sorted(ops)), 110, initial_indent="  ", subsequent_indent="  ")
+            f"it is quantized ({', '.join(f'{n} {op}' for op, n in counts.items())}), and no kernel computes in integers"
+            + (f"; nor is there one for {unsupported_text(others)}" if others else "")
+            + "\ngive the FP32 or FP16 model that it was made from: kernels compute in FP16, with 2:4 weights too"
         )
+    count = "1 node has" if len(bad) == 1 else f"{len(bad)} nodes have"
+    raise ModelError(
+        f"{count} an operator that is not supported: {unsupported_text(bad)}\n"
+        "export the model without them, or compute them outside it; `gpu-runtime inspect` lists all, docs/operators.md what is "
+        "supported"
+    )
+
+
+def _is_quantized(node: onnx.NodeProto) -> bool:
+    return node.op_type in QUANTIZED or node.op_type.startswith("QLinear")
+
+
+def unsupported_text(bad: Iterable[onnx.NodeProto], most: int = 8) -> str:
+    """Operators, with domains that are not ONNX's own, and the nodes that have them: `most` operators and 3 nodes of each."""
+    by_type: dict[str, list[str]] = {}
+    for node in bad:
+        domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
+        by_type.setdefault(domain + node.op_type, []).append(node.name or ", ".join(node.output))
+    told = []
+    for op, names in by_type.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        told.append(f"{op} ({', '.join(names[:3])}{more})")
+    return ", ".join(told[:most]) + (f" and {len(told) - most} more operators" if len(told) > most else "")
 
 
 def check_values(graph: onnx.GraphProto) -> None:

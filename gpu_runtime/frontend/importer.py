@@ -192,6 +192,14 @@ def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
     return f"the batch of input {listed} is open and taken as 1; another: --shapes={other}"
 
 
+def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """Sizes for the inputs that need some, as an error suggests them: usual ones for what is open; without those that
+    declare no rank."""
+    stored = {t.name for t in graph.initializer}
+    declared = {v.name: _declared(v) for v in graph.input if v.name not in stored}
+    return {n: d.usual for n, d in declared.items() if d.dims and not d.is_static and not d.only_batch_is_open}
+
+
 @dataclass(frozen=True, slots=True)
 class _Declared:
     """The shape that a model declares for an input: sizes, names of what is dynamic; None where not even the rank is."""
@@ -212,11 +220,15 @@ class _Declared:
         return "unknown" if self.dims is None else "x".join(map(str, self.dims))
 
     @property
-    def example(self) -> str:
+    def usual(self) -> tuple[int, ...]:
+        """The shape, with usual sizes for what is dynamic."""
         dims = self.dims or ()
-        usual = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
-        example = [d if isinstance(d, int) else u for d, u in zip(dims, usual, strict=True)]
-        return "x".join(map(str, example or ("N", "C", "H", "W")))
+        sizes = (1, 3, 224, 224) if len(dims) == 4 else (1,) * len(dims)
+        return tuple(d if isinstance(d, int) else u for d, u in zip(dims, sizes, strict=True))
+
+    @property
+    def example(self) -> str:
+        return "x".join(map(str, self.usual or ("N", "C", "H", "W")))
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         """Whether the shape differs only where this one is dynamic."""

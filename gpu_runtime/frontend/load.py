@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, inliner
 
 from cuda_kernels.files import open_regular
+from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError
 
 OLDEST_OPSET = 6
@@ -63,9 +64,13 @@ def _load(path: Path) -> onnx.ModelProto:
         raise ModelError(f"cannot be read: {e.strerror or e}") from None
     except ValueError as e:
         raise e if isinstance(e, ModelError) else ModelError(f"cannot be read: {e}") from None  # a zero byte in the name
+    if file_kinds.is_engine(data[:16]):
+        raise ModelError("expected an ONNX model, got an engine or another safetensors file: gpu-runtime inspect shows engines")
     try:
         proto = onnx.load_model_from_string(data)
     except Exception:
+        if other := file_kinds.recognized(data[: file_kinds.HEAD_BYTES]):
+            raise ModelError(f"expected an ONNX model, got {len(data)} bytes: {other}") from None
         raise ModelError(
             f"expected an ONNX model (a protobuf ModelProto), got {len(data)} bytes that do not parse as one; "
             "the file is truncated or of another kind: export or download it again"

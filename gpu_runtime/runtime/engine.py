@@ -30,6 +30,7 @@ import numpy as np
 from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import Device
+from gpu_runtime import file_kinds
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import bounds, verify
 from gpu_runtime.runtime.fields import ALIGN, padded
@@ -188,6 +189,12 @@ def read(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: boo
     """
     try:
         with files.open_regular(path) as file:
+            head = file.read(file_kinds.HEAD_BYTES)
+            file.seek(0)
+            if file_kinds.is_onnx(head):
+                raise EngineError(f"{path}: not an engine but an ONNX model: build-engine {path} -o model.engine builds one")
+            if other := file_kinds.recognized(head):
+                raise EngineError(f"{path}: not an engine: {other}")
             return decode(file, os.fstat(file.fileno()).st_size, str(path), verify=verify, allow_cubins=allow_cubins)
     except FileNotFoundError:
         raise EngineError(f"{path}: no such file. Build an engine with: build-engine model.onnx -o {path}") from None

@@ -1,0 +1,64 @@
+"""What an ONNX model is, before anything is built of it, and whether and how that can be."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend.describe import ModelInfo, describe
+from gpu_runtime.lowering import lower
+from gpu_runtime.text import printable, size_text, wrap
+
+
+@bounded
+def model_info(path: str | os.PathLike) -> ModelInfo:
+    """Read the model, and try all stages that come before planning. Raises ModelError only for what is no ONNX model."""
+    info = describe(Path(path))
+    layers, problem = _tried(Path(path), info.shapes)
+    return replace(info, layers=layers, problem=problem)
+
+
+def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:
+    """(layers once it is fused and lowered, why it cannot be)."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an open batch: it is shown
+            return len(lower.lower(fuse.fuse(importer.read(path, shapes=shapes))).ops), ""
+    except ModelError as e:
+        return 0, _without(path, e)
+
+
+def _without(path: Path, e: ModelError) -> str:
+    return str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
+
+
+def text(info: ModelInfo) -> str:
+    """As `gpu-runtime inspect MODEL` prints it."""
+    made = f", made by {info.producer}" if info.producer else ""
+    opsets = ", ".join(f"{'opset' if d == 'ai.onnx' else d} {v}" for d, v in info.opsets.items())
+    count = f"{info.weights / 1e6:.2f} M" if info.weights >= 100_000 else str(info.weights)
+    weights = f"{count} values ({', '.join(info.weight_types)}) in {info.initializers} initializers"
+    rows = [
+        ("inputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.inputs)),
+        ("outputs", "; ".join(f"{name}: {dtype} {shape}" for name, dtype, shape in info.outputs)),
+        ("nodes", f"{sum(info.operators.values())}: {', '.join(f'{n} {op}' for op, n in info.operators.items())}"),
+        ("weights", weights if info.weights else "none"),
+        ("sparsity", info.sparsity),
+    ]  # fmt: skip
+    if info.unsupported:
+        rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {', '.join(info.unsupported)}"))
+    if info.problem:
+        first, *more = info.problem.splitlines()
+        rows += [("build", f"cannot be built: {first}"), *(("", line) for line in more)]
+    else:
+        chosen = "; its open sizes are yours to choose" if info.shapes else ""
+        rows.append(("build", f"{info.command}  ({info.layers} layers once fused{chosen})"))
+    lines = [f"{info.file}: an ONNX model, {opsets}, IR version {info.ir_version}{made}, {size_text(info.nbytes)}"]
+    for name, value in rows:
+        lines += wrap(f"{name:<9} {value}", indent=10)
+    return printable("\n".join(lines), keep="\n") + "\n"

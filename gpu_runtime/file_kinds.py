@@ -1,0 +1,67 @@
+"""What a file is, told by its first bytes: an engine, an ONNX model, or another of KINDS, with what to do instead."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from cuda_kernels.files import open_regular
+
+HEAD_BYTES = 1 << 16  # of a file, that tell what it is
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """`magic`: the bytes at `offset` that files of this kind have; `what` it is and its `cure`, as parts of a sentence."""
+
+    offset: int
+    magic: bytes
+    what: str
+    cure: str
+
+
+FROM_ONNX = "build an engine of the ONNX model that it was made from: build-engine model.onnx -o model.engine"
+TORCH = "export it in PyTorch, with torch.onnx.export"
+TENSORRT = FileKind(0, b"ftrt", "an engine of TensorRT, which only TensorRT reads", FROM_ONNX)
+KINDS = (
+    TENSORRT,
+    FileKind(4, b"ORTM", "a model of onnxruntime's own format (.ort)", "give the ONNX model that it was made from"),
+    FileKind(4, b"TFL3", "a TensorFlow Lite model", "convert it to ONNX, with tf2onnx"),
+    FileKind(0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", "convert it to ONNX, with tf2onnx"),
+    FileKind(0, b"\x93NUMPY", "a NumPy array (.npy)", "give a model; arrays are given with --input NAME=FILE.npy"),
+    FileKind(0, b"PK\x03\x04", "a zip archive, as PyTorch (.pt), Keras and NumPy (.npz) write it", TORCH),
+    FileKind(0, b"\x80\x02", "a pickle, as older PyTorch writes it", TORCH),
+    FileKind(0, b"version https://git-lfs", "a pointer of Git LFS in place of the file", "fetch the file itself: git lfs pull"),
+    FileKind(0, b"<!DOCTYPE", "a web page", "download the file itself"),
+    FileKind(0, b"<html", "a web page", "download the file itself"),
+    FileKind(0, b"\x1f\x8b", "compressed with gzip", "decompress it first"),
+    FileKind(0, b"\x7fELF", "a program or library (ELF)", "give an ONNX model"),
+)
+
+
+def head_of(path: str | os.PathLike[str]) -> bytes:
+    """The file's first bytes. Raises OSError, or ValueError of a name that no file can have."""
+    with open_regular(path) as file:
+        return file.read(HEAD_BYTES)
+
+
+def recognized(head: bytes) -> str:
+    """What a file that begins so is, and what to do, as a part of a sentence; empty for a model, an engine and the unknown."""
+    if is_engine(head):
+        return ""
+    if head.find(TENSORRT.magic, 4) == 4 + int.from_bytes(head[:4], "little"):
+        kind: FileKind | None = TENSORRT  # as Ultralytics writes it, after JSON and its length
+    else:
+        kind = next((k for k in KINDS if head[k.offset : k.offset + len(k.magic)].lower() == k.magic.lower()), None)
+    return f"it is {kind.what}: {kind.cure}" if kind else ""
+
+
+def is_engine(head: bytes) -> bool:
+    """Whether a file that begins so is an engine, whole or damaged: safetensors, the length of a JSON object and that."""
+    return head[8:9] == b"{"
+
+
+def is_onnx(head: bytes) -> bool:
+    """Whether it begins as exporters write a ModelProto: with its ir_version, then a name, the graph or the opset."""
+    return re.match(rb"\x08[\x03-\x1f][\x12\x1a\x22\x3a\x42]", head) is not None

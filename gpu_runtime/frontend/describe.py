@@ -1,0 +1,83 @@
+"""What an ONNX file says of itself: opset, inputs, operators, weights, and which nodes nothing here can run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import check, importer, load, pattern
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """`inputs`, `outputs`: name, type and shape as declared; `operators`: type -> count, the most frequent first;
+    `unsupported`: the nodes that nothing here can run. `layers`: how many are left once the graph is fused, of sizes `shapes`
+    where it leaves some open; 0 and a `problem` where it cannot be built. `sparsity`: what `inspect-sparsity` concludes."""
+
+    file: str
+    nbytes: int
+    producer: str
+    ir_version: int
+    opsets: Mapping[str, int]
+    inputs: tuple[tuple[str, str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    operators: Mapping[str, int]
+    initializers: int
+    weights: int
+    weight_types: tuple[str, ...]
+    sparsity: str
+    unsupported: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    layers: int = 0
+    problem: str = ""
+
+    @property
+    def command(self) -> str:
+        """What builds an engine of it."""
+        sizes = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in self.shapes.items())
+        return f"build-engine {self.file} -o {Path(self.file).stem}.engine" + (f" --shapes={sizes}" if sizes else "")
+
+
+def describe(path: Path) -> ModelInfo:
+    """Read the model; whether it can be built is not tried. Raises ModelError for what is no ONNX model."""
+    with load.named(path):
+        proto = load.load_whole(path)
+        check.check_texts(proto.graph)
+        graph, stored = proto.graph, {t.name for t in proto.graph.initializer}
+        weights = [t for _, t in load.stored_tensors(graph)]
+        return ModelInfo(
+            str(path), path.stat().st_size, f"{proto.producer_name} {proto.producer_version}".strip(), proto.ir_version,
+            {o.domain or "ai.onnx": o.version for o in proto.opset_import},
+            _values(v for v in graph.input if v.name not in stored), _values(graph.output),
+            dict(Counter(node.op_type for node in graph.node).most_common()), len(graph.initializer),
+            sum(math.prod(t.dims) for t in weights), tuple(sorted({_type(t.data_type) for t in weights})), _sparsity(path),
+            tuple(load.title(node) for node in check.unsupported(proto, importer.OPS)), importer.example_shapes(graph),
+        )  # fmt: skip
+
+
+def _sparsity(path: Path) -> str:
+    try:
+        return pattern.summary(pattern.inspect(path))
+    except ModelError as e:
+        return f"unknown: {str(e).removeprefix(f'{path}: ')}"
+
+
+def _type(t: int) -> str:
+    """An element type as NumPy calls it."""
+    return {"float": "float32", "double": "float64"}.get(name := load.type_name(t).lower(), name)
+
+
+def _values(values: Iterable[onnx.ValueInfoProto]) -> tuple[tuple[str, str, str], ...]:
+    found = []
+    for v in values:
+        t = v.type.tensor_type
+        dims = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in t.shape.dim]
+        shape = "x".join(dims) or "scalar" if t.HasField("shape") else "of any rank"
+        found.append((v.name, _type(t.elem_type) if t.elem_type else "no tensor", shape))
+    return tuple(found)
