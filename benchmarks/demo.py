@@ -9,7 +9,8 @@ import numpy as np
 
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
-from gpu_runtime.explain import report, wording
+from gpu_runtime.commands.console import columns, is_terminal
+from gpu_runtime.explain import log, report, wording
 from gpu_runtime.explain.figures import proven, times_are, us_text
 from gpu_runtime.runtime.findings import KernelTime
 from gpu_runtime.runtime.plan_record import EngineRecord
@@ -81,7 +82,7 @@ def main() -> None:
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")
     engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", shapes={"x": (EXPLAINED_BATCH, 1, 8, 8)})
     print(report.plan_text(engine.record))
-    print(wording.sparsity_text(engine.record))
+    print(log.log_text(engine.record, columns(), log.most_lines(engine.record), is_terminal()))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
     print(closing(engine.record))
 

@@ -86,7 +86,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith("Planning for H200 SXM 141GB (sm_90a), the default where no GPU is found (another with --dev")
-    assert lines[0].endswith("; times are predicted(h200), nothing is measured")
+    assert " ".join(out.split()[:30]).split("; ")[1].startswith("times are predicted(h200), nothing is measured")
     assert "[time] block1/conv1 + block1/relu1\n" in err
     eligible, picked = (
         [name for name in re.search(rf"^\(Sparsity\) {text}:(.*)$", out, re.M)[1].strip().split(", ") if name]
@@ -95,7 +95,8 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert len(eligible) == 14 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
     assert "=== Profile (1 iterations ) === predicted times, nothing was run\n" in out
     assert re.search(r"^ 0  stem/conv \+ stem/relu +conv ", out, re.M)  # --dumpLayerInfo
-    assert re.fullmatch(r"Wrote sparse.engine: \d+ bytes, \d+ kernel launches, ~\d+\.\d us, predicted\(h200\)", lines[-1])
+    assert re.fullmatch(r"Wrote sparse.engine: \d+ bytes, \d+ kernel launches, ~\d+\.\d us, predicted\(h200\)", lines[-2])
+    assert lines[-1] == "gpu-runtime explain sparse.engine [LAYER] says more of each layer"
     assert "\nWrote li_profile.json (--exportProfile)\nWrote li_layinfo.json (--exportLayerInfo)\n" in out
 
     info, profile = (json.loads((files / f"li_{name}.json").read_text()) for name in ("layinfo", "profile"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import one_size, parse_pools, risk_option
 from gpu_runtime.commands.targets import check_targets, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
@@ -67,11 +68,13 @@ def build_command(
     sizes, workspace = one_size(given), parse_pools(pools)
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
-    from gpu_runtime.explain import layer_info, report, wording
+    from gpu_runtime.explain import layer_info, log, report, wording
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.engine import encode
 
-    target = _target(device, timing_cache)
+    target = _target(device)
+    told = _planning_for(target, device, timing_cache)
+    say("\n".join(told))
     pruned = io.BytesIO()
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
@@ -90,34 +93,29 @@ def build_command(
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     if dump_layers or verbose:
         say(report.plan_text(engine.record))
-    say(wording.sparsity_text(engine.record))
+    written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
+    written += _written(engine, engine_path, paths)
+    if verbose:
+        say(wording.sparsity_text(engine.record))
+    else:
+        most = log.most_lines(engine.record) - len(told) - len(written) - 1  # an empty line
+        say(log.log_text(engine.record, columns(), most, is_terminal()))
     if dump_profile:
         say(layer_info.trt_profile_text(profile))
-    for option, name in targets.items():
-        if name:
-            say(f"Wrote {name} ({option})")
-    _say_engine(engine, engine_path, paths)
+    say("\n".join(written))
 
 
-def _target(device: str | None, timing_cache: str | None) -> Device:
-    """The device that is planned for, which is said."""
+def _target(device: str | None) -> Device:
     from cuda_kernels import device as devices
-    from gpu_runtime.explain.figures import held_text
     from gpu_runtime.pipeline import pick_device
 
     try:
         if device is not None and device.isdecimal():
             devices.only(int(device))
             device = None
-        target = pick_device(device)
+        return pick_device(device)
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-    say(_planning_for(target, device))
-    if not target.measured and held_text(target):
-        say(f"{target.title}: {held_text(target)}")
-    if timing_cache and not target.measured:
-        say("--timingCacheFile is neither read nor written: it holds measured times only")
-    return target
 
 
 def _shown(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
@@ -128,21 +126,33 @@ def _shown(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
     return {"Layers": names if verbosity == "layer_names_only" else [], "Bindings": info["Bindings"]}
 
 
-def _say_engine(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> None:
-    """The last line of a build: what was written where."""
+def _lines(text: str) -> list[str]:
+    from gpu_runtime.text import printable, wrap
+
+    return wrap(printable(text), columns())
+
+
+def _written(engine: Engine, name: str | None, paths: Mapping[str, Path]) -> list[str]:
+    """The last lines of a build: what was written where, and what says more."""
     if name is None:
-        return say("No engine was written: -o FILE does that")
+        return ["No engine was written: -o FILE does that"]
     timing, size = engine.record.timing, paths["--saveEngine"].stat().st_size
     total = f"{'~' if timing.is_predicted else ''}{engine.plan.solution.total_us:.1f} us, {timing.label}"
-    say(f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}")
+    text = f"Wrote {name}: {size} bytes, {len(engine.plan.steps)} kernel launches, {total}"
+    return [*_lines(text), *_lines(f"gpu-runtime explain {shlex.quote(name)} [LAYER] says more of each layer")]
 
 
-def _planning_for(target: Device, name: str | None) -> str:
-    """The first line of a build: which device, and where its times come from."""
+def _planning_for(target: Device, name: str | None, timing_cache: str | None) -> list[str]:
+    """The first lines of a build: which device, and where its times come from."""
+    from gpu_runtime.explain.figures import held_text
+
     if target.measured:
-        return f"Planning for {target.title} ({target.sm}), timing on it"
+        return _lines(f"Planning for {target.title} ({target.sm}), timing on it")
     default = "" if name else ", the default where no GPU is found (another with --device)"
-    return f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
+    head = f"Planning for {target.title} ({target.sm}){default}; times are predicted({target.name}), nothing is measured"
+    held = _lines(f"{target.title}: {held_text(target)}") if held_text(target) else []
+    ignored = ["--timingCacheFile is neither read nor written: it holds measured times only"] if timing_cache else []
+    return [*_lines(head), *held, *ignored]
 
 
 def _layer_times(engine: Engine, iterations: int) -> list[list[float]] | None:

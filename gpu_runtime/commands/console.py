@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 
 import click
+
+WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
+
+
+def is_terminal() -> bool:
+    """Whether a person reads stdout: it is a terminal, or COLUMNS says how wide one is."""
+    return "COLUMNS" in os.environ or sys.stdout.isatty()
+
+
+def columns() -> int:
+    """How wide stdout's terminal is; where there is none, WIDTH."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal() else WIDTH
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

@@ -1,0 +1,151 @@
+"""Names of layers: many in little room, as `layer{1..3}.0/conv{1,2}`, and found again by such a text or by a pattern."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import TypeVar
+
+from gpu_runtime.text import printable
+
+Parts = tuple[tuple[str, ...], ...]  # of a name, each with all values that it takes
+Row = TypeVar("Row")
+BRACES = re.compile(r"\{([^{}]*)\}")
+SHOWN = 4  # names that an error proposes
+MOST_PATTERNS = 10_000  # that braces may stand for
+LONG = 300  # characters of a name that is compared with no other one
+
+
+# ---- many names in little room
+
+
+def grouped(names: Iterable[str]) -> list[str]:
+    """The names, in order, those that differ in one number or word written once, as a shell's braces have it."""
+    found: dict[object, list[Parts]] = {}  # by what the names have in common: all but numbers and words
+    for name in dict.fromkeys(names):
+        alone = len(name) > LONG or re.search(r"[{}]|\.\.", name)
+        parts = [name] if alone else re.findall(r"\d+|[^\W\d_]+|[\W_]", name)
+        alike = name if alone else tuple("" if part.isalnum() else part for part in parts)
+        found.setdefault(alike, []).append(tuple((part,) for part in parts))
+    return ["".join(map(_braced, parts)) for same in found.values() for parts in _merged(same)]
+
+
+def _merged(names: list[Parts]) -> list[Parts]:
+    """Names that differ in one part only become one with both of its values, as long as there are such."""
+    before, vary = None, [i for i in reversed(range(len(names[0]))) if len({parts[i] for parts in names}) > 1]
+    while before != len(names):
+        before = len(names)
+        for i in vary:
+            rest: dict[tuple[Parts, Parts], tuple[str, ...]] = {}
+            for parts in names:
+                key = parts[:i], parts[i + 1 :]
+                rest[key] = tuple(dict.fromkeys((*rest.get(key, ()), *parts[i])))
+            names = [(*head, values, *tail) for (head, tail), values in rest.items()]
+    return names
+
+
+def _braced(values: tuple[str, ...]) -> str:
+    """One value as it is, several in braces, three consecutive numbers or more as `1..3`."""
+    if len(values) == 1:
+        return values[0]
+    if not all(v.isdecimal() and str(int(v)) == v for v in values):
+        return "{" + ",".join(values) + "}"
+    numbers, texts = sorted(map(int, values)), []
+    while numbers:
+        run = next((i for i, n in enumerate(numbers) if n != numbers[0] + i), len(numbers))
+        texts += [f"{numbers[0]}..{numbers[run - 1]}"] if run > 2 else [str(n) for n in numbers[:run]]
+        numbers = numbers[run:]
+    return "{" + ",".join(texts) + "}"
+
+
+def fitting(
+    names: Sequence[str], fits: Callable[[list[str]], bool], write: Callable[[Sequence[str]], list[str]] = grouped
+) -> list[str]:
+    """What `write` makes of as many of the first names as fit, and how many more there are."""
+    whole = write(names)
+    if fits(whole):
+        return whole
+    least, most = 0, len(names)  # the first fits, or nothing does; the second does not
+    while most - least > 1:
+        tried = (least + most) // 2
+        least, most = (tried, most) if fits(_and_more(write(names[:tried]), len(names) - tried)) else (least, tried)
+    return _and_more(write(names[:least]), len(names) - least)
+
+
+def _and_more(texts: list[str], more: int) -> list[str]:
+    return [*texts, f"and {more} more" if texts else f"{more} layers"]
+
+
+def packed(head: str, texts: Sequence[str], width: int, indent: int) -> list[str]:
+    """A paragraph: the head, then the texts with commas. Lines after the first are indented, and end behind a comma; within a
+    text that is longer than a line, behind what separates words."""
+    lines = textwrap.wrap(head, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    room = width - indent
+    pieces = re.findall(r"[^,]+(?:, ?)?|, ?", ", ".join(map(printable, texts)))
+    parts = [part for p in pieces for part in ([p] if len(p.rstrip()) <= room else _words(p, room))]
+    for i, part in enumerate(parts):
+        lines[-1] += "" if i else " "
+        if len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append(" " * indent)
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
+
+
+def _words(text: str, room: int) -> list[str]:
+    """A text in parts of at most `room` characters, cut behind separators where there are such."""
+    return [part for word in re.findall(r"[^/._ ]*[/._ ]*", text) for part in re.findall(f".{{1,{room}}}", word)]
+
+
+# ---- a name that somebody typed
+
+
+def matching(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]], what: str) -> list[Row]:
+    """The rows that have this name, or one that the pattern `wanted` fits (`layer3.*`, `conv[12]`, `layer{1..3}/conv`), or else
+    the only one with a name that it is part of. `names`: of a row. Raises ValueError where there is none, or are several;
+    `what`: none of which it is."""
+    known = [(row, tuple(names(row))) for row in rows]
+    for fits in (wanted.__eq__, _fits(wanted)):
+        found = [row for row, own in known if any(map(fits, own))]
+        if found:
+            return found
+    parts = [row for row, own in known if any(wanted in name for name in own)]
+    if len(parts) == 1:
+        return parts
+    everything = list(dict.fromkeys(name for _, own in known for name in own))
+    if parts:
+        several = _few([name for name in everything if wanted in name])
+        raise ValueError(f"{wanted!r} is in the names of {len(parts)} layers: {several}; all of them are '*{wanted}*'")
+    short = [name for name in everything if len(name) < LONG]
+    close = difflib.get_close_matches(wanted[:LONG], short, SHOWN, 0.5)
+    cure = f"did you mean {_few(close)}?" if close else f"expected one of {_few(everything)}"
+    raise ValueError(f"{wanted!r} is no {what}: {cure}")
+
+
+def _fits(text: str) -> Callable[[str], bool]:
+    """Whether a name fits a shell's pattern, which may have braces as `grouped` writes them."""
+    pieces = [_values(part) if i % 2 else [part] for i, part in enumerate(BRACES.split(text))]
+    patterns = ["".join(p) for p in product(*pieces)] if math.prod(map(len, pieces)) <= MOST_PATTERNS else [text]
+    plain = {p for p in patterns if not re.search(r"[*?[]", p)}
+    others = [re.compile(fnmatch.translate(p)) for p in patterns if p not in plain]
+    return lambda name: name in plain or any(p.match(name) for p in others)
+
+
+def _values(text: str) -> list[str]:
+    """What stands in braces: `1..3,7` is 1, 2, 3 and 7."""
+    values: list[str] = []
+    for item in text.split(","):
+        ends = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", item)
+        values += map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else [item]
+    return values
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(printable, names[:SHOWN])) + more
+
+
