@@ -17,11 +17,13 @@ from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
 from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
 from gpu_runtime.commands.plan import plan_command
+from gpu_runtime.commands.report import report_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import WRITTEN, written
 from gpu_runtime.errors import InternalError
 
-COMMANDS = (build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command)
+COMMANDS = (build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command,
+            report_command)  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -109,7 +109,7 @@ def read(
             weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
         _fix_inputs(proto.graph, shapes)
         name_nodes(proto.graph.node)
-        stored = stored_by_layer(proto.graph)
+        stored = stored_by_layer(proto.graph, pruned)
         proto, large = set_aside(proto)
         check_schema(proto)
         check_sizes(proto)

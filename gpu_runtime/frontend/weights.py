@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +61,16 @@ def together(parts: Iterable[Stored]) -> Stored:
     return Stored(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stored(0, 0, 0.0, 0.0)
 
 
-def stored_by_layer(graph: onnx.GraphProto) -> dict[str, Stored]:
-    """Node -> its weights, of every layer whose weights can have the pattern. Nodes have their names by now."""
+def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Node -> its weights, of every layer whose weights can have the pattern. Nodes have their names by now. Of those that were
+    `pruned`, by initializer, `lost` is what they had."""
     found: dict[tuple[str, int], Stored] = {}
     rows = {}
     for w in weights(graph):
         if not w.reason and (values := w.values) is not None:
             if (w.name, w.axis) not in found:
-                found[w.name, w.axis] = as_stored(values, w.axis)
+                now, before = as_stored(values, w.axis), pruned.get(w.name)
+                found[w.name, w.axis] = replace(now, lost=before.lost, energy=before.energy) if before else now
             rows[w.node.name] = found[w.name, w.axis]
     return rows
 

@@ -90,9 +90,9 @@ class SparsityRow:
     it, in words; c, k, groups, kernel: of the convolution. Of its weights as kernels hold them:
     `pattern_groups`, groups of 4 input channels,
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
-    `lost_energy`, the share of their squares that pruning takes away. `us`: in the plan; `other`: the plan with this layer
-    forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's kernels would have to be;
-    `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
+    `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
+    plan with this layer forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's
+    kernels would have to be; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
     """
 
     layer: Text

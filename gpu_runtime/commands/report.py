@@ -1,0 +1,25 @@
+"""`gpu-runtime report ENGINE -o report.html`: the plan as a page to look at."""
+
+from __future__ import annotations
+
+import click
+
+from gpu_runtime.commands.console import say
+from gpu_runtime.commands.targets import check_targets, write_all
+
+
+@click.command("report", short_help="Write an engine's plan as one HTML page.")
+@click.argument("engine", type=click.Path())
+@click.option("-o", "--output", "output", type=click.Path(), default="report.html", show_default=True,
+              help="Write the page to this file.")  # fmt: skip
+@click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Put this engine beside it, layer by layer.")
+def report_command(engine: str, output: str, other: str | None) -> None:
+    """Write what ENGINE is, and why, as one HTML file: layers, candidates, graph, roofline, memory. It needs no network."""
+    paths = check_targets({"--output": output}, [engine, *([other] if other else [])])
+    from gpu_runtime import load
+    from gpu_runtime.report import page
+
+    records = [load(name, allow_cubins=True).record for name in (engine, other) if name]  # only read, never run
+    data = page.report(*records)
+    write_all({paths["--output"]: data})
+    say(f"Wrote {output}: {len(data)} bytes; open it in a browser, it needs no network")

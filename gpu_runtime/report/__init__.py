@@ -1,0 +1,7 @@
+"""An engine's plan as a page to look at, and as files for the viewers that people have. Read data.py first.
+
+Enters: an engine's record. Leaves: one HTML file that needs no network, a trace, notes for an ONNX model's nodes.
+
+data: what a page shows, as records; drawing: where the plan's graph is drawn; arena: what lies where in memory, and when; page:
+the file, from the template and the scripts beside this text; exports: Chrome's trace format, notes for Netron.
+"""

@@ -1,0 +1,150 @@
+// Elements, figures in words, and which layer is selected. No text of the data ever becomes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+const KINDS = {
+  sparse: "sparse", toss_up: "sparse, toss-up", dense: "dense", not_eligible: "not eligible", other: "without weights",
+  reformat: "reformat", noop: "no launch",
+};
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function el(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function by(id) {
+  return document.getElementById(id);
+}
+
+function line(x1, y1, x2, y2, cls) {
+  return svg("line", { x1, y1, x2, y2, class: cls });
+}
+
+function label(x, y, text, options = {}) {
+  return svg("text", { x, y, ...options }, text);
+}
+
+function dot(kind) {
+  return el("i", { class: `dot fill-${kind}` });
+}
+
+function badge(kind) {
+  return el("span", { class: "badge" }, dot(kind), KINDS[kind]);
+}
+
+// ---- figures
+
+function us(value, verdict, sign = "") {
+  if (value === null || value === undefined) return "-";
+  const mark = verdict.predicted ? "~" : "";
+  return `${mark}${sign && value > 0 ? sign : ""}${value.toFixed(2)} us`;
+}
+
+function bytes(n) {
+  if (n < 1024) return `${n} B`;
+  return n < 1 << 20 ? `${(n / 1024).toFixed(1)} KiB` : `${(n / (1 << 20)).toFixed(1)} MiB`;
+}
+
+function percent(share) {
+  const value = 100 * share;
+  return `${value.toFixed(Math.abs(value) < 10 ? 1 : 0)} %`;
+}
+
+function count(n) {
+  return n >= 1e9 ? `${(n / 1e9).toFixed(2)} G` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n.toLocaleString("en");
+}
+
+// "3.2 % faster", as the command line has it.
+function versus(value, base) {
+  if (!base || value === base) return "no difference";
+  const change = 100 * (value / base - 1);
+  const amount = Math.abs(change) < 0.05 ? "less than 0.1" : Math.abs(change).toFixed(1);
+  return `${amount} % ${change >= 0 ? "slower" : "faster"}`;
+}
+
+function short(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}\u2026` : text;
+}
+
+function tactic(page, layer) {
+  return layer.tactic === undefined ? "-" : page.tactics[layer.tactic].name;
+}
+
+function layerTitle(page, layer) {
+  const range = layer.low_us === undefined ? "" : ` (${layer.low_us.toFixed(2)} to ${layer.high_us.toFixed(2)})`;
+  return `${layer.name}\n${us(layer.us, page.verdict)}${range}, ${KINDS[layer.kind]}\n${tactic(page, layer)}\n${layer.formats}`;
+}
+
+// ---- which layer is selected
+
+const selection = { layer: null, watchers: [] };
+
+function onSelect(watcher) {
+  selection.watchers.push(watcher);
+}
+
+// `from`: who asks, so that nobody scrolls away what was just clicked.
+function select(layer, from = "") {
+  if (layer === selection.layer) return;
+  const before = selection.layer;
+  selection.layer = layer;
+  for (const watcher of selection.watchers) watcher(layer, before, from);
+}
+
+function mark(nodes, layer, before) {
+  for (const node of nodes.get(before) || []) node.classList.remove("selected");
+  for (const node of nodes.get(layer) || []) node.classList.add("selected");
+}
+
+// Elements by the layer that they stand for.
+function gather(nodes, layer, node) {
+  if (!nodes.has(layer)) nodes.set(layer, []);
+  nodes.get(layer).push(node);
+  return node;
+}
+
+// ---- drawings as wide as their place
+
+function chart(place, draw) {
+  const holder = el("div");
+  place.append(holder);
+  let width = 0;
+  const redraw = () => {
+    const now = Math.floor(holder.clientWidth);
+    if (now && now !== width) {
+      width = now;
+      holder.replaceChildren(draw(width));
+    }
+  };
+  new ResizeObserver(redraw).observe(holder);
+  redraw();
+}
+
+function frame(width, height, title) {
+  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  return root;
+}
+
+// Round steps for an axis from 0 to `most`.
+function steps(most, wanted) {
+  const raw = most / wanted || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
+  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
+}
+
+function plain(value) {
+  return Number(value.toPrecision(6)).toString();
+}

@@ -1,0 +1,70 @@
+"""The report as one HTML file that needs no network.
+
+Texts come out of files that may be hostile. Three things hold them: the page's scripts never make markup of a text; the data
+stands in a block of JSON in which no character can end it; and the page's policy lets nothing run but that one script, by its
+hash, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_runtime.report.data import Page, joined, page
+from gpu_runtime.runtime.plan_record import EngineRecord
+from tactics import codec
+
+HERE = Path(__file__).parent
+SCRIPTS = ("base", "verdict", "table", "detail", "graph", "charts", "compare", "main")
+MOST_PLAIN = 700_000  # characters of data that are left readable; more is compressed, so that the file stays below 1 MB
+ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What the page carries and its button saves. `joined`: the layers of two pages side by side, by number."""
+
+    pages: tuple[Page, ...]
+    joined: tuple[tuple[int | None, int | None], ...] = ()
+
+
+def data(record: EngineRecord, other: EngineRecord | None = None) -> Data:
+    """Of one engine, or of one beside an `other`."""
+    first = page(record)
+    if other is None:
+        return Data((first,))
+    second = page(other)
+    return Data((first, second), tuple(joined(first, second)))
+
+
+def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
+    """The HTML file: the same bytes for the same engines."""
+    shown = data(record, other)
+    names = [f"{p.verdict.model} on {p.verdict.device}" for p in shown.pages]
+    script = '"use strict";\n' + "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    encoding, text = _encoded(shown)
+    parts = {
+        "title": html.escape(" beside ".join(names)), "style": style, "script": script, "encoding": encoding, "data": text,
+        "style_sha256": _sha256(style), "script_sha256": _sha256(script),
+    }  # fmt: skip
+    template = (HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template).encode()
+
+
+def _encoded(shown: Data) -> tuple[str, str]:
+    """How the data is written, and its text: JSON in which no character can end a script, or that compressed, in base 64."""
+    text = json.dumps(codec.to_json(Data, shown), separators=(",", ":"))
+    if len(text) > MOST_PLAIN:
+        return "gzip", base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return "plain", re.sub("[<>&]", lambda found: ESCAPES[found[0]], text)
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

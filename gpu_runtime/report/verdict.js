@@ -1,0 +1,60 @@
+// The verdict, the environment, and what the page as a whole can do.
+
+function tile(value, what, cls = "") {
+  return el("div", { class: "tile" }, el("b", { class: cls }, value), el("span", {}, what));
+}
+
+function against(verdict) {
+  if (verdict.dense_us === undefined || verdict.dense_us === null) return [];
+  const saved = verdict.dense_us - verdict.total_us;
+  const range = verdict.saved_range_us;
+  const span = range ? `; with the error of predictions ${us(range[0], verdict)} to ${us(range[1], verdict)}` : "";
+  const cls = saved > 0.005 ? "better" : saved < -0.005 ? "worse" : "";
+  const text = Math.abs(saved) < 0.005 ? "nothing" : us(saved, verdict);
+  return [tile(text, `saved by sparse kernels: all dense, the plan takes ${us(verdict.dense_us, verdict)}${span}`, cls)];
+}
+
+function ceiling(verdict) {
+  if (verdict.ceiling_us === undefined || verdict.ceiling_us === null) return [];
+  return [tile(us(verdict.ceiling_us, verdict), "ceiling: all eligible kernels at twice their dense speed, launch and memory allowing")];
+}
+
+function showVerdict(page) {
+  const v = page.verdict;
+  const sure = v.toss_ups ? `; ${v.picked - v.toss_ups} certain, ${v.toss_ups} toss-ups` : "";
+  by("verdict").append(
+    el("p", { class: "headline" }, el("b", {}, v.model), ` on ${v.device}: `, el("b", {}, us(v.total_us, v)),
+      `, ${v.timing}${v.predicted ? ": nothing was measured" : ""}`),
+    el("div", { class: "tiles" },
+      tile(us(v.total_us, v), `${v.predicted ? "predicted" : "measured"} per run, ${page.memory.steps.length} launches`),
+      ...against(v), ...ceiling(v),
+      tile(`${v.picked} of ${v.eligible}`, `eligible layers run sparse${sure}`),
+      tile(v.proof.startsWith("proven") ? "proven" : "not proven", v.proof)),
+    el("p", {}, `${v.sentence}.`),
+    ...(v.warning ? [el("p", { class: "warning" }, v.warning)] : []));
+}
+
+function showEnvironment(pages) {
+  for (const page of pages) {
+    const list = el("dl");
+    for (const [key, value] of page.environment) list.append(el("dt", {}, key), el("dd", { class: "code" }, value));
+    by("environment").append(
+      ...(pages.length > 1 ? [el("h3", {}, page.verdict.model)] : []), list,
+      el("p", {}, "To build it again:"), el("pre", {}, page.command));
+  }
+}
+
+function switchTheme() {
+  const themes = ["auto", "light", "dark"];
+  const root = document.documentElement;
+  const next = themes[(themes.indexOf(root.dataset.theme || "auto") + 1) % themes.length];
+  root.dataset.theme = next;
+  by("theme").textContent = `Theme: ${next}`;
+}
+
+function download(data) {
+  const url = URL.createObjectURL(new Blob([JSON.stringify(data, null, 1)], { type: "application/json" }));
+  const name = data.pages[0].verdict.model.replace(/[^\w.-]+/g, "_");
+  el("a", { href: url, download: `${name}.report.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
