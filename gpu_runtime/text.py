@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Collection, Sequence
+from typing import Any
 
 WIDTH = 120
 
@@ -39,6 +40,19 @@ def size_text(nbytes: int) -> str:
 def printable(text: str, keep: str = "") -> str:
     """`text` with every character that is not printable escaped, but those of `keep`: a name may hold control sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def not_finite(array: Any) -> str:
+    """What is NaN or infinite in an array, with the place of the first, as a part of a sentence; empty where nothing is."""
+    import numpy as np
+
+    a = np.asarray(array)
+    if a.dtype.kind != "f" or (finite := np.isfinite(a)).all():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(~finite)[0])
+    what = "NaN" if np.isnan(a[at]) else "infinity"
+    count = int(a.size - np.count_nonzero(finite))
+    return f"{what} at {list(at)}" + (f", the first of {count} values that are not finite" if count > 1 else "")
 
 
 def wrap(text: str, width: int = WIDTH, indent: int = 2) -> list[str]:

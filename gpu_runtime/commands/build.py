@@ -12,7 +12,7 @@ import click
 
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import one_size, parse_pools, risk_option
-from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 @click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
               "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
 @risk_option
+@click.option("--calibration", type=click.Path(), metavar="FILE.npz", help="Inputs by name: on them the "
+              "network's range and the plan's error are measured, instead of on random values.")  # fmt: skip
 @click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
 @click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
 @click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
@@ -54,20 +56,20 @@ if TYPE_CHECKING:
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
     output_formats: str | None, shapes: str, opt_shapes: str, min_shapes: str,
-    max_shapes: str, device: str | None, pools: str, risk: float, timing_cache: str | None,
+    max_shapes: str, device: str | None, pools: str, risk: float, calibration: str | None, timing_cache: str | None,
     save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
     dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int,
 ) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
-    source = model or onnx
-    if source is None or (model and onnx):
-        raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
+    source = _source(model, onnx)
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
     sizes, workspace = one_size(given), parse_pools(pools)
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
-    paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, [source])
+    sources = [source] if calibration is None else [source, calibration]
+    paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, sources)
+    inputs = read_arrays("--calibration", calibration)
     from gpu_runtime.explain import layer_info, log, report, wording
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.engine import encode
@@ -79,7 +81,8 @@ def build_command(
     engine = build(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, log=say if verbose else None,
+        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, calibration=inputs,
+        log=say if verbose else None,
         progress=lambda stage, detail: say(f"[{stage}] {detail}", err=True) if verbose else None,
     )  # fmt: skip
     times = _layer_times(engine, iterations) if dump_profile or export_profile else None
@@ -103,6 +106,13 @@ def build_command(
     if dump_profile:
         say(layer_info.trt_profile_text(profile))
     say("\n".join(written))
+
+
+def _source(model: str | None, onnx: str | None) -> str:
+    """The model's file, given in one of two ways."""
+    if (model is None) == (onnx is None):
+        raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
+    return model or onnx or ""
 
 
 def _target(device: str | None) -> Device:

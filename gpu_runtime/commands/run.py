@@ -26,6 +26,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
     paths = check_targets({"--output": output}, [engine, *given.values()])
     from gpu_runtime import EngineError, load
+    from gpu_runtime.text import not_finite
 
     try:
         loaded = load(engine, allow_cubins=allow_cubins)
@@ -43,7 +44,10 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
     write_all({paths["--output"]: npz(results)})
     say(f"Ran {engine} on {where}; wrote {output}")
-    if wrong:
+    given_wrong = [f"input {name!r} holds {told}" for name, a in arrays.items() if (told := not_finite(a))]
+    if given_wrong:
+        say("; ".join(given_wrong), err=True)
+    elif wrong:
         say(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
                    err=True)  # fmt: skip
     for name, a in results.items():

@@ -14,6 +14,7 @@ from cuda_kernels import files
 if TYPE_CHECKING:
     import numpy as np
 
+MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
 WRITTEN: list[str] = []  # files that this process has put in place
 
 
@@ -68,6 +69,31 @@ def read_array(name: str, path: str, most: int) -> np.ndarray:
     except Exception as e:  # whatever a damaged header makes NumPy raise
         reason = " ".join(str(e).split()) or type(e).__name__
         raise ValueError(f"--input {name}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+
+
+def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
+    """The arrays of an .npz file by name, None where no file is given. Raises ValueError."""
+    if path is None:
+        return None
+    import numpy as np
+
+    try:
+        with files.open_regular(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > MOST_NPZ_BYTES:
+                raise ValueError(f"it holds {size} bytes, expected {MOST_NPZ_BYTES} at most")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+    except FileNotFoundError:
+        raise ValueError(f"{option} {path}: no such file; expected a .npz file, as numpy.savez writes it") from None
+    except Exception as e:  # whatever a damaged archive makes zipfile and NumPy raise
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(
+            f"{option} {path}: not a readable .npz file: {reason}; numpy.savez(FILE, NAME=array) writes one, with the names of "
+            "inputs"
+        ) from None
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:

@@ -21,6 +21,7 @@ import numpy as np
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import Network, Op, exists
 from gpu_runtime.runtime.findings import Compared
+from gpu_runtime.text import not_finite
 from tactics import fp32
 from tactics.measure.data import reference
 from tactics.problems.convolution import with_epilogue
@@ -145,13 +146,24 @@ def _feeds(
         largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in network.inputs}
         source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
         return {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in network.inputs}, source
-    for t in network.inputs:
-        if t.name not in calibration or np.shape(calibration[t.name]) != t.shape:
-            got = np.shape(calibration[t.name]) if t.name in calibration else "none"
-            raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {got}")
-        if np.asarray(calibration[t.name]).dtype.kind not in "fiub":
-            raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {np.asarray(calibration[t.name]).dtype}")
+    _check_calibration(network, calibration)
     return calibration, "calibration input"
+
+
+def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) -> None:
+    """ValueError unless there is an array of finite numbers for each input, of its shape, and for nothing else."""
+    names = [t.name for t in network.inputs]
+    if set(names) != set(calibration):
+        got = ", ".join(map(repr, calibration)) or "none"
+        raise ValueError(f"calibration: expected an array for each input, {', '.join(map(repr, names))}, got {got}")
+    for t in network.inputs:
+        array = np.asarray(calibration[t.name])
+        if array.shape != t.shape:
+            raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {array.shape}")
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {array.dtype}")
+        if told := not_finite(array):
+            raise ValueError(f"calibration: expected finite numbers, input {t.name!r} holds {told}")
 
 
 def _macs(problem: Problem) -> int:

@@ -18,7 +18,7 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
 from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, Step, TensorPlace
 from gpu_runtime.runtime.verify import planned_device
-from gpu_runtime.text import printable
+from gpu_runtime.text import not_finite, printable
 from tactics.format import DTYPES, from_memory, to_memory
 from tactics.problems.array_functions import bound
 
@@ -121,6 +121,10 @@ class Context:
         self.replay()
         outputs = {info.name: self._fetch(info, cuda) for info in self.plan.outputs}
         if cuda is None and (layers := self.nonfinite()):
+            given = [f"input {name!r} holds {told}" for name, a in inputs.items() if not on_gpu and (told := not_finite(a))]
+            if given:
+                warnings.warn(printable("; ".join(given)), RuntimeWarning, stacklevel=3)
+                return outputs
             whole = all(np.isfinite(y).all() for y in outputs.values())
             told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
             text = f"{told}: FP16 ends at 65504; build with a calibration input"
