@@ -37,8 +37,9 @@ MISFITS = 6  # rows of a device that are shown
 FIT = ("math_share", "sm_l2", "l2", "fill_clk", "block_clk", "dram_share")
 LEAST = np.array([0.4, 15.0, 500.0, 0.0, 0.0, 0.5])
 MOST = np.array([1.0, 128.0, 12000.0, 4000.0, 4000.0, 1.0])
-FIT_PAIRS = ("math_share", "sparse_rate", "sparse_us")
-LEAST_PAIRS, MOST_PAIRS = np.array([0.4, 1.2, 0.0]), np.array([1.1, 2.0, 4.0])
+FIT_PAIRS = ("math_share", "sparse_rate", "sparse_us", "dram_share")
+LEAST_PAIRS, MOST_PAIRS = np.array([0.4, 1.2, 0.0, 0.5]), np.array([1.1, 2.0, 4.0, 1.0])
+MOST_STREAM_US = 10.0
 FIXED = {"a100": ("l2",), "l40s": ("l2",)}  # published: L2 as gpu-benches measured it
 
 
@@ -68,13 +69,14 @@ def by_device(rows: Iterable[Row], kind: str) -> dict[str, list[Row]]:
 
 
 def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = None) -> Judged:
-    """The library's estimates for rows of one device, each with one problem."""
+    """The library's estimates for rows of one device, each with one problem, launched as it was."""
     device = device_of(rows[0])
     us, bound = np.zeros(len(rows)), np.full(len(rows), "launch")
     for rate in {r.accumulate for r in rows}:
         at = [i for i, r in enumerate(rows) if r.accumulate == rate]
         work = together([rows[i] for i in at])
-        us[at], bound[at] = peers.estimate(work, device, library or rates(device).library, sparse, rate)
+        found, bound[at] = peers.estimate(work, device, library or rates(device).library, sparse, rate)
+        us[at] = found + [rows[i].stream_us for i in at]
     return Judged(rows, us, bound)
 
 
@@ -86,40 +88,69 @@ def fit(rows: Sequence[Row]) -> Library:
     at = [i for i, name in enumerate(FIT) if name not in FIXED.get(device.name, ())]
     names = [FIT[i] for i in at]
 
-    def loss(library: Library) -> float:
-        return float(np.average(np.abs(np.log(peers.estimate(work, device, library)[0] / published)), weights=weight))
+    def loss(x: np.ndarray) -> float:
+        us = peers.estimate(work, device, _with(start, names, x))[0]
+        return float(np.average(np.abs(np.log(us / published)), weights=weight))
 
-    return _least(loss, start, names, LEAST[at], MOST[at])
+    return _with(start, names, _least(loss, _values(start, names), LEAST[at], MOST[at]))
 
 
-def fit_pairs(rows: Sequence[Row]) -> Library:
-    """The constants of FIT_PAIRS that make the errors of dense products, and of the gain of 2:4, least."""
-    device = device_of(rows[0])
+def fit_pairs(rows: Sequence[Row]) -> tuple[Library, float]:
+    """The constants of FIT_PAIRS that make the errors of dense products, and of the gain of 2:4, least; and the microseconds
+    that a launch on a stream adds to all of them."""
+    device, start = device_of(rows[0]), rates(device_of(rows[0])).library
     work, published, sparse = together(rows), np.array([r.us for r in rows]), np.array([r.sparse_us for r in rows])
 
-    def loss(library: Library) -> float:
-        dense = np.log(peers.estimate(work, device, library)[0] / published)
-        gain = dense - np.log(peers.estimate(work, device, library, sparse=True)[0] / sparse)
+    def loss(x: np.ndarray) -> float:
+        *values, stream_us = x
+        library = _with(start, FIT_PAIRS, values)
+        dense = np.log((peers.estimate(work, device, library)[0] + stream_us) / published)
+        gain = dense - np.log((peers.estimate(work, device, library, sparse=True)[0] + stream_us) / sparse)
         return float(np.abs(dense).mean() + np.abs(gain).mean())
 
-    return _least(loss, rates(device).library, FIT_PAIRS, LEAST_PAIRS, MOST_PAIRS)
+    first = np.append(_values(start, FIT_PAIRS), rows[0].stream_us)
+    *values, stream_us = _least(loss, first, np.append(LEAST_PAIRS, 0.0), np.append(MOST_PAIRS, MOST_STREAM_US))
+    return _with(start, FIT_PAIRS, values), float(stream_us)
 
 
-def _least(
-    loss: Callable[[Library], float], start: Library, names: Sequence[str], least: np.ndarray, most: np.ndarray
-) -> Library:
+def _values(library: Library, names: Sequence[str]) -> np.ndarray:
+    return np.array([getattr(library, name) for name in names])
+
+
+def _with(library: Library, names: Sequence[str], values: Iterable[float]) -> Library:
+    changed: Any = zip(names, map(float, values), strict=True)
+    return replace(library, **dict(changed))
+
+
+def _least(loss: Callable[[np.ndarray], float], start: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Nelder and Mead's search over logits of the constants' place between `least` and `most`."""
     from scipy.optimize import minimize
+    from scipy.special import expit, logit
 
-    def library(x: np.ndarray) -> Library:
-        values: Any = zip(names, map(float, least + (most - least) / (1 + np.exp(-x))), strict=True)
-        return replace(start, **dict(values))
+    def constants(x: np.ndarray) -> np.ndarray:
+        return least + (most - least) * expit(x)
 
-    share = np.clip((np.array([getattr(start, name) for name in names]) - least) / (most - least), 0.02, 0.98)
-    x = np.log(share / (1 - share))
-    for _ in range(2):
-        x = minimize(lambda x: loss(library(x)), x, method="Nelder-Mead", options={"maxiter": 250, "adaptive": True}).x
-    return library(x)
+    x = logit(np.clip((start - least) / (most - least), 0.02, 0.98))
+    for _ in range(3):
+        x = minimize(lambda x: loss(constants(x)), x, method="Nelder-Mead", options={"maxiter": 400, "adaptive": True}).x
+    return constants(x)
+
+
+def errors(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Root mean square of log errors by what bounds a kernel, and its rows: `times` of dense products, `gains` of pairs."""
+    found: dict[str, dict[str, list[float]]] = {"times": {}, "gains": {}}
+    for result in map(judge, by_device(rows, "gemm").values()):
+        for bound, error in zip(result.bound, result.error, strict=True):
+            found["times"].setdefault(str(bound), []).append(error)
+    for some in by_device(rows, "pair").values():
+        dense, sparse = judge(some), judge(some, sparse=True)
+        for bound, error in zip(sparse.bound, np.log(dense.us / sparse.us) - _log_gain(some), strict=True):
+            found["gains"].setdefault(str(bound), []).append(error)
+    return {what: {b: (float(np.sqrt(np.mean(np.square(e)))), len(e)) for b, e in of.items()} for what, of in found.items()}
+
+
+def _log_gain(rows: Sequence[Row]) -> np.ndarray:
+    return np.log([r.us / r.sparse_us for r in rows])
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -152,7 +183,7 @@ def regimes(device: str, found: Judged) -> Iterator[str]:
 def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
     """Error of the gain of long pairs, and the decisions sparse or dense of all."""
     dense, sparse = judge(rows), judge(rows, sparse=True)
-    gain, seen = dense.us / sparse.us, dense.published / np.array([r.sparse_us for r in rows])
+    gain, seen = dense.us / sparse.us, np.exp(_log_gain(rows))
     error = np.log(gain / seen)
     confirmed = (gain > 1) == (seen > 1)
     long = dense.published >= GAIN_US
@@ -222,7 +253,7 @@ def draw(judged: Sequence[Row]) -> None:
     for device, rows in by_device(judged, "gemm").items():
         found = judge(rows)
         points = list(zip(found.published.tolist(), found.us.tolist(), found.bound.tolist(), strict=True))
-        (PLOTS / f"{device}.svg").write_text(svg(f"{device}: dense products, {len(points)} judged rows", points))
+        (PLOTS / f"{device}.svg").write_text(svg(device_of(rows[0]).title, "dense products", points))
 
 
 @click.command(help=__doc__)
@@ -239,8 +270,11 @@ def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
             library = fit(found)
             click.echo(f"{device}: " + ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT))
         for device, found in by_device([r for r in rows if not r.judged], "pair").items():
-            library = fit_pairs(found)
-            click.echo(f"{device}: " + ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT_PAIRS))
+            library, stream_us = fit_pairs(found)
+            values = ", ".join(f"{name} {getattr(library, name):.4g}" for name in FIT_PAIRS)
+            click.echo(f"{device}: {values}, stream_us {stream_us:.2g}")
+        for what, of in errors([r for r in rows if not r.judged]).items():
+            click.echo(f"errors of {what}: " + ", ".join(f"{bound} {e:.3f} ({n} rows)" for bound, (e, n) in of.items()))
         return
     for sentence in below_bounds(rows):
         click.echo(f"beats its bound: {sentence}")
@@ -266,7 +300,8 @@ def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
     click.echo("\nwhat did not fit: products off by more than half")
     products = {device: judge(found) for device, found in by_device(judged, "gemm").items()}
     for result in products.values():
-        click.echo("\n".join(list(misfits(result))[:MISFITS]))
+        for misfit in list(misfits(result))[:MISFITS]:
+            click.echo(misfit)
     click.echo(f"\ndense products of libraries\n{HEADER}")
     for device, result in products.items():
         click.echo("\n".join(regimes(device, result)))
