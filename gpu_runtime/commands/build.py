@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_runtime.commands import exports
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import one_size, parse_pools, risk_option
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
@@ -52,13 +53,15 @@ if TYPE_CHECKING:
 @click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
 @click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
+@exports.export_options
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
     output_formats: str | None, shapes: str, opt_shapes: str, min_shapes: str,
     max_shapes: str, device: str | None, pools: str, risk: float, calibration: str | None, timing_cache: str | None,
     save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
-    dump_profile: bool, export_layers: str | None, export_profile: str | None, iterations: int,
+    dump_profile: bool, export_layers: str | None, export_profile: str | None, export_trace: str | None,
+    export_onnx: str | None, iterations: int,
 ) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     source = _source(model, onnx)
@@ -66,7 +69,8 @@ def build_command(
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
     sizes, workspace = one_size(given), parse_pools(pools)
-    targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers}
+    targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers,
+               exports.TRACE: export_trace, exports.ONNX: export_onnx}  # fmt: skip
     sources = [source] if calibration is None else [source, calibration]
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, sources)
     inputs = read_arrays("--calibration", calibration)
@@ -85,13 +89,14 @@ def build_command(
         log=say if verbose else None,
         progress=lambda stage, detail: say(f"[{stage}] {detail}", err=True) if verbose else None,
     )  # fmt: skip
-    times = _layer_times(engine, iterations) if dump_profile or export_profile else None
+    times = _layer_times(engine, iterations) if dump_profile or export_profile or export_trace else None
     profile = layer_info.profile(engine.record, times)
     contents: dict[str, Callable[[], bytes]] = {
         "--savePruned": pruned.getvalue,
         "--exportProfile": lambda: json_bytes(profile),
         "--exportLayerInfo": lambda: json_bytes(_shown(engine.layer_info(), verbosity)),
         "--saveEngine": lambda: encode(engine),
+        **exports.exported(engine.record, source, times),
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     if dump_layers or verbose:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import click
 
+from gpu_runtime.commands import exports
 from gpu_runtime.commands.console import say
+from gpu_runtime.commands.targets import check_targets, write_all
 
 
 @click.command("inspect", short_help="Show the plan, layers and sparsity of an engine, or what an ONNX model is.")
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
-def inspect_command(file: str, as_json: bool) -> None:
+@exports.export_options
+@click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
+def inspect_command(
+    file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
+) -> None:
     """Show what is in FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its opset,
     inputs, operators and weights, and whether and how an engine can be built of it."""
     from gpu_runtime import file_kinds
@@ -23,7 +30,9 @@ def inspect_command(file: str, as_json: bool) -> None:
     except (OSError, ValueError):
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
-        return _engine(file, as_json)
+        return _engine(file, as_json, {exports.TRACE: export_trace, exports.ONNX: export_onnx}, onnx)
+    if export_trace or export_onnx:
+        raise click.UsageError(f"{exports.TRACE} and {exports.ONNX} are of an engine; {file} is not one: build it first")
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -38,12 +47,19 @@ def inspect_command(file: str, as_json: bool) -> None:
     say(json.dumps(asdict(info) | {"command": info.command}, indent=1) if as_json else model_info.text(info), nl=as_json)
 
 
-def _engine(file: str, as_json: bool) -> None:
+def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
+    if bool(model) != bool(wanted[exports.ONNX]):
+        raise click.UsageError(f"{exports.ONNX} and --onnx go together: an engine does not hold the model it was built from")
+    paths = check_targets(wanted, [file, *([model] if model else [])])
     from gpu_runtime import load
     from gpu_runtime.explain import report
 
     loaded = load(file, allow_cubins=True)  # only read, never run
+    contents = exports.exported(loaded.record, model)
+    write_all({path: contents[option]() for option, path in paths.items()})
     if as_json:
         say(json.dumps(loaded.layer_info(), indent=1))
     else:
         say(report.inspect_text(loaded.record, loaded.checked), nl=False)
+    for option in paths:
+        say(f"Wrote {wanted[option]} ({option})", err=as_json)

@@ -3,5 +3,5 @@
 Enters: an engine's record. Leaves: one HTML file that needs no network, a trace, notes for an ONNX model's nodes.
 
 data: what a page shows, as records; drawing: where the plan's graph is drawn; arena: what lies where in memory, and when; page:
-the file, from the template and the scripts beside this text; exports: Chrome's trace format, notes for Netron.
+the file, from the template and the scripts beside this text; notes: a trace for Perfetto, notes for Netron.
 """
