@@ -12,11 +12,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda_kernels.files import cache_dir, keep, open_regular
 
@@ -28,6 +28,7 @@ INCLUDED = re.compile(r'^(\s*#\s*include\s+")([^"]+)"', re.MULTILINE)
 
 
 Values = tuple[tuple[str, int | str], ...]  # compile-time values by name, sorted
+Result = TypeVar("Result")
 
 
 class CompileError(Exception):
@@ -245,10 +246,34 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def compile_many(requests: Iterable[tuple[str, Mapping[str, int | str], str]], workers: int | None = None) -> list[Compiled]:
-    """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles)."""
+Request = tuple[str, Mapping[str, int | str], str]  # (kernel, values, sm)
+Counter = Callable[[int, int], None]  # told how many are done, of how many
+
+
+def is_kept(kernel: str, values: Mapping[str, int | str], sm: str) -> bool:
+    """Whether the cache holds something under this key, which is then read instead of compiled."""
+    path = _cache_path(kernel, tuple(sorted(values.items())), sm)
+    return path in _UNKEPT or path.exists()
+
+
+def compile_many(requests: Iterable[Request], workers: int | None = None, progress: Counter | None = None) -> list[Compiled]:
+    """compile_kernel over (kernel, values, sm) triples, in parallel threads (NVRTC releases the lock while it compiles).
+    `progress` is told how many of those are done that the cache does not hold."""
     from concurrent.futures import ThreadPoolExecutor
 
     requests = list(requests)
+    new = [progress is not None and not is_kept(*r) for r in requests]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda r: compile_kernel(*r), requests))
+        return list(counted(pool.map(lambda r: compile_kernel(*r), requests), new, progress))
+
+
+def counted(results: Iterable[Result], new: Sequence[bool], progress: Counter | None) -> Iterator[Result]:
+    """The results, in order; `progress` is told how many of those that are `new` are done, at first that none is."""
+    total, done = sum(new), 0
+    if progress is not None and total:
+        progress(0, total)
+    for result, counts in zip(results, new, strict=True):
+        done += counts
+        if counts and progress is not None:
+            progress(done, total)
+        yield result

@@ -40,7 +40,7 @@ def main(args: list[str] | None = None) -> None:
     WRITTEN.clear()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: click.echo(f"warning: {message}", err=True)
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
             program.main(args, prog_name="gpu-runtime", standalone_mode=False)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)

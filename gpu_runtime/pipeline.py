@@ -29,6 +29,7 @@ from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import cliffs, ranges
+from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.rewrites import (
     back_to_back,
     blocks,
@@ -70,7 +71,7 @@ def build(
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
-    progress: Callable[[str, str], None] = lambda stage, detail: None,
+    progress: Listener = nobody,
 ) -> Engine:
     """Build an engine from an ONNX file.
 
@@ -87,7 +88,7 @@ def build(
     RuntimeWarning for what cannot be. On it the plan itself is run too, where that is quick: layers whose rounding makes
     infinity, NaN or an error far above FP16's own get FP32 inputs, and all is planned again; without, operators that are not
     known to keep away from such points do. `log` is given the timings of each layer, as TensorRT's verbose log shows them.
-    `progress(stage, detail)` is told what is being done. Raises ModelError for the model, ValueError for a bad argument,
+    `progress` is told what is being done (gpu_runtime.progress). Raises ModelError for the model, ValueError for an argument,
     OSError if `save_pruned` cannot be written, InternalError instead of an engine whose layers would read anything but what
     was written for them.
     """
@@ -96,13 +97,13 @@ def build(
     asked = _risk(risk, target)
     if save_pruned is not None:
         importer.check_target(save_pruned)
-    progress("import", str(model))
+    progress(Progress("import", str(model)))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network, reached = _fitted(imported, calibration)
+    network, reached = _fitted(imported, calibration, progress)
     imported = replace(imported, model=None)
     ends = _ends(network, reached, input_formats, output_formats)
-    planner = _Planner(target, mode, make_timer(target, timing_cache), ends, progress, exhaustive, workspace, asked)
+    planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
     planned = _settled(network, reached, calibration, planner)
     explained = _explained(imported, planned, planner)
     if log:
@@ -123,19 +124,19 @@ def compare(
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
-    progress: Callable[[str, str], None] = lambda stage, detail: None,
+    progress: Listener = nobody,
 ) -> list[Outlook]:
     """The model planned for each named device, times predicted, `risk` as for `build`. Nothing is packed or compiled. Raises as
     `build` does."""
     mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
-    network, reached = _fitted(imported, None)
+    network, reached = _fitted(imported, None, progress)
     network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
     for target in targets:
-        progress("device", target.title)
+        progress(Progress("device", target.title))
         planner = _Planner(target, mode, make_timer(target, None), ends, progress, risk=_risk(risk, target))
         planned = _Planned(*planner(network), reached)
         sparse, solution = _explained(imported, planned, planner)
@@ -166,7 +167,7 @@ class _Planner:
     sparsity: Sparsity
     timer: tables.Timer
     ends: Mapping[str, tuple[Format, ...]]
-    progress: Callable[[str, str], None]
+    progress: Listener
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = predict.RISK
@@ -174,9 +175,9 @@ class _Planner:
     def __call__(self, network: Network) -> tuple[Table, plan.Plan]:
         table = tables.tabulate(
             network, self.target, self.timer, sparse=self.sparsity != "disable", io=self.ends, exhaustive=self.exhaustive,
-            scratch=self.scratch, risk=self.risk, progress=lambda name: self.progress("time", name),
+            scratch=self.scratch, risk=self.risk, progress=lambda *op: self.progress(Progress("time", *op)),
         )  # fmt: skip
-        self.progress("plan", network.name)
+        self.progress(Progress("plan", network.name))
         return table, plan.solve(table.graph)
 
 
@@ -189,10 +190,15 @@ class _Planned:
     reached: ranges.Ranges
 
 
-def _fitted(imported: importer.Imported, calibration: Mapping[str, Any] | None) -> tuple[Network, ranges.Ranges]:
+def _fitted(
+    imported: importer.Imported, calibration: Mapping[str, Any] | None, progress: Listener
+) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
-    network, found = ranges.fit(lower.lower(fuse.fuse(imported)), calibration)
+    progress(Progress("lower", imported.name))
+    lowered = lower.lower(fuse.fuse(imported))
+    progress(Progress("range", imported.name))
+    network, found = ranges.fit(lowered, calibration)
     if found.stuck:
         reached = dict(found.high)
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
@@ -227,8 +233,8 @@ def _settled(
     if calibration is None or found.compared:
         return _Planned(table, chosen, found)
     for done in range(ROUNDS + 1):
-        planner.progress("compare", network.name)
-        result = _deviation(table, chosen, calibration, planner.target)
+        planner.progress(Progress("compare", network.name))
+        result = _deviation(table, chosen, calibration, planner)
         grown, more = cliffs.heed(network, result.causes)
         if done == ROUNDS or (grown.wide, grown.reads_wide) == (network.wide, network.reads_wide):
             break
@@ -242,14 +248,15 @@ def _settled(
 
 
 def _deviation(
-    table: Table, chosen: plan.Plan, calibration: Mapping[str, Any], target: Device
+    table: Table, chosen: plan.Plan, calibration: Mapping[str, Any], planner: _Planner
 ) -> deviations.Deviations:
     """The plan is run on the calibration input, each layer beside the same in FP32."""
+    target, told = planner.target, compiling(planner.progress)
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     engine = Engine(_record(Model(table.network.name), target, data, (unexplained, _solution(chosen)), Flags("disable")), arena)
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.inputs}
-    with engine.context(device="cuda" if target.measured else "emulator", graph=False) as ctx:
+    with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=told) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
 
@@ -266,7 +273,7 @@ def alternatives(network: Network) -> Network:
 def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
     """Everything that is known before weights are packed."""
     table, chosen = planned.table, planned.chosen
-    planner.progress("explain", table.network.name)
+    planner.progress(Progress("explain", table.network.name))
     beside = tables.rivals(table)
     explained = reasons.sparsity(
         table, chosen, planner.sparsity, measured=table.device.measured, all_dense_us=beside.all_dense_us,
@@ -279,17 +286,18 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
 
 def _packed(
     model: Model, planned: _Planned, explained: tuple[SparsityRecord, Solution], flags: Flags,
-    progress: Callable[[str, str], None], embed_cubins: bool,
+    progress: Listener, embed_cubins: bool,
 ) -> Engine:  # fmt: skip
     """Weights packed, memory placed, launches derived, all of it checked as reading would."""
     table, chosen = planned.table, planned.chosen
-    progress("pack", table.network.name)
+    progress(Progress("pack", table.network.name))
     data, arena = assemble.assemble(table, chosen)
     record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
     cubins = {}
     if embed_cubins:
         keys = dict.fromkeys(step.key for step in data.steps if isinstance(step, LaunchStep))
-        compiled = compile_many((kernel, dict(values), table.device.sm) for kernel, values in keys)
+        wanted = [(kernel, dict(values), table.device.sm) for kernel, values in keys]
+        compiled = compile_many(wanted, progress=compiling(progress))
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
     try:
         return Engine(seal(record, arena), arena, cubins, checked=True)
@@ -334,12 +342,13 @@ def pick_device(device: str | Device | None) -> Device:
     return devices.current() if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
 
 
-def make_timer(device: Device, timing_cache: str | os.PathLike | None) -> tables.Timer:
-    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds)."""
+def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
+    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
+    the kernels that are compiled for it."""
     if not device.measured:
         return timing.predicted(device)
     path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
-    return timing.measured(device, timing.Cache(path))
+    return timing.measured(device, timing.Cache(path), progress=compiling(progress))
 
 
 def timing_record(device: Device) -> Timing:

@@ -19,7 +19,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
 from gpu_runtime.commands.options import parse_pools
-from tests.conftest import DIGITS, ROOT
+from tests.conftest import DIGITS, ROOT, without_progress
 from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node, ort_run, relative_error
 
@@ -46,7 +46,7 @@ def program(args: str, folder: Path, **options) -> tuple[int, str, str]:
     """`python -m gpu_runtime` in a process of its own -> (exit code, stdout, stderr)."""
     with start(args, folder, **options) as process:
         out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    return process.returncode, out, without_progress(err)
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

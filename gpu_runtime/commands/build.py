@@ -13,8 +13,10 @@ import click
 from gpu_runtime.commands import exports
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import one_size, parse_pools, risk_option
+from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
+from gpu_runtime.progress import Progress
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
@@ -74,6 +76,7 @@ def build_command(
     sources = [source] if calibration is None else [source, calibration]
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, sources)
     inputs = read_arrays("--calibration", calibration)
+    progress = listening(verbose)
     from gpu_runtime.explain import layer_info, log, report, wording
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.engine import encode
@@ -86,9 +89,9 @@ def build_command(
         source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
         save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
         output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, calibration=inputs,
-        log=say if verbose else None,
-        progress=lambda stage, detail: say(f"[{stage}] {detail}", err=True) if verbose else None,
+        log=say if verbose else None, progress=progress,
     )  # fmt: skip
+    progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = _layer_times(engine, iterations) if dump_profile or export_profile or export_trace else None
     profile = layer_info.profile(engine.record, times)
     contents: dict[str, Callable[[], bytes]] = {
@@ -99,6 +102,7 @@ def build_command(
         **exports.exported(engine.record, source, times),
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    progress.end()
     if dump_layers or verbose:
         say(report.plan_text(engine.record))
     written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]

@@ -6,10 +6,14 @@ import json
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 
 import click
 
 WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
+OUTPUT = threading.RLock()  # held by who writes
+DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
 
 
 def is_terminal() -> bool:
@@ -26,7 +30,10 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a text that may hold names out of files: no character of it commands the terminal."""
     from gpu_runtime.text import printable
 
-    click.echo(printable(text, keep="\n"), err=err, nl=nl)
+    with OUTPUT:
+        for clear in DRAWN:
+            clear()
+        click.echo(printable(text, keep="\n"), err=err, nl=nl)
 
 
 def json_bytes(data: object) -> bytes:

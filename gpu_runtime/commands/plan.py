@@ -8,6 +8,7 @@ import click
 
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import parse_shapes, risk_option
+from gpu_runtime.commands.progress import listening
 
 
 @click.command("plan", short_help="Plan a model for several GPUs, side by side.")
@@ -20,6 +21,7 @@ from gpu_runtime.commands.options import parse_shapes, risk_option
 def plan_command(model: str, devices: str, sparsity: str, shapes: str, risk: float, as_json: bool) -> None:
     """Plan MODEL for several GPUs with predicted times: which layers go sparse where, and why they differ."""
     sizes = parse_shapes(shapes)
+    progress = listening()
     from cuda_kernels import device
     from gpu_runtime.explain import side_by_side
     from gpu_runtime.pipeline import compare
@@ -31,6 +33,7 @@ def plan_command(model: str, devices: str, sparsity: str, shapes: str, risk: flo
         names = [device.named(name).name for name in names]
     except ValueError as e:
         raise click.UsageError(f"--devices: {e}") from None
-    plans = compare(model, names, sparsity=sparsity, shapes=sizes, risk=risk)
+    plans = compare(model, names, sparsity=sparsity, shapes=sizes, risk=risk, progress=progress)
+    progress.end()
     data = [codec.to_json(Outlook, p, defaults=True) for p in plans]
     say(json.dumps(data, indent=1) if as_json else side_by_side.text(plans), nl=as_json)

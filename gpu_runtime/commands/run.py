@@ -9,7 +9,9 @@ import click
 
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import named
+from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, npz, read_array, write_all
+from gpu_runtime.progress import Progress, compiling
 
 
 @click.command("run", short_help="Run an engine on .npy files.")
@@ -25,9 +27,11 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     """
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
     paths = check_targets({"--output": output}, [engine, *given.values()])
+    progress = listening()
     from gpu_runtime import EngineError, load
     from gpu_runtime.text import not_finite
 
+    progress(Progress("load", engine))
     try:
         loaded = load(engine, allow_cubins=allow_cubins)
     except EngineError as e:
@@ -35,14 +39,16 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
     arrays = {name: read_array(name, path, most) for name, path in given.items()}
     try:
-        context = loaded.context(device="emulator" if emulate else None)
+        context = loaded.context(device="emulator" if emulate else None, progress=compiling(progress))
     except EngineError as e:
         raise ValueError(f"{engine}: {e}") from None
     with context as ctx, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # said below
-        results, wrong = ctx.run(arrays), ctx.nonfinite()
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
+        progress(Progress("run", f"{engine} on {where}"))
+        results, wrong = ctx.run(arrays), ctx.nonfinite()
     write_all({paths["--output"]: npz(results)})
+    progress.end()
     say(f"Ran {engine} on {where}; wrote {output}")
     given_wrong = [f"input {name!r} holds {told}" for name, a in arrays.items() if (told := not_finite(a))]
     if given_wrong:

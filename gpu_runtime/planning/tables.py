@@ -79,13 +79,14 @@ class Table:
 
 def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
              exhaustive: bool = False, scratch: int | None = None, risk: float | None = None,
-             progress: Callable[[str], None] = lambda text: None) -> Table:  # fmt: skip
+             progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> Table:  # fmt: skip
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
     of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
     (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a sparse kernel
-    must be the faster one, where times are predicted; `progress` is told each op's name before it is timed.
+    must be the faster one, where times are predicted; `progress` is told of each op before it is timed: its
+    name, how many are, of how many.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
     if math.prod(map(len, outside.values())) > MAX_EDGE_CHOICES:
@@ -148,12 +149,12 @@ def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Fo
     return _Formats({t: network.formats(t) for t in network.tensors}, beside, edges)
 
 
-def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str], None]) -> list[Times]:
+def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str, int, int], None]) -> list[Times]:
     """The times of every tactic of each op."""
     timed: dict[tuple, Times] = {}  # by all that decides the times: ops alike are timed once
     found = []
-    for op in network.ops:
-        progress(op.name)
+    for done, op in enumerate(network.ops):
+        progress(op.name, done, len(network.ops))
         alike = op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)
         if alike not in timed:
             timed[alike] = _timed(*alike, asked)

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from cuda_kernels import device as devices
-from cuda_kernels.compile import Compiled, compile_many, source_hash
+from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.launch import Array, Cuda, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
@@ -50,11 +50,13 @@ class Context:
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
     launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
-    read of a dead tensor shows. Further options go to the emulator. Raises EngineError if the engine is for another device.
+    read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled now. Further options go to the
+    emulator. Raises EngineError if the engine is for another device.
     """
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False, **options: Any,
+        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False,
+        progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.engine, self.plan = engine, engine.plan
         emulate = device == "emulator" or (device is None and not devices.has_gpu())
@@ -73,7 +75,7 @@ class Context:
         self._poison = poison
         self._nonfinite: list[str] = []
         steps = self.plan.steps
-        self._kernels = self._load(steps)
+        self._kernels = self._load(steps, progress)
         self._arena_bytes = self.plan.memory.activation_bytes
         try:
             self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
@@ -212,12 +214,12 @@ class Context:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _load(self, steps: Sequence[Step]) -> list[Any]:
+    def _load(self, steps: Sequence[Step], progress: Counter | None) -> list[Any]:
         """Each step's kernel, ready to launch; None of a library function."""
         keys = [s.key if isinstance(s, LaunchStep) else None for s in steps]
         distinct = [k for k in dict.fromkeys(keys) if k]
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
-        made = compile_many((kernel, dict(values), self.gpu.arch) for kernel, values in missing)
+        made = compile_many(((kernel, dict(values), self.gpu.arch) for kernel, values in missing), progress=progress)
         compiled = dict(zip(missing, made, strict=True))
         for k in distinct:
             if k not in compiled:

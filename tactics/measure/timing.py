@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from cuda_kernels.compile import OPTIONS, CompileError, compile_kernel, nvrtc_version, source_hash
+from cuda_kernels.compile import OPTIONS, CompileError, Counter, compile_kernel, counted, is_kept, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import launches
@@ -125,18 +125,20 @@ class Predicted:
 
 
 class Measured:
-    """A timer that measures what the cache does not hold. `timeout_s` bounds one request to the child process.
+    """A timer that measures what the cache does not hold. `timeout_s` bounds one request to the child process; `progress`
+    is told of kernels that are compiled.
 
     `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
 
     def __init__(self, device: Device, cache: Cache, *, driver: str | None = None, command: Sequence[str] = WORKER,
-                 timeout_s: float = 30.0, setup_timeout_s: float = 180.0, compile_first: bool = True):  # fmt: skip
+                 timeout_s: float = 30.0, setup_timeout_s: float = 180.0, compile_first: bool = True,
+                 progress: Counter | None = None):  # fmt: skip
         self.device, self.cache = device, cache
         self.failures: dict[tuple[str, str], str] = {}
         self._key = f"{device_key(device)}|{driver_version() if driver is None else driver}"
-        self._command, self._compile_first = tuple(command), compile_first
+        self._command, self._compile_first, self._progress = tuple(command), compile_first, progress
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._worker: _Worker | None = None
         self._compiled: set[tuple] = set()
@@ -190,7 +192,9 @@ class Measured:
                 return str(e)
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            broken = {item: text for item, text in zip(wanted, pool.map(log, wanted), strict=True) if text}
+            new = [self._progress is not None and not is_kept(name, dict(values), self.device.sm) for name, values in wanted]
+            logs = counted(pool.map(log, wanted), new, self._progress)
+            broken = {item: text for item, text in zip(wanted, logs, strict=True) if text}
         self._compiled |= set(wanted) - set(broken)
         return broken
 

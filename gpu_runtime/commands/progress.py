@@ -1,0 +1,155 @@
+"""Progress on stderr, after the first second: on a terminal one line that is drawn again, else a line every few seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+import click
+
+from gpu_runtime.commands import console
+from gpu_runtime.progress import Progress
+
+FIRST_S = 1.0  # nothing is shown of what takes less
+BETWEEN_S = 4.0  # between two lines where there is no terminal
+TICK_S = 0.2
+MARK = "["  # what all lines begin with: "[12 s] "
+STAGES = {
+    "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
+    "time": "times of layers:", "plan": "choosing the plan of",
+    "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
+    "compile": "compiling kernels, which is done once:", "load": "loading", "run": "running", "device": "planning for",
+    "write": "writing",
+}  # fmt: skip
+
+
+class ProgressLine:
+    """A listener that shows what it is told for as long as its block lasts, also while nothing new is told.
+
+    `verbose`: each thing that is told becomes a line at once. `clock`: seconds; tests have one of their own, and `tick`
+    themselves.
+    """
+
+    def __init__(self, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None):
+        self._stream = stream or sys.stderr
+        self._verbose, self._clock = verbose, clock
+        self._redrawn = self._stream.isatty() and os.environ.get("TERM") != "dumb" and not verbose
+        self._began = self._said = clock()
+        self._now = self._outer = Progress("start")  # _outer: the stage before, to which one that has ended returns
+        self._since = {"start": self._began}  # stage -> when it began
+        self._width = 0  # of what is drawn
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._draw_on, daemon=True)
+
+    def __call__(self, progress: Progress) -> None:
+        with console.OUTPUT:
+            begins, ends = not progress.done, bool(progress.total) and progress.done == progress.total
+            self._since[progress.stage] = self._clock() if begins else self._since.get(progress.stage, self._began)
+            if progress.stage != self._now.stage:
+                self._outer = self._now
+            self._now = self._outer if ends else progress
+            if self._verbose:
+                self._line(f"[{progress.stage}] {progress.detail or f'{progress.done} of {progress.total}'}")
+
+    def __enter__(self) -> ProgressLine:
+        console.DRAWN.append(self.clear)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Show nothing any more."""
+        self._ended.set()
+        self._thread.join()
+        self.clear()
+        if self.clear in console.DRAWN:
+            console.DRAWN.remove(self.clear)
+
+    def tick(self) -> None:
+        """Show what is being done, if it is time for that."""
+        with console.OUTPUT:
+            now = self._clock()
+            if now - self._began < FIRST_S:
+                return
+            if self._redrawn:
+                text = _cut(self._text(now), self._columns() - 1 - len("^C"))
+                self._write(f"\r{text}{' ' * (self._width - _width(text))}")
+                self._width = _width(text)
+            elif now - self._said >= BETWEEN_S or self._said == self._began:
+                self._line(self._text(now))
+
+    def clear(self) -> None:
+        """Take the line that is drawn from the terminal, and what that shows behind it when it is interrupted."""
+        with console.OUTPUT:
+            if self._width:
+                self._write(f"\r{' ' * (self._width + len('^C'))}\r")
+                self._width = 0
+
+    def _draw_on(self) -> None:
+        while not self._ended.wait(TICK_S):
+            self.tick()
+
+    def _text(self, now: float) -> str:
+        from gpu_runtime.text import printable
+
+        p = self._now
+        took = now - self._since[p.stage]
+        text = STAGES.get(p.stage, p.stage)
+        if p.total:
+            text += f" {p.done} of {p.total}"
+            if p.done and took >= FIRST_S:
+                text += f", about {_span(took * (p.total - p.done) / p.done)} left"
+            text += ":" if p.detail else ""
+        return f"{MARK}{_span(now - self._began)}] {printable(f'{text} {p.detail}'.rstrip())}"
+
+    def _line(self, text: str) -> None:
+        from gpu_runtime.text import printable
+
+        self._said = self._clock()
+        self._write(printable(text) + "\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads any more: a closed pipe, a closed stream
+            self._ended.set()
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or console.WIDTH
+        except (OSError, ValueError):
+            return console.WIDTH
+
+
+def listening(verbose: bool = False) -> ProgressLine:
+    """A listener that shows what it is told, until `end`, or else until the command ends, however it does."""
+    return click.get_current_context().with_resource(ProgressLine(verbose=verbose))
+
+
+def _span(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _cut(text: str, columns: int) -> str:
+    """As much of a text as these columns hold."""
+    if _width(text) <= columns:
+        return text
+    kept = len(text)
+    while kept and _width(text[:kept]) > columns - 3:
+        kept -= 1
+    return text[:kept] + "..."[: max(columns, 0)]
