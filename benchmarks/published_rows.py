@@ -35,7 +35,7 @@ CONV = re.compile(
 OVERHEAD = re.compile(r"~([\d.]+) us/layer above")
 HALF = re.compile(r"f16 accumulate|fp16 accumulation|FP16 accumulation|_f16f16_f16f16_f16_|_h16816|_h1688")
 TAPS_DRAWN = 0.5  # of a tile's activations when taps overlap: the other half is assumed to hit L1
-NETWORK = re.compile(r"(ResNet-18|ResNet-50|resnet18|resnet50|vgg16|vgg19)\b.* N(\d+) ")
+NETWORK = re.compile(r"(ResNet-18|ResNet-50|resnet18|resnet50|vgg16|vgg19|InceptionV3|inception_v3)\b.* N(\d+) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
     one problem, of a network one for each convolution. `problem`: a convolution of ours that computes the same. `stream_us`: of
     both times what a launch on a stream adds."""
 
-    kind: str  # gemm, pair, layer, network or kernel
+    kind: str  # gemm, pair, layer, network, sparse network or kernel
     device: str
     label: str
     us: float
@@ -110,9 +110,9 @@ def _published(r: dict[str, str], judge: bool) -> Row:
         us -= float(overhead[1]) if overhead else 0.0
         out = 4 if "f32 output" in note else 2
         return Row("layer", device, r["problem"], us, judge, conv_work(p, out_bytes=out), p, note=note)
-    if r["kind"] == "network" and r["sparse"] == "0" and (net := NETWORK.match(r["problem"])):
-        name = net[1].lower().replace("-", "")
-        return Row("network", device, r["problem"], us, judge, network(name, int(net[2])), note=note)
+    if r["kind"] == "network" and (net := NETWORK.match(r["problem"])):
+        name, kind = re.sub("[-_]", "", net[1].lower()), "sparse network" if r["sparse"] == "1" else "network"
+        return Row(kind, device, r["problem"], us, judge, network(name, int(net[2])), note=note)
     return Row("kernel" if r["kind"] == "kernel" else "other", device, r["problem"], us, judge, note=note)
 
 
@@ -160,9 +160,9 @@ def together(rows: Sequence[Row]) -> Work:
 
 
 def network(name: str, batch: int) -> Work:
-    """The convolutions of a network at 224 x 224, additions and activations in their epilogues, pools as bytes moved."""
-    convs = list(_vgg(name, batch) if name.startswith("vgg") else _resnet(name, batch))
-    return _work([_conv(p) for p in convs], np.inf)
+    """The convolutions of a network at 224 x 224, of InceptionV3 at 299 x 299, additions and activations in their epilogues."""
+    of = {"vgg": _vgg, "res": _resnet, "inc": _inception_v3}[name[:3]]
+    return _work([_conv(p) for p in of(name, batch)], np.inf)
 
 
 def _resnet(name: str, n: int) -> Iterator[ConvProblem]:
@@ -197,6 +197,33 @@ def _vgg(name: str, n: int) -> Iterator[ConvProblem]:
         size //= 2
     for c, k in ((25088, 4096), (4096, 4096), (4096, 1000)):
         yield ConvProblem(n, c, 1, 1, k, 1, 1)
+
+
+# Input channels, size, branches: output channels, rows, columns of each convolution, and of one without padding the stride.
+INCEPTION_V3 = (
+    *((c, 35, (((64, 1, 1),), ((48, 1, 1), (64, 5, 5)), ((64, 1, 1), (96, 3, 3), (96, 3, 3)), ((pool, 1, 1),)))
+      for c, pool in ((192, 32), (256, 64), (288, 64))),
+    (288, 35, (((384, 3, 3, 2),), ((64, 1, 1), (96, 3, 3), (96, 3, 3, 2)))),
+    *((768, 17, (((192, 1, 1),), ((w, 1, 1), (w, 1, 7), (192, 7, 1)),
+                 ((w, 1, 1), (w, 7, 1), (w, 1, 7), (w, 7, 1), (192, 1, 7)), ((192, 1, 1),))) for w in (128, 160, 160, 192)),
+    (768, 17, (((192, 1, 1), (320, 3, 3, 2)), ((192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3, 2)))),
+    *((c, 8, (((320, 1, 1),), ((384, 1, 1), (384, 1, 3)), ((384, 3, 1),), ((448, 1, 1), (384, 3, 3), (384, 1, 3)),
+              ((384, 3, 1),), ((192, 1, 1),))) for c in (1280, 2048)),
+)  # fmt: skip
+
+
+def _inception_v3(name: str, n: int) -> Iterator[ConvProblem]:
+    stem = (3, 299, 32, 3, 2, 0), (32, 149, 32, 3, 1, 0), (32, 147, 64, 3, 1, 1), (64, 73, 80, 1, 1, 0), (80, 73, 192, 3, 1, 0)
+    for c, size, k, r, stride, pad in stem:
+        yield ConvProblem(n, c, size, size, k, r, r, stride=(stride, stride), pad=(pad,) * 4)
+    for first, size, branches in INCEPTION_V3:
+        for branch in branches:
+            c = 384 if branch == ((384, 3, 1),) else first  # beside 1 x 3, of what that reads
+            for k, r, s, *valid in branch:
+                stride, pad = (valid[0], (0, 0)) if valid else (1, (r // 2, s // 2))
+                yield ConvProblem(n, c, size, size, k, r, s, stride=(stride, stride), pad=(*pad, *pad))
+                c = k
+    yield ConvProblem(n, 2048, 1, 1, 1000, 1, 1)
 
 
 def device_of(row: Row) -> Device:

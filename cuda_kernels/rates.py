@@ -87,6 +87,7 @@ RTX4090_LIB = replace(L40S_LIB, math_share=1.027, dram_share=0.9, source="as l40
 GA102_LIB = replace(A100_LIB, l2=1350, dram_share=0.92, math_share=0.98, sparse_rate=HALF[0],
                     source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)")  # fmt: skip
 A10_LIB = replace(GA102_LIB, math_share=0.66, source="as rtx3070; math at the middle of the clocks that 150 W hold")
+A40_LIB = replace(GA102_LIB, math_share=0.88, source="as rtx3070; math at the middle of the clocks that 300 W hold")
 H100_LIB = Library(1.0, FULL[0], 59.8, 6240, 1510, 2700, 0.765, True, FULL[1], f"{FITTED} on an H100 SXM; sparse as a100")
 H200_LIB = Library(1.0, FULL[0], 78.6, 6210, 1340, 2120, 0.799, True, FULL[1], f"{FITTED} on an H200 SXM; sparse as a100")
 B200_LIB = Library(1.0, FULL[0], 78.0, 10700, 1140, 981, 0.661, True, FULL[1], f"{FITTED} on a B200; sparse as a100")
@@ -122,8 +123,9 @@ RATES = {
     "a10": replace(GA102, l2=1190, source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {STREAM}; {SPARSE_RATE}; {FIXED}; "
                    "150 W, 2.1 for each SM, are taken to hold 60 to 75 % of the clock in tensor work", library=A10_LIB,
                    sustained=(0.6, 0.75)),
-    "a40": replace(GA102, l2=1390, source=f"{BENCHES}; {STREAM}; {SPARSE_RATE}; {FIXED}; {HOLD_300_W}", sustained=(0.8, 1.0)),
-    "rtx_a6000": replace(GA102, l2=1390, source=f"as a40: the same chip; {HOLD_300_W}", sustained=(0.8, 1.0)),
+    "a40": replace(GA102, l2=1390, source=f"{BENCHES}; {STREAM}; {SPARSE_RATE}; {FIXED}; {HOLD_300_W}", sustained=(0.8, 1.0),
+                   library=A40_LIB),
+    "rtx_a6000": replace(GA102, l2=1390, source=f"as a40: the same chip; {HOLD_300_W}", sustained=(0.8, 1.0), library=A40_LIB),
     "rtx3090": replace(GA102, l2=1350, sync_share=0.98, sparse_rate=1.9, boost=1.12,
                        source=f"L2 16.5 B/clk and SM as the A40's ({BENCHES}); {CUTLASS}; {STREAM}; {FIXED}"),
     "rtx3070": replace(GA102, l2=760, sync_share=0.98, sparse_rate=1.9, boost=1.12,

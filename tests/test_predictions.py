@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.bench_predictions import GAIN_US, HWC8, below_bounds, by_device, errors, fit, fit_pairs, judge, main
-from benchmarks.published_rows import FOLDER, Row, product, read
+from benchmarks.bench_predictions import GAIN_US, HWC8, below_bounds, by_device, errors, fit, fit_pairs, judge, main, network_us
+from benchmarks.published_rows import FOLDER, Row, network, product, read
 from benchmarks.scatter import svg
 from cuda_kernels import sparse24
 from cuda_kernels.device import NAMED, named, relative, reported
@@ -109,6 +109,15 @@ def test_a_fit_of_pairs_tells_a_launch_from_a_sparse_kernel_s_cost():
     found, stream_us = fit_pairs(rows)
     assert stream_us == pytest.approx(3.0, abs=0.3) and found.sparse_us == pytest.approx(0.7, abs=0.3)
     assert found.sparse_rate == pytest.approx(true.sparse_rate, abs=0.05)
+
+
+def test_networks_have_the_products_that_are_known_of_them():
+    """Giga products of an image, published with the models; a network with 2:4 weights is as fast as without or faster."""
+    for name, giga in (("resnet18", 1.81), ("resnet50", 4.09), ("vgg16", 15.5), ("vgg19", 19.6), ("inceptionv3", 5.71)):
+        work = network(name, 1)
+        assert (work.m * work.n * work.k).sum() / 1e9 == pytest.approx(giga, rel=0.01), name
+    sparse = [r for r in ROWS if r.kind == "sparse network"]
+    assert len(sparse) == 1 and network_us(sparse[0]) < network_us(replace(sparse[0], kind="network"))
 
 
 def test_the_command_on_a_small_set(tmp_path):
