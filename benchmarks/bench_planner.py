@@ -26,7 +26,8 @@ from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
 from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import io_formats, tables
 from tactics.measure import timing

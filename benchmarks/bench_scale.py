@@ -30,7 +30,7 @@ SIDE, CHANNELS = 8, 16
 NODES = (1000, 5000, 20000)
 # (module, function) whose time is a stage's, less that of other stages inside it.
 STAGES = {
-    "import": ("gpu_runtime.frontend.importer", "read"), "fuse": ("gpu_runtime.frontend.fuse", "fuse"),
+    "import": ("gpu_runtime.frontend.importer", "read"), "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
     "lower": ("gpu_runtime.lowering.lower", "lower"), "ranges": ("gpu_runtime.precision.ranges", "fit"),
     "alternatives": ("gpu_runtime.pipeline", "alternatives"), "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
     "solve": ("tactics.planner.plan", "solve"), "rivals": ("gpu_runtime.planning.tables", "rivals"),

@@ -40,7 +40,7 @@ class Op(Generic[P_co]):
     prelu "slope" [K]. `nodes`: ONNX nodes covered.
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
     `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
-    siblings are one.
+    siblings are one, or, with `branches`, parallel branches that were added (then also of one that took in its own input).
     """
 
     name: str
@@ -52,6 +52,7 @@ class Op(Generic[P_co]):
     when: tuple[Literal, ...] = ()
     layer: str = ""
     layers: tuple[str, ...] = ()
+    branches: bool = False
 
 
 def computes(op: Op[Problem] | None, kind: type[Q]) -> TypeGuard[Op[Q]]:

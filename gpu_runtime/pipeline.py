@@ -23,7 +23,8 @@ from gpu_runtime import deviations
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats, tables

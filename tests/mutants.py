@@ -105,7 +105,8 @@ def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     """ "fine" if the mutant is built, else its ModelError; any other exception is the caller's."""
     from gpu_runtime import pipeline
     from gpu_runtime.errors import ModelError
-    from gpu_runtime.frontend import fuse, importer
+    from gpu_runtime.frontend import importer
+    from gpu_runtime.fusion import fuse
     from gpu_runtime.lowering import lower
 
     told, data = mutate_model(number, given, folder)

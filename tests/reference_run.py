@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.network import Network, exists
 from tactics.measure.data import reference

@@ -10,7 +10,8 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import named
 from gpu_runtime.explain import autotuning
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import tables
 from gpu_runtime.rewrites import shared_concats

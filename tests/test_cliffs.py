@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gpu_runtime import pipeline
-from gpu_runtime.frontend.fuse import fuse
 from gpu_runtime.frontend.importer import read
+from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.precision import cliffs, intervals
 from tactics.problems.array_functions import FUNCTIONS as LIBRARY

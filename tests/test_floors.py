@@ -82,7 +82,7 @@ def test_imports_go_down():
 
 def test_only_the_front_end_sees_onnx():
     for name, path in modules().items():
-        if name.startswith("gpu_runtime.frontend.") or name == "gpu_runtime.onnx_backend":
+        if name.startswith(("gpu_runtime.frontend.", "gpu_runtime.fusion.")) or name == "gpu_runtime.onnx_backend":
             continue
         seen = {i for i in imports(path) if i.split(".")[0] in ("onnx", "onnx_ir", "onnxscript")}
         assert not seen, f"{name} imports {seen}"

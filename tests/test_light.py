@@ -12,7 +12,8 @@ import gpu_runtime as gr
 from benchmarks.light import NAMES, light
 from cuda_kernels import device
 from gpu_runtime import pipeline
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.planning import io_formats, tables

@@ -6,8 +6,9 @@ import pytest
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import chains, importer
-from gpu_runtime.frontend.fuse import fuse
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import chains
+from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering import lower
 from tactics.problems.array_functions import FUNCTIONS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from tests import mutants
 from tests.conftest import ROOT

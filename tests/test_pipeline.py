@@ -106,7 +106,8 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
 
 
 def test_forcing_a_layer_costs_what_the_row_says():
-    from gpu_runtime.frontend import fuse, importer
+    from gpu_runtime.frontend import importer
+    from gpu_runtime.fusion import fuse
     from gpu_runtime.lowering import lower
     from gpu_runtime.rewrites import siblings
     from tactics.format import Format

@@ -11,8 +11,8 @@ from gpu_runtime.cli import program
 from gpu_runtime.explain import side_by_side
 from gpu_runtime.explain.layer_info import layer_info
 from gpu_runtime.explain.report import inspect_text
-from gpu_runtime.frontend.fuse import fuse
 from gpu_runtime.frontend.importer import read
+from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.pipeline import compare
 from gpu_runtime.precision import ranges

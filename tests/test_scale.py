@@ -11,8 +11,9 @@ import pytest
 from benchmarks.bench_scale import KINDS, _Net
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build, pipeline
-from gpu_runtime.frontend import fuse, importer, load
+from gpu_runtime.frontend import importer, load
 from gpu_runtime.frontend.queries import constant
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import tables
 from tactics.format import Format

@@ -25,7 +25,7 @@ def digits():
 def joined(tmp_path_factory):
     """A residual, which either convolution may take, and a Concat in place."""
     net = Net("joined", (1, 64, 16, 16))
-    a, b = net.conv("x", "a", 64), net.conv("x", "b", 64, r=1)
+    a, b = net.conv("x", "a", 64), net.conv(net.add("Sigmoid", ["x"], "s", 64), "b", 64, r=1)
     y = net.add("Concat", [net.add("Add", [a, b], "add", 64), "x"], "cat", 128, axis=1)
     path = tmp_path_factory.mktemp("nets") / "joined.onnx"
     onnx.save(net.finish(y), path)

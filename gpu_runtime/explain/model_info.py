@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.frontend import fuse, importer
+from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.describe import ModelInfo, describe
+from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.text import printable, size_text, wrap
 

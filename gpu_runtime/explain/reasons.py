@@ -11,7 +11,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from gpu_runtime.explain.figures import is_toss_up
-from gpu_runtime.frontend.weights import Stored, together
+from gpu_runtime.frontend.weights import Stored, as_stored, together
 from gpu_runtime.network import Op
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
@@ -57,11 +57,13 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
         if all(any(kernels.best(times, sparse) for _, times in alternatives[op.layer]) for sparse in (False, True))
     }
     forced = tables.forced(table, chosen, wanted)
+    apart = tables.apart(table, chosen, [op for op in ops.values() if op.branches])
     rows = [
         _row(table, kernels, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer],
              single or {}, stored or {})
         for i, op in ops.items()
     ]
+    rows = [replace(row, branches=True, apart_cost_us=apart[row.op]) if row.op in apart else row for row in rows]
     return SparsityRecord(
         mode, tuple(r.layer for r in rows if r.verdict != "not_eligible"),
         tuple(r.layer for r in rows if r.verdict == "sparse"), tuple(rows),
@@ -165,7 +167,11 @@ def _pattern(op: Op) -> Pattern:
 
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
     """Of what the file has for an op's weights, the share of the groups that fit and the energy that pruning takes away, as
-    gpu_runtime.frontend.weights defines them; None where the file has no such."""
+    gpu_runtime.frontend.weights defines them; None where the file has no such. Merged branches have only the energy, of
+    the weights that they are together: the file has none of these."""
+    if op.branches:
+        w = op.weights["w"]
+        return None, as_stored(w, 1).lost_energy if w.shape[1] % 4 == 0 else None
     layers = op.layers or (op.layer,)
     found = [stored[layer] for layer in layers if layer in stored]
     whole = together(found) if len(found) == len(layers) else None

@@ -103,7 +103,19 @@ def sentence(row: SparsityRow, record: Explained) -> str:
     text = say(row, record) if say else row.reason
     text = text[0].upper() + text[1:]
     text = text if text.endswith(".") else text + "."
-    return text + _forced_text(row, record) + _limit(row, record)
+    return text + _branches(row, record) + _forced_text(row, record) + _limit(row, record)
+
+
+def _branches(row: SparsityRow, record: Explained) -> str:
+    """What was merged into the layer, and what that gained."""
+    if not row.branches:
+        return ""
+    what = f"adds {len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "adds its own input"
+    text = f" One convolution {what}, exactly; 2:4 is a pattern of the merged weights"
+    cost = row.apart_cost_us
+    if cost is not None and cost >= SHOWN_US:
+        text += f". With the branches apart, the whole plan would take {us_text(cost, record.timing)} more"
+    return text + "."
 
 
 def _time(best: KernelTime | None, timing: Timing) -> str:
@@ -170,7 +182,8 @@ def _pattern_violation(row: SparsityRow, record: Explained) -> str:
         if row.first_violation:
             text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation)
     if lost is not None:
-        text += f". Pruning to the nearest pattern (--sparsity=force) takes away {lost_text(lost)} of their energy"
+        how = "the nearest pattern" if row.branches else "the nearest pattern (--sparsity=force)"
+        text += f". Pruning to {how} takes away {lost_text(lost)} of their energy"
     return text
 
 
@@ -256,7 +269,7 @@ def _limit(row: SparsityRow, record: Explained) -> str:
     if row.reason == "dense_faster":
         bound = RESOURCES[floor.bound]
         return f" No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
-    if row.reason == "pattern_violation" and len(row.layers) > 1:
+    if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
         return " Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows what that would take."
     return ""
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import Node, attribute, constant, operand, operands, shape_of
+from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights
 from tactics.problems.convolution import Epilogue, Prologue
 from tactics.problems.gather import GatherProblem

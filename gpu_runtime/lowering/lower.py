@@ -14,9 +14,9 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.fuse import Fused
-from gpu_runtime.frontend.layers import SEVERAL, VIEWS, Layer
 from gpu_runtime.frontend.queries import Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
+from gpu_runtime.fusion.fuse import Fused
+from gpu_runtime.fusion.layers import SEVERAL, VIEWS, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
@@ -223,7 +223,10 @@ def _in_a_row(
         i, name = len(ops), result[0] if last else f"{result[0]} ({layer.label} {len(ops)})"
         if problem is main:
             identity = name_of(layer.node) if layer.op in CONVOLUTIONS and weights else ""
-            ops.append(Op(layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity))
+            merged = layer.merged
+            ops.append(Op(
+                layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity, merged, bool(merged)
+            ))  # fmt: skip
         else:
             kind = type(problem).__name__.removesuffix("Problem").lower()
             ops.append(Op(f"{layer.label} ({kind} {i})", problem, sources, name, {}, layer.nodes, layer.when))

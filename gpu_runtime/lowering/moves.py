@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import attribute, constant, shape_of
+from gpu_runtime.fusion.layers import Layer
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem
 from tactics.problems.protocol import Problem, Shape4

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.frontend.layers import Layer
 from gpu_runtime.frontend.queries import Value, attribute, constant, operand, shape_of, type_of
+from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.convolutions import begins
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
 from gpu_runtime.lowering.reductions import REDUCE

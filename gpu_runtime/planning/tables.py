@@ -277,6 +277,18 @@ def forced(table: Table, chosen: plan.Plan, wanted: Mapping[str, bool]) -> dict[
     return dict(zip(wanted, found, strict=True))
 
 
+def apart(table: Table, chosen: plan.Plan, merged: Sequence[Op]) -> dict[str, float | None]:
+    """Name of an op that is several branches in one -> microseconds that the plan takes more with these apart: without entries
+    the op cannot be. None where its weights have sparse tactics, so that it could."""
+    names = [op.name for op in merged]
+    found = plan.forced(table.graph, chosen, [((name,), True) for name in names])
+    sparse = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
+    return {
+        name: None if name in sparse or change is None else (change.total_ps - chosen.total_ps) / 1e6
+        for name, change in zip(names, found, strict=True)
+    }
+
+
 def ops_of(network: Network, layer: str) -> list[Op]:
     """All alternatives with weights of this layer; of merged siblings, with those of any of them."""
     return ops_by_layer(network, (layer,))[layer]

@@ -85,7 +85,8 @@ class Floor:
 class SparsityRow:
     """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
 
-    `layers`: each of merged siblings; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
+    `layers`: each of merged siblings, or of `branches` that were added; `apart_cost_us`: what the plan would take more with
+    these branches apart; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
     uncertain, no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of
     it, in words; c, k, groups, kernel: of the convolution. Of its weights as kernels hold them:
     `pattern_groups`, groups of 4 input channels,
@@ -120,6 +121,8 @@ class SparsityRow:
     flip_speedup: Number | None = None
     p_sparse_faster: Number | None = None
     floor: Floor | None = None
+    branches: bool = False
+    apart_cost_us: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

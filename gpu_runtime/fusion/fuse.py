@@ -18,21 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.chains import activation_after, chain_at
 from gpu_runtime.frontend.importer import Imported
-from gpu_runtime.frontend.layers import (
-    CONVOLUTIONS,
-    SEVERAL,
-    VIEWS,
-    Layer,
-    convolution_at,
-    label,
-    names,
-    of_chain,
-    plain,
-    with_activation,
-)
-from gpu_runtime.frontend.normalizations import normalization_at
 from gpu_runtime.frontend.queries import (
     attribute,
     constant,
@@ -44,7 +30,22 @@ from gpu_runtime.frontend.queries import (
     shape_of,
     single_reader,
 )
-from gpu_runtime.frontend.shuffles import shuffle_at, with_depth_to_space
+from gpu_runtime.fusion import branches
+from gpu_runtime.fusion.chains import activation_after, chain_at
+from gpu_runtime.fusion.layers import (
+    CONVOLUTIONS,
+    SEVERAL,
+    VIEWS,
+    Layer,
+    convolution_at,
+    label,
+    names,
+    of_chain,
+    plain,
+    with_activation,
+)
+from gpu_runtime.fusion.normalizations import normalization_at
+from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
 from tactics.problems.pointwise_ops import NONE, Stage
 
 STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
@@ -106,7 +107,8 @@ def fuse(imported: Imported) -> Fused:
             state.waiting[found.waits.output] = found.waits
     placed.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
     layers, more = _with_prologues([layer for _, layer in placed])
-    return Fused(imported, tuple(layers), (*groups, *more))
+    layers, merged = branches.offer(layers)
+    return Fused(imported, tuple(layers), (*groups, *more, *merged))
 
 
 # ---- rules, first to last

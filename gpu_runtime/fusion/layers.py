@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.chains import Chain, activation_after
 from gpu_runtime.frontend.queries import (
     attribute,
     constant,
@@ -20,6 +19,7 @@ from gpu_runtime.frontend.queries import (
     shape_of,
     single_reader,
 )
+from gpu_runtime.fusion.chains import Chain, activation_after
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
 SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
@@ -36,7 +36,8 @@ class Layer:
     not exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and
     the activation comes before the residual. `prologue`: the input is scaled,
     shifted and rectified first, by "scale" and "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups.
-    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before).
+    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before). `merged`: the nodes of
+    the convolutions that are one here.
     """
 
     op: str
@@ -57,6 +58,7 @@ class Layer:
     axis: int = 1
     block: int = 1
     when: tuple[tuple[str, str], ...] = ()
+    merged: tuple[str, ...] = ()
 
 
 def names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:

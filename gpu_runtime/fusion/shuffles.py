@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from gpu_runtime.frontend.layers import Layer, label, names
 from gpu_runtime.frontend.queries import attribute, operand, shape_of, single_reader
+from gpu_runtime.fusion.layers import Layer, label, names
 
 
 @dataclass(frozen=True, slots=True)
