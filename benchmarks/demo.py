@@ -12,6 +12,7 @@ from cuda_kernels.device import why_no_gpu
 from gpu_runtime.commands.console import columns, is_terminal
 from gpu_runtime.explain import log, report, wording
 from gpu_runtime.explain.figures import proven, times_are, us_text
+from gpu_runtime.report import page
 from gpu_runtime.runtime.findings import KernelTime
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import table, versus
@@ -85,6 +86,8 @@ def main() -> None:
     print(log.log_text(engine.record, columns(), log.most_lines(engine.record), is_terminal()))
     print(f"Next: gpu-runtime inspect {OUT}/digits_sparse.engine   (in .venv/bin)\n")
     print(closing(engine.record))
+    (OUT / "report.html").write_bytes(page.report(engine.record))
+    print(f"\nTo look at it, open {OUT}/report.html in a browser: it needs no network")
 
 
 if __name__ == "__main__":

@@ -145,6 +145,10 @@ function steps(most, wanted) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
+function rounded(value) {
+  return plain(Number(value.toPrecision(3)));
+}
+
 function plain(value) {
   return Number(value.toPrecision(6)).toString();
 }

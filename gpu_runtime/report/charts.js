@@ -61,13 +61,13 @@ function roofline(page, nodes, points, width) {
   const root = frame(width, height, "Roofline of the device and the layers under it");
   scatterAxes(root, box, powers(box.x0, box.x1).map((v) => [v, plain(v)]), powers(box.y0, box.y1).map((v) => [v, plain(v)]),
     ["operations per byte moved at least", "TFLOP/s"]);
-  root.append(roof(box, peaks.dram_gbps, peaks.dense_tflops, "roof", `DRAM ${peaks.dram_gbps} GB/s, dense ${peaks.dense_tflops} TFLOP/s`),
-    roof(box, peaks.l2_gbps, peaks.dense_tflops, "roof", `L2 ${peaks.l2_gbps} GB/s`),
-    roof(box, peaks.l2_gbps, 2 * peaks.dense_tflops, "roof2", `2:4 sparse, ${2 * peaks.dense_tflops} TFLOP/s of the dense layer`),
-    label(box.right - 4, box.y(peaks.dense_tflops) + 14, `dense ${plain(peaks.dense_tflops)}`, { "text-anchor": "end", class: "soft" }),
-    label(box.right - 4, box.y(2 * peaks.dense_tflops) - 5, `2:4 sparse ${plain(2 * peaks.dense_tflops)}`, { "text-anchor": "end", class: "soft" }));
+  root.append(roof(box, peaks.dram_gbps, peaks.dense_tflops, "roof", `DRAM ${peaks.dram_gbps} GB/s, dense ${rounded(peaks.dense_tflops)} TFLOP/s`),
+    roof(box, peaks.l2_gbps, peaks.dense_tflops, "roof", `L2 ${rounded(peaks.l2_gbps)} GB/s`),
+    roof(box, peaks.l2_gbps, 2 * peaks.dense_tflops, "roof2", `2:4 sparse, ${rounded(2 * peaks.dense_tflops)} TFLOP/s of the dense layer`),
+    label(box.right - 4, box.y(peaks.dense_tflops) + 14, `dense ${rounded(peaks.dense_tflops)} TFLOP/s`, { "text-anchor": "end", class: "soft" }),
+    label(box.right - 4, box.y(2 * peaks.dense_tflops) - 5, `2:4 sparse ${rounded(2 * peaks.dense_tflops)}`, { "text-anchor": "end", class: "soft" }));
   for (const p of points) {
-    const more = `${plain(Number(p.x.toPrecision(3)))} operations per byte, ${p.y.toPrecision(3)} TFLOP/s, ${percent(p.y / peaks.dense_tflops)} of the dense peak`;
+    const more = `${rounded(p.x)} operations per byte, ${p.y.toPrecision(3)} TFLOP/s, ${percent(p.y / peaks.dense_tflops)} of the dense peak`;
     root.append(point(page, nodes, p.i, box.x(p.x), box.y(p.y), more));
   }
   return root;

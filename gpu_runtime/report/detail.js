@@ -41,10 +41,12 @@ function candidatePlot(page, layer, rows, width) {
   const names = rows.map((row) => (row.own ? row.formats : `${row.formats} *`));
   const left = Math.min(190, width * 0.5);
   const times = rows.flatMap((row) => row.found.map((c) => c.time));
-  const [least, most] = [Math.min(...times) * 0.9, Math.max(...times) * 1.05];
+  const [low, high] = [layer.low_us ?? layer.us, layer.high_us ?? layer.us];
+  const [least, most] = [Math.min(low, ...times) * 0.95, Math.max(high, ...times) * 1.03];
   const height = 20 * rows.length + 26;
   const root = frame(width, height, "Candidates by formats and time");
   const x = (value) => left + 8 + ((value - least) / (most - least || 1)) * (width - left - 20);
+  root.append(svg("rect", { class: "error", x: x(low), y: 0, width: x(high) - x(low), height: height - 22 }));
   candidateAxis(root, least, most, x, height - 22);
   rows.forEach((row, i) => {
     const y = 20 * i + 14;
@@ -60,7 +62,7 @@ function showCandidates(page, layer, place) {
   if (!rows.length) return;
   place.append(el("h3", {}, "Candidates (us)"),
     el("div", { class: "legend" }, el("span", { class: "badge" }, dot("dense"), "dense"),
-      el("span", { class: "badge" }, dot("sparse"), "2:4 sparse (diamond)"), "outlined: chosen"));
+      el("span", { class: "badge" }, dot("sparse"), "2:4 sparse (diamond)"), "outlined: chosen; shaded: its error"));
   const box = el("div", { class: "candidates" });
   place.append(box);
   chart(box, (width) => candidatePlot(page, layer, rows.slice(0, FEW), width));
@@ -106,9 +108,9 @@ function showNear(page, at, place) {
     ...before, el("div", { class: "here" }, page.layers[at].name), ...after));
 }
 
-function factList(layer) {
+function factList(facts) {
   const list = el("dl", { class: "facts" });
-  for (const [key, text] of layer.facts || []) list.append(el("dt", {}, key), el("dd", {}, text));
+  for (const [key, text] of facts) list.append(el("dt", {}, key), el("dd", {}, text));
   return list;
 }
 
@@ -121,9 +123,11 @@ function numbers(page, layer) {
 function showDetail(page, at, from) {
   const layer = page.layers[at];
   const place = by("detail");
+  const [why, more] = [true, false].map((first) => (layer.facts || []).filter(([key]) => (key === "why") === first));
   place.replaceChildren(el("p", { class: "title" }, layer.name), numbers(page, layer),
-    el("p", { class: "code" }, tactic(page, layer)), factList(layer));
+    el("p", { class: "code" }, tactic(page, layer)), factList(why));
   showCandidates(page, layer, place);
+  if (more.length) place.append(el("h3", {}, "In numbers"), factList(more));
   showNear(page, at, place);
   place.append(el("h3", {}, "Tensors"), ...tensorList(page, layer.inputs || [], "reads"), ...tensorList(page, layer.outputs || [], "writes"));
   if (layer.nodes) place.append(el("h3", {}, "ONNX nodes"), el("p", { class: "code" }, layer.nodes.join(", ")));

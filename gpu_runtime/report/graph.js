@@ -98,7 +98,7 @@ function showGraph(page) {
   drawing.nodes.forEach((_, at) => root.append(gather(nodes, at, nodeBox(page, at))));
   by("graph").append(graphTools(page, view, colours), view.box);
   zoomed(view, Math.min(1, Math.max(0.6, (view.box.clientWidth - 20) / width)));
-  view.box.scrollLeft = (width * view.zoom - view.box.clientWidth) / 2;
+  if (page.layers.length) view.box.scrollLeft = (drawing.nodes[0][0] + 10) * view.zoom - view.box.clientWidth / 2;
   onSelect((layer, before, from) => {
     mark(nodes, layer, before);
     if (from !== "graph" && from !== "start") showNode(page, view, layer);

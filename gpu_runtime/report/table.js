@@ -45,8 +45,8 @@ function row(page, layer, i, most) {
   const share = page.verdict.total_us ? percent(layer.us / page.verdict.total_us) : "";
   return el("tr", { tabindex: -1, "data-layer": i, onclick: () => select(i, "table") },
     el("td", { class: "number" }, i),
-    el("td", {}, el("div", { class: "name", title: layer.name }, layer.name), el("div", { class: "sub" }, tactic(page, layer))),
-    el("td", {}, ...(layer.tactic === undefined ? ["-"] : [`${us(layer.us, page.verdict)} `, el("span", { class: "sub" }, share), bar(layer, most)])),
+    el("td", {}, el("div", { class: "name", title: layer.name }, layer.name), el("div", { class: "sub tactic" }, tactic(page, layer))),
+    el("td", {}, ...(layer.tactic === undefined ? ["-"] : [`${us(layer.us, page.verdict)} `, el("span", { class: "sub share" }, share), bar(layer, most)])),
     el("td", { class: "wide code" }, ...lines(layer.formats)),
     el("td", {}, badge(layer.kind), el("div", { class: "sub" }, layer.reason)),
     el("td", { class: "wide number" }, cost));
@@ -146,7 +146,7 @@ function move(table, event) {
   if (to === undefined || !shown[to]) return;
   event.preventDefault();
   shown[to].focus();
-  select(Number(shown[to].dataset.layer), "table");
+  select(Number(shown[to].dataset.layer), "table-keys");
 }
 
 function follow(table, layer, before, from) {
@@ -155,7 +155,7 @@ function follow(table, layer, before, from) {
     table.rows[i].classList.toggle("selected", on);
     table.rows[i].tabIndex = on ? 0 : -1;
   }
-  if (from !== "table" && from !== "start") table.rows[layer].scrollIntoView({ block: "nearest" });
+  if (!["table", "table-keys", "start"].includes(from)) table.rows[layer].scrollIntoView({ block: "nearest" });
 }
 
 function showTable(page) {
