@@ -189,7 +189,7 @@ def test_explain(files, cli):
     (files / "sparse.onnx").unlink()
     code, out, err = cli("explain e.engine stem block1/conv1")
     assert (code, err) == (0, "") and out.count("\n  why ") == 2 and "\nblock1/conv1   " in out
-    assert re.search(r"not_eligible: channels_not_multiple_of_4\n  why +Its input channels", out)
+    assert re.search(r"not_eligible: channels_not_multiple_of_4\n  runs .*\n  why +Its input channels", out)
     assert cli("explain e.engine")[1].count("\n  why ") == 15  # block4/conv1 || block4/proj is one
     found = json.loads(cli("explain e.engine block1/conv1 --json")[1])
     assert found["timing"] == "predicted(h200)" and [r["layer"] for r in found["layers"]] == ["block1/conv1"]
@@ -198,14 +198,22 @@ def test_explain(files, cli):
     assert (code, err) == (0, "") and out.startswith("What if stem/conv=hwc8, block1/conv1=dense? ")
     assert "reformat of x comes" in out
     assert json.loads(cli("explain e.engine --json --what-if stem/conv=hwc8")[1])["reformats_new"][0]["tensor"] == "x"
+    code, out, err = cli("explain e.engine block{1..2}/conv1 head* --what-if stem/conv=hwc8")
+    layers = re.findall(r"^(\S+)   \S+: \w+\n  runs +~\d+\.\d\d us fp16:hwc8->.* % of the plan\n  why", out, re.M)
+    assert (code, err) == (0, "") and layers == ["block1/conv1", "block2/conv1", "head/gemm"]
+    assert out.index("head/gemm") < out.index("\nWhat if stem/conv=hwc8? ")
+    both = json.loads(cli("explain e.engine stem --json --what-if stem/conv=hwc8")[1])
+    assert [r["layer"] for r in both["layers"]] == ["stem/conv"] and both["what_if"]["reformats_new"]
     for args, sentence in (
-        ("conv1", "'conv1' is in the names of several layers: expected one of block1/conv1, block2/conv1"),
+        ("conv1", "'conv1' is in the names of 5 layers: block1/conv1, "),
         ("nope", "'nope' is no layer with weights: expected one of stem/conv"),
+        ("blok1/conv1", "'blok1/conv1' is no layer with weights: did you mean block1/conv1, "),
+        ("head/pool", "'head/pool' has no weights that could be sparse: `gpu-runtime inspect` shows what it runs"),
         ("--what-if stem/conv=sparse", "stem/conv=sparse: no sparse kernel can run this layer"),
     ):
         code, out, err = cli(f"explain e.engine {args}")
         assert code == 1 and out == "" and err.startswith("error: ") and sentence in err
-    for args in ("--what-if stem/conv", "--what-if a=dense --what-if a=sparse", "stem --what-if a=dense"):
+    for args in ("--what-if stem/conv", "--what-if a=dense --what-if a=sparse"):
         assert cli(f"explain e.engine {args}")[0] == 2
 
 

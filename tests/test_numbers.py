@@ -1,18 +1,23 @@
 """Numbers that several commands show, or that a plan states of itself, are the same and are true: over real networks."""
 
 import re
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.bench_plan import SIZES
 from gpu_runtime.explain import wording
+from gpu_runtime.explain.figures import summing
 from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.pipeline import compare
 from gpu_runtime.text import lost_text, share_text
 from tests.conftest import MODELS, model_path
+from tests.example_plan import example_plan, record
 
 QUICK = ("mnist8", "resnet20_cifar10", "super_resolution_10")
 OTHERS = sorted(path.stem for path in MODELS.glob("*.onnx") if path.stem not in QUICK)
@@ -96,3 +101,25 @@ def test_the_page_of_networks_has_the_plan_s_numbers(name):
     assert cells[5] == f"{len(sparsity.picked)} / {len(sparsity.eligible)}"
     times = plan.solution.total_us, rivals.all_dense_us, single.us, rivals.greedy_us
     assert [c.split()[0] for c in cells[7:]] == [f"{us:.1f}" for us in times] and cells[9].endswith(str(single.format))
+
+
+@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=6))
+def test_shown_parts_add_up_to_the_shown_total(parts):
+    """In hundredths, and none of them is off by a hundredth or more."""
+    shown = summing(sum(parts), parts)
+    assert round(100 * sum(shown)) == round(100 * round(sum(parts), 2))
+    assert all(abs(a - b) < 0.01 + 1e-9 for a, b in zip(shown, parts, strict=True))
+    assert summing(1.0, [7.0, 8.004]) == [7.0, 8.0]  # no parts of that
+
+
+@pytest.mark.parametrize("name", ["explain", "sentence"])
+def test_the_cost_of_the_other_choice_is_the_sum_of_what_is_shown(name):
+    plan = example_plan()
+    row = plan["sparsity"]["rows"][3]
+    row["other"] |= {"kernel_us": 0.104, "reformat_us": 0.104, "around_us": 0.104, "cost_us": 0.312}
+    row["other_cost_us"] = 0.312
+    made = record(plan)
+    told = made.sparsity.rows[3]
+    text = " ".join((wording.layer_text(told, made) if name == "explain" else wording.sentence(told, made)).split())
+    parts = [Decimal(us) for us in re.findall(r"(?:kernel|reformats|it) ~([+-]\d\.\d\d) us", text)]
+    assert parts[:3] == [Decimal("0.11"), Decimal("0.10"), Decimal("0.10")] and re.search(r"(plan ~\+|take ~)0\.31 us", text)

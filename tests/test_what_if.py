@@ -1,7 +1,9 @@
 """An engine carries what its plan was chosen from: solving that again gives the plan, and answers what-if questions."""
 
 import json
+import re
 from dataclasses import replace
+from decimal import Decimal
 
 import onnx
 import pytest
@@ -86,8 +88,38 @@ def test_a_fusion_that_changes_is_shown(joined):
     assert sum(" + " in name for name in asked) == 2 and isinstance(what_if.graph(joined.plan.choices), Graph)
 
 
+def test_a_pattern_holds_all_layers_that_can_grant_the_wish(digits):
+    """Those that cannot stay free: the stem has no sparse kernel."""
+    named = {row.layer: "dense" for row in digits.sparsity.rows if row.layer.startswith("block1/")}
+    assert len(named) == 2
+    by_name, by_pattern = what_if.what_if(digits, named), what_if.what_if(digits, {"block1/conv*": "dense"})
+    assert by_name.layers == by_pattern.layers and by_name.after_us == by_pattern.after_us
+    everything = what_if.what_if(digits, {"*": "dense"})
+    assert everything.after_us == pytest.approx(digits.solution.rivals.all_dense_us)
+    assert what_if.what_if(digits, {"{stem,block1}/conv*": "sparse"}).status == "proven"
+
+
+@pytest.mark.parametrize("wishes", [{"*": "dense"}, {"stem/conv": "hwc8"}, {"stem/conv": "chw->hwc8", "block2/*": "dense"}])
+def test_what_moves_adds_up_to_what_is_shown(digits, wishes):
+    found = what_if.what_if(digits, wishes)
+    moved = sum((c.after.us if c.after else 0) - (c.before.us if c.before else 0) for c in found.layers)
+    moved += sum(h.us for h in found.reformats_new) - sum(h.us for h in found.reformats_gone)
+    assert moved == pytest.approx(found.after_us - found.before_us, abs=1e-6)
+    text = what_if.text(digits, found)
+    then, now, cost = (Decimal(us) for us in re.findall(r"~([+-]?\d+\.\d\d) us", text.partition("\n\n")[0])[:3])
+    *rows, (now_sum, then_sum) = [
+        [Decimal(us[1]) if (us := re.match(r"~(\d+\.\d\d) us", cell)) else Decimal(0) for cell in cells]
+        for line in text.partition("---\n")[2].splitlines() if len(cells := re.split("  +", line)[1:]) == 2
+        and any(cell.startswith("~") for cell in cells)
+    ]  # fmt: skip
+    assert then - now == cost == then_sum - now_sum and len(rows) >= 1
+    assert [sum(column) for column in zip(*rows, strict=True)] == [now_sum, then_sum]
+
+
 @pytest.mark.parametrize(("wishes", "sentence"), [
-    ({"nope": "sparse"}, "is no layer of this engine: expected one of stem/conv, block1/conv1"),
+    ({"nope": "sparse"}, "is no layer of this engine: expected one of stem/conv"),
+    ({"block1/con1": "sparse"}, "is no layer of this engine: did you mean block1/conv1, "),
+    ({"stem/*": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
     ({"stem/conv": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
     ({"stem/conv": "warp"}, "unknown format fp16:warp"),
     ({"stem/conv": "a b"}, "expected sparse, dense, a format like hwc8"),

@@ -17,10 +17,11 @@ from gpu_runtime.commands.options import named
               "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:
-    """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it."""
+    """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it.
+
+    LAYER may be a pattern: 'layer3.*', or 'layer{1..3}/conv' as the log of a build has it.
+    """
     wanted = named("--what-if", wishes, "LAYER=sparse, LAYER=dense or LAYER=hwc8", str.rpartition)
-    if wanted and layers:
-        raise click.UsageError("--what-if names its layers itself: leave out the other layer names")
     from dataclasses import replace
 
     from gpu_runtime import load
@@ -29,16 +30,16 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     from tactics import codec
 
     record = load(engine, allow_cubins=True).record  # only read, never run
-    if wanted:
-        found = what_if.what_if(record, wanted)
-        answer = codec.to_json(what_if.Answer, found, defaults=True)
-        say(json.dumps(answer, indent=1) if as_json else what_if.text(record, found), nl=as_json)
-        return
-    rows = wording.rows_of(record, layers)
+    found = what_if.what_if(record, wanted) if wanted else None
+    rows = wording.rows_of(record, layers) if layers or not wanted else []
     if as_json:
+        answer = codec.to_json(what_if.Answer, found, defaults=True) if found else None
         told = [replace(row, sentence=wording.sentence(row, record)) for row in rows]
         summary = codec.to_json(Summary | None, record.plan.sparsity.summary, defaults=True)
         shown = [codec.to_json(SparsityRow, row, defaults=True) for row in told]
-        say(json.dumps({"timing": record.timing.label, "summary": summary, "layers": shown}, indent=1))
-    else:
-        say(wording.explain_text(record, rows), nl=False)
+        account = {"timing": record.timing.label, "summary": summary, "layers": shown}
+        say(json.dumps(answer if not rows else account | ({"what_if": answer} if answer else {}), indent=1))
+        return
+    texts = [wording.explain_text(record, rows)] if rows or not wanted else []
+    texts += [what_if.text(record, found)] if found else []
+    say("\n".join(texts), nl=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import SparsityRow
@@ -33,6 +36,17 @@ def times_are(timing: Timing) -> str:
 
 def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str:
     return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
+
+
+def summing(total: float, parts: Sequence[float]) -> list[float]:
+    """The parts in hundredths, each the one below it or above, so that as shown they add up to the total as it is shown; where
+    they do not add up to it at all, each for itself."""
+    below = [math.floor(100 * part) for part in parts]
+    missing = round(100 * round(total, 2)) - sum(below)
+    if not 0 <= missing <= len(parts):
+        return [round(part, 2) for part in parts]
+    upper = sorted(range(len(parts)), key=lambda i: below[i] - 100 * parts[i])[:missing]
+    return [(n + (i in upper)) / 100 for i, n in enumerate(below)]
 
 
 def proven(plan: PlanRecord, timing: Timing) -> str:

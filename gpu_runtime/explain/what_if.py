@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_runtime.errors import EngineError
-from gpu_runtime.explain.figures import proven, times_are, us_text
+from gpu_runtime.explain.figures import proven, summing, times_are, us_text
+from gpu_runtime.explain.names import matching
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
 from gpu_runtime.runtime.plan_record import EngineRecord, PlanRecord, Timing
@@ -119,16 +120,16 @@ def graph(stored: Choices) -> Graph:
 
 
 def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
-    """The best plan with each named layer held to "sparse", "dense", a format ("hwc8", in and out) or a pair of formats
-    ("chw->hwc8"), beside the engine's own. Other layers are free to change. Raises ValueError for a layer or wish that there is
-    none of, EngineError where the engine carries no tables."""
+    """The best plan with each layer named, or that a pattern fits, held to "sparse", "dense", a format ("hwc8", in and out) or
+    a pair of formats ("chw->hwc8"), beside the engine's own. Other layers are free to change. Raises ValueError for a layer or
+    wish that there is none of, EngineError where the engine carries no tables."""
     plan, stored = record.plan, record.plan.choices
     if stored is None:
         raise EngineError("this engine carries no tables to plan with: build it again")
     g = graph(stored)
     force: dict[str, Test] = {}
     for layer, wish in wishes.items():
-        force |= _forced(plan, stored, g, layer, wish)
+        force |= _granted(plan, stored, g, layer, wish)
     before = planner.solve(g)
     try:
         after = planner.solve(g, force=force)
@@ -146,6 +147,25 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     )  # fmt: skip
 
 
+def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
+    """What holds each layer of that name to the wish; of several that a pattern fits, those that can grant it. ValueError
+    where none can."""
+    found = matching(wanted, stored.choices, lambda c: [x for x in (c.layer, c.op, *c.layers) if x], "layer of this engine")
+    exact = any(wanted in (c.layer, c.op, *c.layers) for c in found)
+    if not exact and wish in ("sparse", "dense"):  # of what a pattern fits, the layers with weights
+        found = [c for c in found if c.layer] or found
+    layers = [wanted] if exact else list(dict.fromkeys(c.layer or c.op for c in found))
+    force, refused = dict[str, Test](), list[ValueError]()
+    for layer in layers:
+        try:
+            force |= _forced(plan, stored, g, layer, wish)
+        except ValueError as e:
+            refused.append(e)
+    if not force:
+        raise refused[0]
+    return force
+
+
 def _forced(plan: PlanRecord, stored: Choices, g: Graph, layer: str, wish: str) -> dict[str, Test]:
     """Operation -> whether one of its entries grants the wish. ValueError where none of the layer's does."""
     names, test = _ops(stored, layer), _test(stored, wish)
@@ -156,31 +176,44 @@ def _forced(plan: PlanRecord, stored: Choices, g: Graph, layer: str, wish: str) 
 
 
 def text(record: EngineRecord, found: Answer) -> str:
-    """What `what_if` found, as a table of all that moves."""
+    """What `what_if` found, as a table of all that moves; what is shown of it adds up to the plans' times as shown."""
     timing, asked = record.timing, ", ".join(f"{layer}={wish}" for layer, wish in found.wishes.items())
-    cost = found.after_us - found.before_us
+    now_us, then_us = round(found.before_us, 2), round(found.after_us, 2)
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
     verdict = proven(record.plan, timing) if found.status == "proven" else "not proven minimal"
     lines += wrap(
-        f"The plan would take {us_text(found.after_us, timing)} ({verdict}) instead of {us_text(found.before_us, timing)}: "
-        f"{us_text(cost, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
+        f"The plan would take {us_text(then_us, timing)} ({verdict}) instead of {us_text(now_us, timing)}: "
+        f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
-    rows = [[printable(c.name), _side(c, c.before, timing), _side(c, c.after, timing)] for c in found.layers]
-    for hops, what in ((found.reformats_gone, "goes"), (found.reformats_new, "comes")):
-        for hop in hops:
-            cell = f"{us_text(hop.us, timing)} {hop.from_}->{hop.to}"
-            rows.append([f"reformat of {printable(hop.tensor)} {what}", *((cell, "-") if what == "goes" else ("-", cell))])
-    if not rows:
+    moved: list[tuple[Change | Hop, float | None, float | None]] = [
+        *((c, c.before.us if c.before else None, c.after.us if c.after else None) for c in found.layers),
+        *((hop, hop.us, None) for hop in found.reformats_gone), *((hop, None, hop.us) for hop in found.reformats_new),
+    ]  # fmt: skip
+    if not moved:
         return "\n".join([*lines, "Nothing moves: that is the plan already.", ""])
+    now, then = [us or 0 for _, us, _ in moved], [us or 0 for _, _, us in moved]
+    sums = round(sum(now), 2), round(sum(now), 2) + then_us - now_us
+    shown = zip(moved, summing(sums[0], now), summing(sums[1], then), strict=True)
+    rows = [_row(x, None if a is None else p, None if b is None else q, timing) for (x, a, b), p, q in shown]
+    rows.append(["together", *(us_text(us, timing) for us in sums)])
     return "\n".join([*lines, "", *text_table(["what moves", "now", "then"], rows, caps=(40, 38, 38), gap=True), ""])
 
 
-def _side(change: Change, entry: Entry | None, timing: Timing) -> str:
+def _row(moved: Change | Hop, now_us: float | None, then_us: float | None, timing: Timing) -> list[str]:
+    """What moves, and both sides of it with the times as they are shown; None: not there."""
+    if isinstance(moved, Change):
+        sides = (moved.before, now_us or 0), (moved.after, then_us or 0)
+        return [printable(moved.name), *(_side(moved, entry, us, timing) for entry, us in sides)]
+    cells = ("-" if us is None else f"{us_text(us, timing)} {moved.from_}->{moved.to}" for us in (now_us, then_us))
+    return [f"reformat of {printable(moved.tensor)} {'goes' if then_us is None else 'comes'}", *cells]
+
+
+def _side(change: Change, entry: Entry | None, us: float, timing: Timing) -> str:
     if entry is None:
         return "- (part of another)"
     ops = {e.op for e in (change.before, change.after) if e}
     fused = f"\nas {printable(entry.op)}" if len(ops) > 1 else ""
-    return f"{us_text(entry.us, timing)} {entry.in_}->{entry.out}\n{entry.tactic.partition('__')[0]}{fused}"
+    return f"{us_text(us, timing)} {entry.in_}->{entry.out}\n{entry.tactic.partition('__')[0]}{fused}"
 
 
 def _entry(op: str, e: planned.Entry) -> Entry:
@@ -201,11 +234,7 @@ def _ops(stored: Choices, layer: str) -> set[str]:
     named = [c for c in stored.choices if layer in (c.layer, c.op, *c.layers)]
     members = {m for c in named if layer in (c.layer, c.op) for m in (c.layers or [c.layer])} - {""}
     same = [c for c in stored.choices if c.layer and members & {*(c.layers or [c.layer])}]
-    names = {c.op for c in (*named, *same)}
-    if not names:
-        known = list(dict.fromkeys(c.layer or c.op for c in stored.choices))
-        raise ValueError(f"{layer!r} is no layer of this engine: expected one of {', '.join(known)}")
-    return names
+    return {c.op for c in (*named, *same)}
 
 
 def _test(stored: Choices, wish: str) -> Callable[[Choice, planned.Entry], bool]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.explain.figures import tactic_text, times_are, us_text
+from gpu_runtime.explain.figures import summing, tactic_text, times_are, us_text
+from gpu_runtime.explain.names import matching
 from gpu_runtime.runtime.findings import IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow
-from gpu_runtime.runtime.plan_record import Explained, Timing
+from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, printable, share_text, table, versus, wrap
 
 PREDICTED = Timing("predicted", "predicted")  # whose times a measured plan marks all the same
@@ -230,9 +231,10 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
 
 
 def _parts(other: OtherChoice, timing: Timing) -> str:
-    """Where the cost of the other choice lies: its parts, those that are nothing left out."""
-    named = (("its own kernel", other.kernel_us), ("reformats", other.reformat_us), ("the layers around it", other.around_us))
-    parts = [f"{what} {us_text(us, timing, sign='+')}" for what, us in named if abs(us) >= SHOWN_US]
+    """Where the cost of the other choice lies: its parts, those that are nothing left out; what is shown adds up to it."""
+    named = ("its own kernel", "reformats", "the layers around it")
+    shares = summing(other.cost_us, (other.kernel_us, other.reformat_us, other.around_us))
+    parts = [f"{what} {us_text(us, timing, sign='+')}" for what, us in zip(named, shares, strict=True) if us]
     return ", ".join(parts) or "no part changes"
 
 
@@ -325,12 +327,23 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
     return facts
 
 
-def layer_text(row: SparsityRow, record: Explained) -> str:
-    """Everything known about one layer's choice, a line per fact."""
+def layer_text(row: SparsityRow, record: EngineRecord) -> str:
+    """Everything known about one layer's choice, a line per fact: first what it runs."""
     lines = [f"{printable(row.layer)}   {row.verdict}: {row.reason}"]
-    for key, value in layer_facts(row, record):
+    for key, value in (*_runs(row, record), *layer_facts(row, record)):
         lines += wrap(f"  {key:9} {printable(value)}", indent=12)
     return "\n".join(lines) + "\n"
+
+
+def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
+    """The kernel and formats that the plan has for a layer, and its share of the whole."""
+    total, facts = record.solution.total_us, []
+    for layer in record.plan.layers:
+        if layer.tactic and row.layer == (layer.layer or layer.name):
+            ins, out = dict.fromkeys(str(t.format) for t in layer.inputs), layer.outputs[0].format
+            text = f"{us_text(layer.time_us, record.timing)} {','.join(ins)}->{out} {tactic_text(layer.tactic)}"
+            facts.append(("runs", text + (f", {100 * layer.time_us / total:.1f} % of the plan" if total else "")))
+    return facts
 
 
 def _weights(row: SparsityRow) -> str:
@@ -361,23 +374,18 @@ def _kernel(best: KernelTime | None, timing: Timing) -> str:
     return f"{text}, limited by {RESOURCES.get(best.bound, best.bound)}"
 
 
-def rows_of(record: Explained, layers: Sequence[str] = ()) -> list[SparsityRow]:
-    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's, an
-    op's, or any part of a layer's that only one has. ValueError where it is none."""
-    rows = record.sparsity.rows
-    wanted = []
+def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRow]:
+    """The sparsity rows of these layers, in the plan's order; all of them where none is named. A name may be a layer's or an
+    op's, a pattern, or any part of a layer's that only one has (names.matching). ValueError where it is none."""
+    rows, wanted = record.sparsity.rows, set[str]()
     for name in layers:
-        exact = [r for r in rows if name in (r.layer, r.op)]
-        found = exact or [r for r in rows if name in r.layer]
-        if len(found) != 1:
-            those = ", ".join(printable(r.layer) for r in found or rows)
-            few = "is in the names of several layers" if found else "is no layer with weights"
-            raise ValueError(f"{name!r} {few}: expected one of {those}")
-        wanted += found
-    return [r for r in rows if not layers or r in wanted]
+        if any(name in (layer.name, *layer.nodes) for layer in record.plan.layers if not layer.layer):
+            raise ValueError(f"{name!r} has no weights that could be sparse: `gpu-runtime inspect` shows what it runs")
+        wanted |= {row.op for row in matching(name, rows, lambda row: (row.layer, row.op, *row.layers), "layer with weights")}
+    return [row for row in rows if not layers or row.op in wanted]
 
 
-def explain_text(record: Explained, rows: Sequence[SparsityRow]) -> str:
+def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
     """The account of these layers, after a line on whose plan it is and the network's sentence."""
     device, mode = record.device, record.sparsity.mode
     head = f"{record.model.name} for {device.title} ({device.sm}), --sparsity={mode}; {times_are(record.timing)}"
