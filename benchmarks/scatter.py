@@ -88,4 +88,4 @@ def _legend(seen: set[str]) -> Iterator[str]:
         yield f'<text class="ink" x="{left + 24}" y="{top + 16 * i + 9}">{REGIMES[regime]}</text>'
     at = top + 16 * len(rows) + 5
     yield f'<line class="line" x1="{left}" y1="{at}" x2="{left + 18}" y2="{at}" stroke-dasharray="3 3"/>'
-    yield f'<text class="ink" x="{left + 24}" y="{at + 4}">off by {BAND - 1:.0%}</text>'
+    yield f'<text class="ink" x="{left + 24}" y="{at + 4}">off by {100 * (BAND - 1):.0f} %</text>'

@@ -163,7 +163,7 @@ def test_plan_for_several_devices(files, cli):
     found = json.loads(cli(f"plan sparse.onnx --devices l4,b200 {SHAPES} --json")[1])
     assert [p["device"]["name"] for p in found] == ["l4", "b200"] and found[1]["timing"]["kind"] == "predicted"
     assert all(p["sparsity"]["summary"]["eligible"] == 14 for p in found)
-    assert "Of predictions: tensor work is predicted at 60% to 75% of the boost clock" in " ".join(cli(
+    assert "Of predictions: tensor work is predicted at 60 to 75 % of the boost clock" in " ".join(cli(
         f"plan sparse.onnx --devices l4 {SHAPES}")[1].split())  # fmt: skip
     code, out, err = cli("plan sparse.onnx --devices a100,volta")
     assert code == 2 and "--devices: unknown device 'volta': expected one of a10, a100" in err
@@ -178,7 +178,7 @@ def test_plan_for_several_devices_with_another_risk(files, cli):
         picked.append(found["sparsity"]["summary"]["picked"])
     assert picked[0] >= picked[1] > picked[2]
     out = " ".join(cli(f"plan sparse.onnx --devices h200 --risk 0.95 {SHAPES.replace('8x1', '2048x1')}")[1].split())
-    assert "sparse kernels are taken where P(faster) is 95% or more (--risk)" in out and "uncertain" in out
+    assert "sparse kernels are taken where P(faster) is 95 % or more (--risk)" in out and "uncertain" in out
     code, _, err = cli("plan sparse.onnx --devices h200 --risk 1")
     assert code == 2 and "--risk" in err and "0.5<=x<1" in err
 

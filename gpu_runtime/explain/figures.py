@@ -22,7 +22,8 @@ def is_toss_up(row: SparsityRow) -> bool:
 def held_text(device: Device) -> str:
     """Of a card with a tight power limit, which clock predicted times of tensor work rest on; else an empty text."""
     low, high = rates(device).sustained
-    return "" if low == high else f"tensor work is predicted at {low:.0%} to {high:.0%} of the boost clock, for the power limit"
+    share = f"{100 * low:.0f} to {100 * high:.0f} % of the boost clock"
+    return "" if low == high else f"tensor work is predicted at {share}, for the power limit"
 
 
 def tactic_text(tactic: Tactic | None) -> str:

@@ -26,7 +26,7 @@ def text(plans: Sequence[Outlook]) -> str:
     head = f"{plans[0].model.name} planned for {', '.join(p.device.title for p in plans)}; "
     head += f"--sparsity={plans[0].sparsity.mode}; all times are predicted, marked ~; none was measured"
     if plans[0].sparsity.mode != "disable":
-        head += f"; sparse kernels are taken where P(faster) is {plans[0].risk:.0%} or more (--risk)"
+        head += f"; sparse kernels are taken where P(faster) is {100 * plans[0].risk:.3g} % or more (--risk)"
     by_layer = [{name: r for r in p.sparsity.rows for name in r.layers} for p in plans]
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
