@@ -1,6 +1,7 @@
 """The command line: `build-engine model.onnx -o model.engine`, and `gpu-runtime COMMAND`, a file each in commands/.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Every expected failure is one message on stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 5 a check that was asked for did not pass, 130 interrupted. Every expected failure
+is one message on stderr.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
 from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
 from gpu_runtime.commands.plan import plan_command
+from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.report import report_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import WRITTEN, written
 from gpu_runtime.errors import InternalError
 
-COMMANDS = (build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command,
-            report_command)  # fmt: skip
+COMMANDS = (
+    build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
+    prune_command,
+)  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -41,9 +45,9 @@ def main(args: list[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
-            program.main(args, prog_name="gpu-runtime", standalone_mode=False)
-    except click.exceptions.Exit as e:
-        sys.exit(e.exit_code)
+            code = program.main(args, prog_name="gpu-runtime", standalone_mode=False)
+        if code:  # a command's Context.exit comes back as a number
+            sys.exit(code)
     except click.ClickException as e:
         e.show()
         sys.exit(e.exit_code)

@@ -316,7 +316,8 @@ def test_sparsity_of_partly_pruned_and_reshaped_weights(files, cli):
     w = {k: a.astype(np.float32) for k, a in w.items()} | {"shape": np.int64([8, 8, 1, 1])}
     nodes = [
         node("Conv", "x half", "a"), node("Conv", "a full", "b"), node("Conv", "b full", "c"), node("NonZero", "c", "nz"),
-        node("Reshape", "flat shape", "made"), node("Conv", "c made", "d"), node("Conv", "d grouped", "y", group=2),
+        node("Neg", "flat", "flipped"), node("Reshape", "flipped shape", "made"), node("Conv", "c made", "d"),
+        node("Conv", "d grouped", "y", group=2),
     ]  # fmt: skip
     onnx.save(model(nodes, {"x": ("N", 8, "H", "W")}, "y", w), "mixed.onnx")
     code, out, _ = cli("inspect-sparsity mixed.onnx")

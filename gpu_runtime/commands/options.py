@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from gpu_runtime.runtime.plan_record import Outlook
 
 risk_option = click.option(
     "--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True,
@@ -52,6 +56,18 @@ def parse_pools(text: str) -> int | None:
         raise click.UsageError(f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
                                "pools do not exist here")  # fmt: skip
     return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
+
+
+def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]]) -> Outlook:
+    """The plan, times predicted, of the model with all weights pruned that can be. UsageError for an unknown device."""
+    from cuda_kernels import device as devices
+    from gpu_runtime.pipeline import compare
+
+    try:
+        name = devices.named(device).name
+    except ValueError as e:
+        raise click.UsageError(f"--device: {e}") from None
+    return compare(model, [name], sparsity="force", shapes=sizes)[0]
 
 
 def named(

@@ -56,6 +56,11 @@ def summary(rows: list[dict]) -> str:
     return f"{kind} 2:4: {share_text(share)} of groups fit, and a layer runs sparse only if all of its groups do"
 
 
+def not_24(rows: list[dict]) -> list[str]:
+    """Layers whose weights can be 2:4 and are not."""
+    return [r["layer"] for r in rows if r["fit"] is not None and r["verdict"] != "2:4"]
+
+
 def pruning(rows: list[dict]) -> str:
     """What --sparsity=force would take from the weights that are not 2:4 and can be, or an empty string."""
     shared = {r["weight"]: r for r in rows if r["fit"] is not None and r["verdict"] != "2:4"}.values()  # once, whoever reads it

@@ -105,9 +105,9 @@ def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tupl
 def prune_one(w: Weight) -> Stored | None:
     """Prune one stored weight in place -> what it was; None where it has the pattern already."""
     values = w.values
-    if values is None or sparse24.fits(values, w.axis).all():
+    if w.tensor is None or values is None or sparse24.fits(values, w.axis).all():
         return None
-    put(w, sparse24.prune(values, w.axis))
+    put(w.name, w.tensor, w.views, sparse24.prune(values, w.axis))
     return as_stored(values, w.axis)
 
 
@@ -141,19 +141,16 @@ def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
     return values
 
 
-def put(w: Weight, values: np.ndarray) -> None:
-    """Store other values of a weight, given as its layer reads them: each must be one that the tensor's type holds."""
-    t = w.tensor
-    if t is None:
-        raise ValueError(f"{w.name}: it is computed, there is no tensor to change")
-    stored = to_array(w.name, t)
-    if w.views:
-        at = seen(np.arange(stored.size).reshape(stored.shape), w.views)
-        flat = np.empty(stored.size, stored.dtype)
-        flat[at.reshape(-1)] = values.reshape(-1).astype(stored.dtype)
-    else:
-        flat = np.ascontiguousarray(values.astype(stored.dtype))
-    for data in ("float_data", "int32_data", "double_data"):
+def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) -> None:
+    """Store other values of a tensor, given as its reader sees them: each must be one that the tensor's type holds."""
+    stored = to_array(name, t)
+    flat = np.ascontiguousarray(values.astype(stored.dtype)).reshape(-1)
+    if views := tuple(views):
+        at = seen(np.arange(stored.size).reshape(stored.shape), views)
+        scattered = np.empty(stored.size, stored.dtype)
+        scattered[at.reshape(-1)] = flat
+        flat = scattered
+    for data in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
         t.ClearField(data)
     t.raw_data = flat.tobytes()
 
@@ -197,7 +194,7 @@ def _uses_of_constants(
     for node in graph.node:
         if node.input and all(n in constant for n in node.input if n):
             constant.update(node.output)
-    sources = {name: (name, ()) for name in tensors} | _sources(graph, tensors)
+    sources = views_of_constants(graph, tensors)
     found: dict[str, _Uses] = {}
     for node in graph.node:
         if node.output and node.output[0] in sources and node.op_type != "Constant":
@@ -206,7 +203,7 @@ def _uses_of_constants(
             if read not in constant:
                 continue
             name, views = sources.get(read, (read, ()))
-            rank = len(_seen_dims(tensors[name], views)) if name in tensors else 2
+            rank = len(seen_dims(tensors[name], views)) if name in tensors else 2
             axis, reason = _channel_axis(node, slot, rank)
             uses = found.setdefault(name, _Uses())
             if axis is None:
@@ -219,15 +216,17 @@ def _uses_of_constants(
     return found
 
 
-def _sources(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict[str, tuple[str, tuple[View, ...]]]:
-    """Output of a copy or view of a stored tensor -> (that tensor, its views)."""
-    found: dict[str, tuple[str, tuple[View, ...]]] = {}
+def views_of_constants(
+    graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]
+) -> dict[str, tuple[str, tuple[View, ...]]]:
+    """Stored tensor, or output of a copy or view of one -> (that tensor, its views)."""
+    found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
         if node.op_type not in (*COPIES, *VIEWS) or not node.input or not node.output:
             continue
         name, views = found.get(node.input[0], (node.input[0], ()))
         if name in tensors:
-            dims = _seen_dims(tensors[name], views)
+            dims = seen_dims(tensors[name], views)
             if node.op_type in COPIES:
                 found[node.output[0]] = name, views
             elif view := _view(node, dims, tensors):
@@ -235,7 +234,7 @@ def _sources(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict
     return found
 
 
-def _seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
+def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
     """The shape in which a layer reads a stored tensor."""
     dims = tuple(t.dims)
     for kind, to in views:
@@ -292,7 +291,7 @@ def _against(t: TensorProto, uses: _Uses) -> str:
         return f"also read by {uses.others[0]}"
     if t.data_type not in FLOATS:
         return f"of type {type_name(t.data_type)}, not floating point"
-    dims = _seen_dims(t, first.views)
+    dims = seen_dims(t, first.views)
     if first.axis >= len(dims) or dims[first.axis] % 4:
         return f"shape {list(dims)}: the input channels (axis {first.axis}) are not a multiple of 4"
     return ""

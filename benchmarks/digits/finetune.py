@@ -1,0 +1,69 @@
+"""Fine-tune a pruned digits network with its zeros held fixed, and say what that brings back.
+
+    gpu-runtime prune benchmarks/digits/digits_dense.onnx --permute -o pruned.onnx
+    python benchmarks/digits/finetune.py pruned.onnx finetuned.onnx     (needs the extras `train` and `test`)
+
+docs/pruning.md tells the steps. The weights come out of the pruned file, so its order of channels does too.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from train import HELDOUT, HERE, SEED, Torch, accuracy, save_onnx, train  # noqa: E402
+
+STEPS = {"epochs": 5, "rate": 0.02}  # the rate is 0.4 of that of dense training
+
+
+def parameters(model):
+    """Name in the ONNX file -> parameter or buffer of the PyTorch model, as `train.Onnx` writes them."""
+    found = {}
+    for name, layer in model.layers.items():
+        if isinstance(layer, nn.Linear):
+            found |= {f"{name}/gemm.weight": layer.weight, f"{name}/gemm.bias": layer.bias}
+            continue
+        conv, norm = layer
+        bn = name.replace("conv", "bn").replace("proj", "proj_bn")
+        found |= {f"{name}.weight": conv.weight, f"{bn}.scale": norm.weight, f"{bn}.bias": norm.bias}
+        found |= {f"{bn}.mean": norm.running_mean, f"{bn}.var": norm.running_var}
+    return found
+
+
+def load(path):
+    """The PyTorch model with the weights of an ONNX file, and (weight, mask) of each weight that has zeros."""
+    model, stored = Torch(), {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    masks = []
+    with torch.no_grad():
+        for name, parameter in parameters(model).items():
+            parameter.copy_(torch.from_numpy(stored[name].astype(np.float32)))
+            if name.endswith(".weight") and (stored[name] == 0).any():
+                masks.append((parameter, torch.from_numpy((stored[name] != 0).astype(np.float32))))
+    return model, masks
+
+
+def main(source, target):
+    start = time.monotonic()
+    torch.manual_seed(SEED)
+    digits = load_digits()
+    images = (digits.images[:, None] / 16).astype(np.float32)
+    x, heldout_x, y, heldout_y = train_test_split(
+        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target)
+    model, masks = load(source)
+    train(model, torch.from_numpy(x), torch.from_numpy(y), **STEPS, masks=masks)
+    save_onnx(model, Path(target))
+    for path in (HERE / "digits_dense.onnx", Path(source), Path(target)):
+        print(f"{path.name}: {accuracy(path, heldout_x, heldout_y):.2%} of {HELDOUT} held-out images")
+    print(f"{len(masks)} masks, {STEPS['epochs']} epochs, {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,86 @@
+"""ONNX models run by onnxruntime on the CPU: the oracle, which is not needed for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gpu_runtime.errors import ModelError
+
+Arrays = Mapping[str, np.ndarray]
+NUMPY = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64, "tensor(uint8)": np.uint8,
+    "tensor(int32)": np.int32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_,
+}  # fmt: skip
+
+
+def require() -> Any:
+    """The onnxruntime module. Raises ValueError with the cure where it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ValueError("onnxruntime is not installed, and this needs it: pip install onnxruntime") from None
+    return onnxruntime
+
+
+def session(proto: onnx.ModelProto) -> Any:
+    """A session on the CPU. Raises ModelError where onnxruntime refuses the model."""
+    ort = require()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as e:  # its exceptions share no base class
+        raise ModelError(f"onnxruntime cannot load the model: {' '.join(str(e).split())}") from None
+
+
+def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
+    """Outputs by name. Raises ValueError where onnxruntime cannot run the model on these inputs."""
+    names = [o.name for o in found.get_outputs()]
+    try:
+        return dict(zip(names, found.run(names, dict(feeds)), strict=True))
+    except Exception as e:  # its exceptions share no base class
+        raise ValueError(f"onnxruntime cannot run the model on these inputs: {' '.join(str(e).split())}") from None
+
+
+def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arrays) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays cut along their first axes into what a model takes at once; `inputs`: name, shape (what is no number is free) and
+    type of each. Raises ValueError for other names, shapes, and types that lose values."""
+    wanted = {name for name, *_ in inputs}
+    if set(given) != wanted:
+        raise ValueError(f"inputs: expected the names {sorted(wanted)}, got {sorted(given)}")
+    fitted, counts = {}, set()
+    for name, shape, dtype in inputs:
+        a = np.asarray(given[name])
+        pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
+        whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
+        first = shape[0] if shape and isinstance(shape[0], int) else None
+        if not whole or (first is not None and (a.shape[0] % first or not a.shape[0])):
+            text = "x".join(str(d) if isinstance(d, int) else "?" for d in shape)
+            raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {_text(a.shape)}")
+        if a.dtype != dtype and (a.dtype.kind != "f" or dtype.kind != "f"):
+            raise ValueError(f"input {name!r}: expected dtype {dtype}, got {a.dtype}")
+        if a.dtype.kind == "f" and not np.isfinite(a).all():
+            raise ValueError(f"input {name!r} holds NaN or infinity: nothing can be compared on it")
+        fitted[name] = a.astype(dtype)
+        counts.add(1 if first is None else a.shape[0] // first)
+    if len(counts) > 1:
+        raise ValueError("inputs: expected as many samples in each, got different numbers along their first axes")
+    count = counts.pop()
+    for i in range(count):
+        yield {name: a if count == 1 else np.split(a, count)[i] for name, a in fitted.items()}
+
+
+def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
+    """What a session takes. Raises ModelError for a type that no array has."""
+    for i in found.get_inputs():
+        if i.type not in NUMPY:
+            raise ModelError(f"input {i.name!r} is a {i.type}: arrays of that type cannot be given")
+    return [(i.name, i.shape, np.dtype(NUMPY[i.type])) for i in found.get_inputs()]
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "()"

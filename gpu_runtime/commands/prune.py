@@ -1,0 +1,83 @@
+"""`gpu-runtime prune MODEL -o SPARSE`: the same model with 2:4 weights."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import forced_plan, parse_shapes
+from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
+
+if TYPE_CHECKING:
+    from gpu_runtime.pruning.prune import Choice
+
+
+@click.command("prune", short_help="Prune the weights of an ONNX model to 2:4.")
+@click.argument("model", type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="Write the pruned model to this file.")
+@click.option("--layers", multiple=True, metavar="NAMES", help="Prune these only: names of layers or weights, with commas, and "
+              "* and ? as in a shell; auto: those that the plan for --device runs sparse. Default: all.")  # fmt: skip
+@click.option("--skip", multiple=True, metavar="NAMES", help="Leave these dense, likewise.")
+@click.option("--permute", is_flag=True, help="Put channels in an order in which less is lost; before pruning, the network "
+              "computes the same.")  # fmt: skip
+@click.option("--calibration", type=click.Path(), metavar="FILE.npz", help="Inputs by name, several samples along their first "
+              "axes, on which onnxruntime measures what pruning does.")  # fmt: skip
+@click.option("--min-snr", type=float, metavar="DB", help="With --calibration: leave the worst layers dense until the outputs "
+              "have this ratio of signal to noise.")  # fmt: skip
+@click.option("--max-drop", type=click.FloatRange(0, 100), metavar="PERCENT", help="With --calibration: likewise, until the "
+              "top-1 of this share of samples at most changes.")  # fmt: skip
+@click.option("--device", metavar="NAME", help="With --layers=auto: the GPU that is planned for, as of build.")
+@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def prune_command(
+    model: str, output: str, layers: tuple[str, ...], skip: tuple[str, ...], permute: bool, calibration: str | None,
+    min_snr: float | None, max_drop: float | None, device: str | None, shapes: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Set to zero, of each 4 consecutive input channels of MODEL's weights, the two smallest, and write the model.
+
+    Nothing else of it changes. Build the result with --sparsity=enable. docs/pruning.md has a recipe for fine-tuning.
+    """
+    if calibration is None and (min_snr is not None or max_drop is not None):
+        raise click.UsageError("--min-snr and --max-drop need --calibration=FILE.npz: without it nothing is measured")
+    only = _names("--layers", layers)
+    if (device is not None) != (only == ("auto",)):
+        raise click.UsageError("--device=NAME and --layers=auto go together: auto asks for the plan for that GPU")
+    sizes = parse_shapes(shapes)
+    paths = check_targets({"--output": output}, [model, *filter(None, [calibration])])
+    from gpu_runtime.pruning import prune, wording
+
+    inputs = read_arrays("--calibration", calibration)
+    result = prune.prune(
+        model, choice=_choice(model, only, _names("--skip", skip), device, sizes), permute=permute, shapes=sizes,
+        calibration=inputs, min_snr=min_snr, max_drop=None if max_drop is None else max_drop / 100,
+    )  # fmt: skip
+    write_all({paths["--output"]: result.model})
+    if as_json:
+        return say(json.dumps(wording.data(result), indent=1))
+    say(wording.text(result), nl=False)
+    say(f"Wrote {output}: build it with --sparsity=enable")
+
+
+def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for text in given for name in text.split(","))
+    if not all(names):
+        raise click.UsageError(f"{option}: expected names with commas between them, got {','.join(given)!r}")
+    if "auto" in names and (len(names) > 1 or option == "--skip"):
+        raise click.UsageError(f"{option}: auto stands alone, and with --layers only")
+    return names
+
+
+def _choice(
+    model: str, only: tuple[str, ...], skip: tuple[str, ...], device: str | None, sizes: dict[str, tuple[int, ...]]
+) -> Choice:
+    """`auto` asks for a plan of the model with all weights pruned."""
+    from gpu_runtime.pruning.prune import Choice
+
+    if only != ("auto",) or device is None:
+        return Choice(None if only in ((), ("all",)) else only, skip)
+    from gpu_runtime.pruning.benefit import benefits, paying
+
+    return Choice(None, skip, paying(benefits(forced_plan(model, device, sizes))))

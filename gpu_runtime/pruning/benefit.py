@@ -1,0 +1,89 @@
+"""What each layer's 2:4 kernel saves by the plan of the pruned network, beside what the pattern takes from its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.explain import wording
+from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.runtime.plan_record import Outlook
+from gpu_runtime.text import lost_text, table, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Benefit:
+    """Of the layers of one launch. `us`: what the plan, with all layers pruned, loses if these are held dense; 0 where it runs
+    them dense, and `why`. `lost_energy`: the share of their squared weights, as the file has them, that pruning takes away."""
+
+    layers: tuple[str, ...]
+    us: float
+    why: str = ""
+    lost_energy: float = 0.0
+
+    @property
+    def us_per_percent(self) -> float:
+        """Microseconds saved for each percent of energy lost: infinite where nothing is lost."""
+        return self.us / (100 * self.lost_energy) if self.lost_energy else math.inf if self.us else 0.0
+
+
+def benefits(pruned: Outlook) -> dict[str, Benefit]:
+    """Layer -> its benefit, of a plan of the network with all weights pruned; layers of one launch share one."""
+    found: dict[str, Benefit] = {}
+    for row in pruned.sparsity.rows:
+        us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
+        benefit = Benefit(row.layers, us, "" if row.verdict == "sparse" else _why(row, pruned))
+        found |= dict.fromkeys(row.layers, benefit)
+    return found
+
+
+def _why(row: SparsityRow, pruned: Outlook) -> str:
+    return row.sentence or wording.sentence(row, pruned)
+
+
+def paying(found: Mapping[str, Benefit]) -> frozenset[str]:
+    """The layers that the plan runs sparse."""
+    return frozenset(layer for layer, benefit in found.items() if not benefit.why)
+
+
+def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
+    """The layers whose weights can be 2:4, those first that save the most for what they lose. `rows`: pattern.inspect's."""
+    able = {r["layer"]: r for r in rows if r["fit"] is not None}
+    found = {}
+    for benefit in benefits(pruned).values():
+        mine = [able[layer] for layer in benefit.layers if layer in able]
+        energy = sum(r["energy"] for r in mine)
+        if mine:
+            lost = sum(r["lost_energy"] * r["energy"] for r in mine) / energy if energy else 0.0
+            found[benefit.layers] = Benefit(benefit.layers, benefit.us, benefit.why, lost)
+    return sorted(found.values(), key=lambda b: (-b.us_per_percent, -b.us, b.lost_energy))
+
+
+def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
+    return [
+        {"layers": b.layers, "saved_us": b.us, "lost_energy": b.lost_energy, "reason": b.why,
+         "us_per_percent": b.us_per_percent if math.isfinite(b.us_per_percent) else None}
+        for b in ranked
+    ]  # fmt: skip
+
+
+def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
+    """A table of the layers that pay, and the names of the others."""
+    paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
+    total = pruned.sparsity.summary
+    lines = [f"With all of them pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]
+    if paid:
+        rows = [
+            [", ".join(b.layers), f"{b.us:.2f}", lost_text(b.lost_energy),
+             "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}"]
+            for b in paid
+        ]  # fmt: skip
+        lines += [*table(["layer", "us saved", "energy lost", "us per % lost"], rows, [60, 10, 12, 14], range(1, 4)), ""]
+    if others:
+        lines += wrap(f"Saves nothing: {', '.join(layer for b in others for layer in b.layers)}")
+    if total and total.saved_us is not None:
+        lines += wrap(f"us saved: what the plan, {total.total_us:.1f} us, loses if that layer alone is held dense; "
+                      f"without sparse kernels at all it takes {total.saved_us:.1f} us more")  # fmt: skip
+    return "\n".join(["", *lines]) + "\n"

@@ -1,0 +1,123 @@
+"""What pruning does to a network's outputs: each weight alone, all together, and which to leave dense.
+
+onnxruntime runs the model with its prunable weights as inputs, so that one session serves every trial. The harm of a weight is
+the noise that its pruning alone makes in the outputs. Where the outputs are to be better, the weights that do the most harm are
+left dense: the fewest, as far as leaving out one more never makes it worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from gpu_runtime.accuracy import sessions
+from gpu_runtime.accuracy.errors import Accuracy, Difference
+from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.weights import Weight, put
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """`samples`: number of them; `alone`: weight -> with it alone pruned; `all`: with all pruned that were asked for; `kept`:
+    with those `restored` that had to be; `dense`: with none pruned, where channels may have moved."""
+
+    samples: int
+    alone: Mapping[str, Accuracy]
+    all: Accuracy
+    kept: Accuracy
+    dense: Accuracy
+    restored: tuple[str, ...] = ()
+    reached: bool = True
+
+
+def calibrate(
+    whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
+    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, progress: Callable[[str], None],
+) -> Calibrated:  # fmt: skip
+    """Compare with `whole`, the model as it was. In `changed` the weights `pruned` are; those that must not be are put back to
+    `dense`. Raises ValueError for inputs that do not fit."""
+    trial = _Trial.of(whole, changed, pruned, dense, given)
+    everything = frozenset(w.name for w in pruned)
+    alone = {}
+    for i, w in enumerate(pruned):
+        progress(f"layer {i + 1} of {len(pruned)}")
+        alone[w.name] = trial.accuracy({w.name})
+    worst = sorted(alone, key=lambda name: alone[name].snr_db)
+
+    def fine(found: Accuracy) -> bool:
+        drop = 0.0 if found.agreement is None else 1 - found.agreement
+        return (min_snr is None or found.snr_db >= min_snr) and (max_drop is None or drop <= max_drop)
+
+    tried = {0: trial.accuracy(everything)}
+    low, high = 0, len(worst)  # restoring `high` of them is enough; fewer than `low` are not
+    while low < high and not fine(tried[0]):
+        middle = (low + high) // 2
+        progress(f"{middle} layers dense")
+        tried[middle] = tried.get(middle) or trial.accuracy(everything - set(worst[:middle]))
+        low, high = (low, middle) if fine(tried[middle]) else (middle + 1, high)
+    number = 0 if fine(tried[0]) else high
+    nothing = trial.accuracy(())
+    kept = tried.get(number) or (nothing if number == len(worst) else trial.accuracy(everything - set(worst[:number])))
+    for w in pruned:
+        if w.name in worst[:number] and w.tensor is not None:
+            put(w.name, w.tensor, w.views, dense[w.name])
+    return Calibrated(trial.samples, alone, tried[0], kept, nothing, tuple(worst[:number]), fine(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A session whose prunable weights are inputs, these dense and pruned, samples, and what is expected of them."""
+
+    session: object
+    weights: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    feeds: Sequence[Mapping[str, np.ndarray]]
+    expected: Sequence[Mapping[str, np.ndarray]]
+    samples: int
+
+    @classmethod
+    def of(
+        cls, whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
+        given: Mapping[str, np.ndarray],
+    ) -> _Trial:  # fmt: skip
+        reference = sessions.session(whole)
+        feeds = list(sessions.batches(sessions.inputs_of(reference), given))
+        expected = [sessions.run(reference, f) for f in feeds]
+        del reference
+        stored = {name: t for name, t in stored_tensors(changed.graph) if name in {w.name for w in pruned}}
+        after = {name: numpy_helper.to_array(t) for name, t in stored.items()}
+        before = {}
+        for w in pruned:
+            t = onnx.TensorProto()
+            t.CopyFrom(stored[w.name])
+            put(w.name, t, w.views, dense[w.name])
+            before[w.name] = numpy_helper.to_array(t)
+        both = {name: (before[name], after[name]) for name in after}
+        samples = max((len(next(iter(f.values()), ())) for f in feeds), default=0) * len(feeds)
+        return cls(sessions.session(_with_inputs(changed, stored)), both, feeds, expected, samples)
+
+    def accuracy(self, pruned: Collection[str]) -> Accuracy:
+        """With these weights pruned and the others dense."""
+        found = Difference()
+        chosen = {name: after if name in pruned else before for name, (before, after) in self.weights.items()}
+        for feeds, expected in zip(self.feeds, self.expected, strict=True):
+            found.add(sessions.run(self.session, {**feeds, **chosen}), expected)
+        return found.accuracy()
+
+
+def _with_inputs(proto: onnx.ModelProto, names: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """The model with these constants as inputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    graph = made.graph
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name in names:
+            del graph.initializer[i]
+    for i in reversed(range(len(graph.node))):
+        if graph.node[i].op_type == "Constant" and graph.node[i].output[0] in names:
+            del graph.node[i]
+    graph.input.extend(helper.make_tensor_value_info(name, t.data_type, t.dims) for name, t in names.items())
+    return made

@@ -1,0 +1,401 @@
+"""What each ONNX operator does to the labels of channels (channel_spaces.py): whether it lets a permutation of them through.
+
+A rule gets a node and the labels of its inputs, and gives those of its outputs; None is a tensor that no permutation changes.
+What a rule cannot prove it refuses, with a sentence: then all that the node reads is pinned (channel_walk.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.load import title
+from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
+from gpu_runtime.pruning.channel_walk import (
+    NOT_ALIKE,
+    Outputs,
+    Refused,
+    Rule,
+    Shape,
+    Walk,
+    attributes_of,
+    int_of,
+    on_axis_1,
+)
+
+ALIKE = (  # each element by itself, and further inputs that are scalars
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish "
+    "Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign "
+    "Sqrt Swish Tan Tanh ThresholdedRelu"
+).split()
+ELEMENTWISE = (
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor"
+).split()
+WINDOWS = "AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool".split()
+REDUCTIONS = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
+).split()
+SIZES = ("Shape", "Size", "ConstantOfShape")
+
+
+def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Spaces:
+    """The spaces of a checked, sorted graph whose tensors have these shapes; a tensor without one is pinned. Raises ModelError
+    for a graph inside a node."""
+    walk = Walk(graph, shapes, RULES)
+    for node in graph.node:
+        if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+            raise ModelError(f"{title(node)} has a graph inside: its channels cannot be followed, leave out --permute")
+        if not (node.op_type == "Constant" or (node.output and node.output[0] in walk.sources)):
+            walk.visit(node)
+    walk.close()
+    return walk.recorder.spaces()
+
+
+# ---- rules
+
+
+def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    if any(labels is not None for labels in ins[1:]) or len(node.output) > 1:
+        raise Refused(f"{title(node)} reads channels as a parameter, or writes two tensors")
+    return [ins[0]]
+
+
+def _dropout(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """What it lets through is everything, and its mask the same everywhere, unless it is being trained."""
+    if len(node.input) > 2 and node.input[2]:
+        raise Refused(f"{title(node)} is being trained")
+    return [ins[0], None]
+
+
+def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """Broadcasting: inputs that hold channels hold the same ones, on the same axes."""
+    rank = max(len(walk.dims(name)) for name in node.input)
+    found = [Labels(*(a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x.ids, x.tags))) for x in ins if x is not None]
+    if not found:
+        return [None]
+    first = found[0]
+    if any(other.ids.shape != first.ids.shape for other in found[1:]):
+        raise Refused(f"{title(node)} joins channels of different axes")
+    for name, labels in zip(node.input, ins, strict=True):
+        if labels is None:
+            _beside(walk, node, name, first, rank)
+    for other in found[1:]:
+        first = walk.recorder.join(first, other)
+    return [first]
+
+
+def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: int) -> None:
+    """An input without labels of an operator that broadcasts: it moves with the others if it is stored, must not if it varies
+    along their channels and is computed."""
+    dims = (1,) * (rank - len(walk.dims(name))) + walk.dims(name)
+    varies = [axis for axis in labels.axes if dims[axis] > 1]
+    if name not in walk.sources:
+        if varies:
+            raise Refused(f"{title(node)} reads {name}, which {NOT_ALIKE}")
+        return
+    off = rank - len(walk.dims(name))
+    if varies and len(labels.axes) > 1:
+        raise Refused(f"{title(node)} reads {name} along several axes of channels")
+    moving = {axis - off: [labels.flat] for axis in varies}
+    walk.use(node, name, moving)
+
+
+def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    name, group = node.input[1], int_of(node, "group", 1)
+    if name not in walk.sources:
+        raise Refused(f"the weights of {title(node)} are computed")
+    x, dims, rank = on_axis_1(node, ins[0]), walk.dims(name), len(walk.dims(name))
+    k, c = dims[0], dims[1] * group
+    if rank < 3 or k % group or (x is not None and x.ids.size != c):
+        raise Refused(f"{title(node)} does not fit its weights")
+    x = x or walk.recorder.pinned(c, f"{title(node)} reads what {NOT_ALIKE}")
+    if group == c == k:  # depthwise
+        return [_product(walk, node, x, {0: [x]}, rank)]
+    out = walk.recorder.fresh(k, np.arange(k) // (k // group))
+    if dims[1] == 1:
+        walk.recorder.pin(x, f"{title(node)} makes several channels of each")
+        return [_product(walk, node, out, {0: [out]}, rank)]
+    if group > 1:
+        walk.recorder.record(x, np.arange(c) // dims[1])
+    columns = [Labels(x.ids[i : i + dims[1]], x.tags[i : i + dims[1]]) for i in range(0, c, dims[1])]
+    return [_product(walk, node, out, {0: [out], 1: columns}, rank)]
+
+
+def _product(
+    walk: Walk, node: onnx.NodeProto, out: Labels, moving: Mapping[int, Sequence[Labels]], rank: int, axis: int = 1
+) -> Labels:
+    """A product's weights and bias move; -> the labels of what it writes."""
+    if len(node.input) > 2 and node.input[2]:
+        bias = node.input[2]
+        if bias not in walk.sources:
+            raise Refused(f"the bias of {title(node)} is computed")
+        dims = walk.dims(bias)
+        walk.use(node, bias, {len(dims) - 1: [out]} if dims and dims[-1] > 1 else {})
+    walk.use(node, node.input[1], moving)
+    return out.along(axis, rank)
+
+
+def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    name = node.input[1]
+    if name not in walk.sources or int_of(node, "group", 1) != 1:
+        raise Refused(f"{title(node)} has groups, or computed weights")
+    dims = walk.dims(name)
+    x = on_axis_1(node, ins[0]) or walk.recorder.pinned(dims[0], f"{title(node)} reads what {NOT_ALIKE}")
+    if len(dims) < 3 or x.ids.size != dims[0]:
+        raise Refused(f"{title(node)} does not fit its weights")
+    out = walk.recorder.fresh(dims[1])
+    return [_product(walk, node, out, {0: [x], 1: [out]}, len(dims))]
+
+
+def _gemm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    name = node.input[1]
+    if name not in walk.sources or int_of(node, "transA", 0) or len(walk.dims(name)) != 2:
+        raise Refused(f"{title(node)} transposes its first input, or its second is computed")
+    columns = 1 if int_of(node, "transB", 0) else 0
+    return [_matrix(walk, node, ins[0], columns, 2)]
+
+
+def _matmul(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    name = node.input[1]
+    if name not in walk.sources or len(walk.dims(name)) != 2:
+        raise Refused(f"{title(node)} is no product with a stored matrix on the right")
+    return [_matrix(walk, node, ins[0], 0, len(walk.dims(node.input[0])))]
+
+
+def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: int, rank: int) -> Labels | None:
+    """The last axis times a stored matrix, whose axis `columns` it is."""
+    dims = walk.dims(node.input[1])
+    if labels is not None and labels.axes and labels.axes != (rank - 1,):
+        if rank - 1 in labels.axes or len(node.input) > 2:
+            raise Refused(f"{title(node)} reads channels along several axes, or rows of them")
+        return labels
+    x = walk.recorder.pinned(dims[columns], f"{title(node)} reads what {NOT_ALIKE}") if labels is None else labels.flat
+    if x.ids.size != dims[columns]:
+        raise Refused(f"{title(node)} does not fit its weights")
+    out = walk.recorder.fresh(dims[1 - columns])
+    return _product(walk, node, out, {columns: [x], 1 - columns: [out]}, rank, rank - 1)
+
+
+def _norm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """BatchNormalization and InstanceNormalization: a parameter for each channel of axis 1."""
+    x = on_axis_1(node, ins[0])
+    if len([name for name in node.output if name]) > 1 or any(name not in walk.sources for name in node.input[1:]):
+        raise Refused(f"{title(node)} is being trained, or its parameters are computed")
+    if x is not None:
+        for name in node.input[1:]:
+            walk.use(node, name, {0: [x]})
+    return [ins[0]]
+
+
+def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    on_axis_1(node, ins[0])
+    if len([name for name in node.output if name]) > 1:
+        raise Refused(f"{title(node)} gives indices of pixels")
+    return [ins[0]]
+
+
+def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """Of the other axes only. An axis that keeps its size by a scale of 1 keeps its elements, in every mode but one."""
+    labels, given = on_axis_1(node, ins[0]), attributes_of(node)
+    if labels is None:
+        return [None]
+    before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
+    slot = 1 if len(node.input) == 2 else 2  # after the regions of interest, which opset 11 brought
+    scales = np.asarray(given.get("scales", ()), np.float64)
+    if slot < len(node.input) and node.input[slot]:
+        scales = walk.values(node, slot)
+    special = given.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or given.keys() & {
+        "axes", "keep_aspect_ratio_policy"
+    }  # fmt: skip
+    if special or before[1] != after[1] or (scales.size > 1 and scales[1] != 1):
+        raise Refused(f"{title(node)} may resize the axis of channels")
+    return [ins[0]]
+
+
+def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels = ins[0]
+    if labels is None:
+        return [None]
+    pads, axes, rank = walk.numbers(node, 1, "pads", "paddings"), walk.numbers(node, 3), labels.ids.ndim
+    if pads is None or len(pads) != 2 * (rank if axes is None else len(axes)):
+        raise Refused(f"{title(node)} pads by what is not known")
+    half = len(pads) // 2
+    around = {a % rank: (pads[i], pads[i + half]) for i, a in enumerate(range(rank) if axes is None else axes)}
+    grown = [a for a in labels.axes if around.get(a, (0, 0)) != (0, 0)]
+    if not grown:
+        return [labels]
+    if len(labels.axes) > 1 or attributes_of(node).get("mode", b"constant") != b"constant" or min(around[grown[0]]) < 0:
+        raise Refused(f"{title(node)} pads channels with others")
+    pieces = [walk.recorder.fresh(n) if n else None for n in around[grown[0]]]  # one value, so its channels are alike
+    return [_side_by_side(walk, node, [pieces[0], labels.flat, pieces[1]], grown[0], rank)]
+
+
+def _side_by_side(walk: Walk, node: onnx.NodeProto, pieces: Sequence[Labels | None], axis: int, rank: int) -> Labels:
+    key = node.output[0]
+    found = [(p.ids, walk.recorder.retagged(p.tags, key, i)) for i, p in enumerate(pieces) if p is not None]
+    ids, tags = (np.concatenate([f[i] for f in found]) for i in (0, 1))
+    return walk.recorder.record(Labels(ids, tags)).along(axis, rank)
+
+
+def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    rank = len(walk.dims(node.output[0]))
+    axis, held = int_of(node, "axis", 1), {a for labels in ins if labels is not None for a in labels.axes}
+    axis += rank if axis < 0 else 0
+    if not held:
+        return [None]
+    if held != {axis}:
+        if axis in held:
+            raise Refused(f"{title(node)} joins channels of several axes")
+        return _elementwise(walk, node, ins)  # one behind the other, along an axis without channels
+    pieces = []
+    for name, labels in zip(node.input, ins, strict=True):
+        own = walk.recorder.pinned(walk.dims(name)[axis], f"{title(node)} reads what {NOT_ALIKE}") if labels is None else labels
+        pieces.append(own.flat)
+    return [_side_by_side(walk, node, pieces, axis, rank)]
+
+
+def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
+    """Labels at some positions of an axis; a number takes the axis away."""
+    if labels.ids.shape[axis] == 1:
+        index = np.zeros(index.shape[:1] and (1,), np.int64)
+    taken = Labels(labels.ids.take(index, axis), labels.tags.take(index, axis))
+    if taken.ids.size < 2:  # which channel this is must stay, where it was one of several
+        if labels.ids.size > 1:
+            walk.recorder.pin(taken, "it is taken alone")
+        return taken
+    walk.recorder.record(taken.flat)
+    return taken
+
+
+def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels = ins[0]
+    if labels is None:
+        return [None]
+    starts, ends = walk.numbers(node, 1, "starts"), walk.numbers(node, 2, "ends")
+    if starts is None or ends is None:
+        raise Refused(f"{title(node)} takes what is not known")
+    axes = walk.numbers(node, 3, "axes") or list(range(len(starts)))
+    steps = walk.numbers(node, 4) or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis %= labels.ids.ndim
+        if labels.ids.shape[axis] > 1:
+            labels = _taken(walk, labels, np.arange(labels.ids.shape[axis])[start:end:step], axis)
+    return [labels]
+
+
+def _split(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels, axis = ins[0], int_of(node, "axis", 0)
+    if labels is None:
+        return [None] * len(node.output)
+    axis %= labels.ids.ndim
+    if labels.ids.shape[axis] == 1:
+        return [labels] * len(node.output)
+    sizes = [walk.dims(name)[axis] for name in node.output]
+    if sum(sizes) != labels.ids.shape[axis]:
+        raise Refused(f"the sizes of {title(node)} are not known")
+    ends = np.cumsum([0, *sizes])
+    return [_taken(walk, labels, np.arange(a, b), axis) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels, axis = ins[0], int_of(node, "axis", 0)
+    if labels is None or len(ins) != 2:
+        raise Refused(f"{title(node)} reads what {NOT_ALIKE}")
+    found = np.array(walk.numbers(node, 1))
+    index = found.reshape(walk.dims(node.input[1]))
+    if index.ndim > 1 or len(np.unique(index)) < index.size:
+        raise Refused(f"{title(node)} takes channels twice, or into several axes")
+    axis %= labels.ids.ndim
+    if labels.ids.shape[axis] > 1 and not (-labels.ids.shape[axis] <= index.min() <= index.max() < labels.ids.shape[axis]):
+        raise Refused(f"{title(node)} takes what is not there")
+    return [_taken(walk, labels, index, axis)]
+
+
+def _transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels = ins[0]
+    if labels is None:
+        return [None]
+    perm = walk.numbers(node, 1, "perm") or list(range(labels.ids.ndim))[::-1]
+    return [Labels(labels.ids.transpose(perm), labels.tags.transpose(perm))]
+
+
+def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """Reshape, Flatten, Squeeze, Unsqueeze: by the shapes before and after."""
+    labels = ins[0]
+    if labels is None:
+        return [None]
+    before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
+    first, last, to, end = _touched(node, before, after, labels.axes)
+    inner = before[first:last]
+    if math.prod(inner) > MOST_LABELS:
+        raise Refused(f"{title(node)} flattens {math.prod(inner)} positions")
+    kept = labels.ids.shape[first:last]
+    ids = np.broadcast_to(labels.ids.reshape(kept), inner)
+    tags = np.broadcast_to(labels.tags.reshape(kept), inner).copy()
+    for axis, (size, held) in enumerate(zip(inner, kept, strict=True)):
+        if held == 1 and size > 1:  # positions that are not channels: each is an occurrence of its own
+            parts = np.moveaxis(tags, axis, 0)
+            for i in range(size):
+                parts[i] = walk.recorder.retagged(parts[i], node.output[0], axis, i)
+    shape = (1,) * to + after[to:end] + (1,) * (len(after) - end)
+    found = Labels(ids.reshape(shape), tags.reshape(shape))
+    walk.recorder.record(found.flat)
+    return [found]
+
+
+def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
+    """The least span of axes before and after that hold the same elements and, before, all of `axes`."""
+    if math.prod(before) != math.prod(after) or 0 in before:
+        raise Refused(f"{title(node)}: {before} does not become {after}")
+    heads, tails = np.cumprod([1, *before]).tolist(), np.cumprod([1, *after]).tolist()
+    first = next(i for i in range(axes[0], -1, -1) if heads[i] in tails)
+    last = next(i for i in range(axes[-1] + 1, len(before) + 1) if heads[i] in tails)
+    ends = [i for i, t in enumerate(tails) if t == heads[last]]
+    return first, last, tails.index(heads[first]), ends[0]
+
+
+def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """Softmax, LogSoftmax, LpNormalization: each element beside others of its axis, in whatever order these stand."""
+    labels = ins[0]
+    if labels is not None and len(labels.axes) > 1:
+        raise Refused(f"{title(node)} reads channels along several axes")
+    return [labels]
+
+
+def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    labels = ins[0]
+    if labels is None:
+        return [None]
+    rank, axes = labels.ids.ndim, walk.numbers(node, 1, "axes")
+    if not axes and int_of(node, "noop_with_empty_axes", 0):
+        return [labels]
+    reduced = {a % rank for a in axes} if axes else set(range(rank))
+    if reduced.issuperset(labels.axes):
+        return [None]  # a sum or a maximum over all channels
+    if reduced.intersection(labels.axes):
+        raise Refused(f"{title(node)} sums some axes of channels")
+    if int_of(node, "keepdims", 1):
+        return [labels]
+    shape = tuple(size for i, size in enumerate(labels.ids.shape) if i not in reduced)
+    return [Labels(labels.ids.reshape(shape), labels.tags.reshape(shape))]
+
+
+def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """What depends on sizes only."""
+    return [None] * len(node.output)
+
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(ELEMENTWISE, _elementwise), **dict.fromkeys(WINDOWS, _window),
+    **dict.fromkeys(REDUCTIONS, _reduce), **dict.fromkeys(SIZES, _size),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
+    **dict.fromkeys(("Resize", "Upsample"), _resize),
+    "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
+    "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
+}  # fmt: skip

@@ -1,0 +1,132 @@
+"""A walk along an ONNX graph that labels the channels of each tensor, an operator's rule at a time (channel_rules.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from gpu_runtime.frontend.check import to_array
+from gpu_runtime.frontend.load import stored_tensors, title
+from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
+from gpu_runtime.pruning.channel_spaces import Labels, Recorder
+
+Shape = tuple[int, ...]
+Outputs = list[Labels | None]
+Rule = Callable[["Walk", onnx.NodeProto, Sequence[Labels | None]], Outputs]
+NOT_ALIKE = "has no channels that could move"
+
+
+class Refused(Exception):
+    """A rule cannot prove that the node treats channels alike."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """The labels of the tensors so far; None is a tensor that no permutation changes. `sources`: constant as nodes read it ->
+    (the stored one, how it is viewed); `used`: constants of which the node at hand has said how it reads them."""
+
+    graph: onnx.GraphProto
+    shapes: Mapping[str, Shape]
+    rules: Mapping[str, Rule]
+    recorder: Recorder = field(default_factory=Recorder)
+    labels: dict[str, Labels | None] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    stored: dict[str, TensorProto] = field(init=False)
+    sources: dict[str, tuple[str, tuple[View, ...]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stored = dict(stored_tensors(self.graph))
+        self.sources = views_of_constants(self.graph, self.stored)
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Label what a node writes. Where its rule refuses, all that it reads is pinned, and so is what is stored and the rule
+        did not speak of."""
+        ins = [self.labels.get(name) for name in node.input]
+        rule = self.rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        outs: Outputs = []
+        self.used.clear()
+        why = f"{title(node)} reads it in its order"
+        try:
+            if rule is None:
+                raise Refused(f"{title(node)} is not known to treat channels alike")
+            outs = rule(self, node, ins)
+        except (Refused, ValueError, IndexError) as e:
+            why = str(e) if isinstance(e, Refused) else f"{title(node)} does not fit what it reads"
+            self.used.clear()
+            for labels in ins:
+                self.recorder.pin(labels, why)
+        for name in node.input:
+            if name in self.sources and name not in self.used:
+                self.recorder.use(name, self.dims(name), {}, why)
+        for name, found in zip(node.output, outs, strict=False):
+            self.labels[name] = found if found is not None and found.ids.size > 1 else None
+
+    def close(self) -> None:
+        """Pin what leaves the network, and constants that are stored once and read in two ways."""
+        for v in self.graph.output:
+            self.recorder.pin(self.labels.get(v.name), f"it leaves the network in {v.name}")
+        ways: dict[str, set[str]] = {}
+        for key in self.recorder.constants:
+            ways.setdefault(self.sources[key.name][0], set()).add(key.name)
+        leaving = {self.sources[v.name][0] for v in self.graph.output if v.name in self.sources}
+        for key, labels in [*self.recorder.constants.items()]:
+            base = self.sources[key.name][0]
+            if len(ways[base]) > 1 or base in leaving:
+                self.recorder.pin(labels, f"{base} is read in several ways")
+
+    # ---- what rules ask and say
+
+    def dims(self, name: str) -> Shape:
+        """The shape of a tensor. Refused where it is not known."""
+        if name in self.sources:
+            base, views = self.sources[name]
+            return seen_dims(self.stored[base], views)
+        if name not in self.shapes:
+            raise Refused(f"the shape of {name} is not known")
+        return self.shapes[name]
+
+    def numbers(self, node: onnx.NodeProto, slot: int, *attributes: str) -> list[int] | None:
+        """Whole numbers of a constant input, or of an attribute; None where there is neither. Refused if they are computed."""
+        if len(node.input) > slot and node.input[slot]:
+            return [int(v) for v in self.values(node, slot)]
+        given = attributes_of(node)
+        return next((np.asarray(given[a], np.int64).reshape(-1).tolist() for a in attributes if a in given), None)
+
+    def values(self, node: onnx.NodeProto, slot: int) -> np.ndarray:
+        """A constant input, flat. Refused if it is computed."""
+        base, _ = self.sources.get(node.input[slot], ("", ()))
+        if base not in self.stored:
+            raise Refused(f"{title(node)}: {node.input[slot]} is computed")
+        return to_array(base, self.stored[base]).reshape(-1)
+
+    def use(self, node: onnx.NodeProto, name: str, moving: Mapping[int, Sequence[Labels]]) -> None:
+        """Axes of a constant that move with channels, for each part of the axis; every other one has to stay."""
+        dims = self.dims(name)
+        for axis, parts in moving.items():
+            of = dims[0] if len(parts) > 1 else len(parts)  # rows are parted, and each part has all columns
+            if any(p.ids.size != dims[axis] for p in parts) or of % len(parts):
+                raise Refused(f"{title(node)} does not fit {name}")
+        self.recorder.use(name, dims, moving, f"{title(node)} reads {name} in its order")
+        self.used.add(name)
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
+    """Labels along axis 1 alone, flat. Refused for others."""
+    if labels is None:
+        return None
+    if labels.axes != (1,):
+        raise Refused(f"{title(node)} reads channels that are not on axis 1")
+    return labels.flat

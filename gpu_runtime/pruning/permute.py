@@ -1,0 +1,221 @@
+"""Channels put where 2:4 keeps the most: each space of channels is searched for the order in which its readers lose the least.
+
+A reader's loss is the sum, over its groups of 4 input channels, of the two smallest squares, as a share of all of its squares.
+One step takes some channels out, no two of them from one group of any reader, and puts them back where they cost the least:
+with a1 <= a2 the two smallest of the three squares that stay in a group, a channel x put there loses a1 + min(a2, x). So the
+costs of single places add up, and scipy's linear assignment finds the best of all ways to put them back, which is never worse
+than the way they were. Of weights with many rows some are looked at, evenly drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from scipy.optimize import linear_sum_assignment
+
+from gpu_runtime.frontend.check import to_array
+from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors
+from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
+from gpu_runtime.pruning.channel_rules import channel_spaces
+from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
+
+PASSES = 12  # over the channels of one space, at most; it ends sooner where one gains less than WORTH of the loss
+WORTH = 1e-3
+PLACES = 64  # channels taken out at once: a step takes time as their number squared
+ROWS = 1024  # of a reader's weights that a search looks at, evenly drawn
+OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # of a group, beside its channel 0, 1, 2 or 3
+CHUNK = 1 << 18  # elements of a table of minima: 1 MB, which caches hold
+EXAMPLE = 224  # of a height or width that is not fixed, while shapes are inferred
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Squares of the weights on a constant's axis as they lie now, [rows, channels], all of the weights' sum 1; and the places
+    of the space's channels there."""
+
+    squares: np.ndarray
+    positions: np.ndarray
+
+
+def permute(
+    proto: onnx.ModelProto, pruned: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]], fixed: Collection[str] = ()
+) -> Spaces:
+    """Reorder channels in place so that pruning these weights takes less away -> the spaces there were. `shapes`: of inputs;
+    `fixed`: weights whose input channels stay in their order."""
+    spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))
+    rng = np.random.default_rng(0)
+    squares = _squares(proto.graph, {w.name: w for w in pruned}, rng)
+    axes = {(w.name, w.axis) for w in weights(proto.graph) if w.name in fixed}
+    sources = views_of_constants(proto.graph, dict(stored_tensors(proto.graph)))
+    orders = [
+        np.arange(space.size)
+        if any((sources[p.constant.name][0], p.constant.axis) in axes for p in space.ports)
+        else _search(space, squares, rng)
+        for space in spaces.spaces
+    ]
+    apply(proto.graph, spaces, orders)
+    return spaces
+
+
+def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that can be inferred, for these inputs; of other dynamic sizes, some."""
+    small = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)  # 3: initializers are inputs
+    small.graph.name = proto.graph.name
+    small.graph.node.extend(proto.graph.node)
+    small.graph.output.extend(proto.graph.output)
+    for v in proto.graph.input:
+        copied = small.graph.input.add()
+        copied.CopyFrom(v)
+        for i, d in enumerate(copied.type.tensor_type.shape.dim):
+            if i < len(inputs.get(v.name, ())):
+                d.dim_value = inputs[v.name][i]
+            elif not d.HasField("dim_value"):
+                d.dim_value = EXAMPLE if i else 2  # two images, so that what joins them with channels is seen
+    for t in proto.graph.initializer:
+        if len(t.raw_data) > SMALL_BYTES:
+            small.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+        else:
+            small.graph.initializer.append(t)
+    inferred = onnx.shape_inference.infer_shapes(small, data_prop=True)
+    found = {}
+    for v in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        t = v.type.tensor_type
+        if t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim):
+            found[v.name] = tuple(d.dim_value for d in t.shape.dim)
+    return found
+
+
+def apply(graph: onnx.GraphProto, spaces: Spaces, orders: Sequence[np.ndarray]) -> None:
+    """Put at place i of each space what was at place order[i], in every constant that holds its channels."""
+    stored = dict(stored_tensors(graph))
+    sources = views_of_constants(graph, stored)
+    moves: dict[str, list[tuple[ConstantAxis, np.ndarray, np.ndarray]]] = {}
+    for space, order in zip(spaces.spaces, orders, strict=True):
+        for port in space.ports if (order != np.arange(space.size)).any() else ():
+            moves.setdefault(port.constant.name, []).append((port.constant, port.positions, port.positions[order]))
+    for name, changes in moves.items():
+        base, views = sources[name]
+        values = _values(base, stored[base], views).copy()
+        for axis in sorted({key.axis for key, *_ in changes}, reverse=True):  # columns before the rows that they are parted by
+            source = np.moveaxis(values.copy(), axis, 0)
+            target = np.moveaxis(values, axis, 0)
+            for key, to, of in (c for c in changes if c[0].axis == axis):
+                if key.parts == 1:
+                    target[to] = source[of]
+                else:
+                    rows = _rows(key, values.shape[0])
+                    target[to, rows] = source[of, rows]
+        put(base, stored[base], views, values)
+
+
+def _rows(key: ConstantAxis, size: int) -> slice:
+    each = size // key.parts
+    return slice(key.part * each, (key.part + 1) * each)
+
+
+def _values(name: str, t: TensorProto, views: Sequence[tuple[str, tuple[int, ...]]]) -> np.ndarray:
+    return seen(to_array(name, t), views)
+
+
+def _squares(
+    graph: onnx.GraphProto, pruned: Mapping[str, Weight], rng: np.random.Generator
+) -> dict[tuple[str, int, int], np.ndarray]:
+    """(constant as it is read, axis, part) -> squares [rows, channels] of weights that are to be pruned along that axis."""
+    found = {}
+    sources = views_of_constants(graph, dict(stored_tensors(graph)))
+    for name, (base, views) in sources.items():
+        w = pruned.get(base)
+        if w is None or views != w.views or (values := w.values) is None:
+            continue
+        squares = np.square(values.astype(np.float32))
+        squares /= max(float(squares.sum(dtype=np.float64)), 1e-30)
+        parts = 1 if w.node.op_type != "Conv" else next((a.i for a in w.node.attribute if a.name == "group"), 1)
+        each = values.shape[0] // parts
+        for part in range(parts):
+            rows = squares if parts == 1 else squares[part * each : (part + 1) * each]
+            moved = np.moveaxis(rows, w.axis, -1)
+            flat = moved.reshape(-1, moved.shape[-1])
+            drawn = flat if len(flat) <= ROWS else flat[np.sort(rng.choice(len(flat), ROWS, replace=False))]
+            found[name, w.axis, part] = np.ascontiguousarray(drawn) * np.float32(len(flat) / len(drawn))
+    return found
+
+
+def _search(space: Space, squares: Mapping[tuple[str, int, int], np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """The order found; the readers' squares are left in it."""
+    readers = []
+    for port in space.ports:
+        of = squares.get((port.constant.name, port.constant.axis, port.constant.part))
+        if of is not None:
+            readers.append(_Reader(of, port.positions))
+    order = np.arange(space.size)
+    for _ in range(PASSES if readers else 0):
+        lost, saved, left = 0.0, 0.0, rng.permutation(space.size)
+        while len(places := _apart(readers, left)[:PLACES]) > 1:
+            found = _step(readers, order, places)
+            lost, saved, left = lost + found[0], saved + found[1], np.setdiff1d(left, places, assume_unique=True)
+            left = rng.permutation(left)
+        if saved <= WORTH * lost:
+            break
+    return order
+
+
+def _apart(readers: Sequence[_Reader], tried: np.ndarray) -> np.ndarray:
+    """Places of the space, as many as can be had in this order, no two of them in one group of any reader."""
+    taken: list[set[int]] = [set() for _ in readers]
+    shared = {id(r.squares): taken[i] for i, r in reversed(list(enumerate(readers)))}
+    found = []
+    groups = [(shared[id(r.squares)], (r.positions // 4).tolist()) for r in readers]
+    for place in tried.tolist():
+        mine = [(used, of[place]) for used, of in groups]
+        if all(g not in used for used, g in mine) and len({(id(used), g) for used, g in mine}) == len(mine):
+            found.append(place)
+            for used, g in mine:
+                used.add(g)
+    return np.array(found, np.int64)
+
+
+def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> tuple[float, float]:
+    """Reassign what lies at these places, in place -> (what the readers lost in these groups, how much of it that saves)."""
+    cost, least = np.zeros((len(places), len(places))), 0.0  # [what, where]
+    for r in readers:
+        at = r.positions[places]
+        a, b, c = (r.squares[:, others] for others in (at // 4 * 4 + OTHERS[at % 4].T))
+        low, high = np.minimum(a, b), np.maximum(a, b)
+        cost += _minima(r.squares[:, at], np.maximum(low, np.minimum(high, c)))
+        least += float(np.minimum(low, c).sum(dtype=np.float64))
+    now = float(np.trace(cost))
+    what, where = linear_sum_assignment(cost)
+    new = float(cost[what, where].sum())
+    if not new < now:
+        return now + least, 0.0
+    source = np.empty(len(places), np.int64)
+    source[where] = what
+    order[places] = order[places[source]]
+    for r in readers:
+        at = r.positions[places]
+        r.squares[:, at] = r.squares[:, at[source]]
+    return now + least, now - new
+
+
+def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """[what, where]: the sum over rows of min(x[:, what], a[:, where])."""
+    n = x.shape[1]
+    total, rows = np.zeros((n, n)), max(1, CHUNK // (n * n))
+    for i in range(0, len(x), rows):
+        total += np.minimum(x[i : i + rows, :, None], a[i : i + rows, None, :]).sum(axis=0, dtype=np.float64)
+    return total
+
+
+def movable(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, int]:
+    """Stored weight -> how many of its input channels can move."""
+    found = {w.name: 0 for w in weights}
+    axes = {(w.name, w.axis) for w in weights}
+    for space in spaces.spaces:
+        for port in space.ports:
+            if (port.constant.name, port.constant.axis) in axes:
+                found[port.constant.name] += len(port.positions)
+    return found

@@ -1,0 +1,200 @@
+"""An ONNX model in, the same with weights of 2:4 out: nothing else of it changes but, if asked for, the order of channels."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.frontend.check import check_graph, check_values
+from gpu_runtime.frontend.load import load_whole, named, stored_tensors
+from gpu_runtime.frontend.weights import Stored, Weight, as_stored, name_nodes, prune_one, together, weights
+from gpu_runtime.pruning import permute as channels
+from gpu_runtime.pruning.calibrate import Calibrated, calibrate
+
+NONE_CAN = "none of its weights can have the 2:4 pattern: gpu-runtime inspect-sparsity says why of each"
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of one stored weight. `layers`: those that read it; `verdict`: pruned, 2:4 (it was already), restored (the
+    calibration asked for it), skipped (the caller did) or kept (it cannot be), with the `reason`. `lost_energy`: the share of
+    its squares that pruning sets to zero; `unpermuted`: what it would have been in the order of the file. `snr_db`,
+    `agreement`: of the outputs with this weight alone pruned."""
+
+    weight: str
+    layers: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    verdict: str
+    reason: str = ""
+    stored: Stored | None = None
+    unpermuted: float | None = None
+    snr_db: float | None = None
+    agreement: float | None = None
+
+    @property
+    def lost_energy(self) -> float | None:
+        return self.stored.lost_energy if self.stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`model`: the file's bytes; `rows`: one for each stored weight that a layer reads; `accuracy`: of the whole."""
+
+    model: bytes
+    rows: tuple[Pruned, ...]
+    permuted: bool = False
+    accuracy: Calibrated | None = None
+
+    @property
+    def lost_energy(self) -> float:
+        """Of all weights that were pruned, together."""
+        return together(r.stored for r in self.rows if r.verdict == "pruned" and r.stored).lost_energy
+
+    @property
+    def unpermuted(self) -> float:
+        """The same in the order of the file."""
+        found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
+        total = sum(energy for _, energy in found)
+        return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which layers to prune: those of `only` (None: all) that no pattern of `skip` names. Patterns are shell patterns over
+    layers and stored weights. `paying`: layers that a plan runs sparse; None where no plan was asked."""
+
+    only: tuple[str, ...] | None = None
+    skip: tuple[str, ...] = ()
+    paying: Collection[str] | None = None
+
+    def against(self, name: str, layers: Sequence[str]) -> str:
+        """Why a weight is left as it is, or an empty string."""
+        if any(_matches(p, name, layers) for p in self.skip):
+            return "--skip names it"
+        if self.only is not None and not any(_matches(p, name, layers) for p in self.only):
+            return "--layers does not name it"
+        if self.paying is not None and not any(layer in self.paying for layer in layers):
+            return "dense in the plan all the same"
+        return ""
+
+
+def _matches(pattern: str, name: str, layers: Sequence[str]) -> bool:
+    return any(pattern == text or fnmatch.fnmatchcase(text, pattern) for text in (name, *layers))
+
+
+@bounded
+def prune(
+    path: str | os.PathLike,
+    *,
+    choice: Choice = Choice(),
+    permute: bool = False,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    calibration: Mapping[str, np.ndarray] | None = None,
+    min_snr: float | None = None,
+    max_drop: float | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
+
+    `permute`: put channels in an order in which that takes less away; what the network computes without pruning stays the
+    same up to rounding. `shapes`: sizes of dynamic inputs, with which channels are followed. `calibration`: inputs by name,
+    several samples along their first axes, on which onnxruntime compares each layer's pruning and the whole with the model as
+    it was; `min_snr` (dB, of the worst output) and `max_drop` (share of samples whose top-1 changes): the layers that do the
+    most harm are left dense until both hold. Raises ModelError for the model, ValueError for the rest.
+    """
+    path = Path(path)
+    with named(path):
+        whole = load_whole(path)
+        checked = onnx.ModelProto()
+        checked.CopyFrom(whole)
+        check_graph(checked.graph)
+        check_values(checked.graph)
+        name_nodes(checked.graph.node)
+        rows, chosen = _rows(checked.graph, choice)
+        if permute and chosen:
+            progress("channels")
+            unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
+            fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
+            channels.permute(checked, [w for w in chosen if w.name not in fixed], shapes or {}, fixed)
+            chosen = [w for w in _distinct(checked.graph) if w.name in unpermuted]
+            rows = [replace(r, unpermuted=unpermuted.get(r.weight)) for r in rows]
+        dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
+        before = {w.name: found for w in chosen if (found := prune_one(w))}
+    rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]
+    accuracy = None
+    if calibration is not None:
+        accuracy = calibrate(whole, checked, [w for w in chosen if w.name in before], dense, calibration, min_snr, max_drop,
+                             progress)  # fmt: skip
+        rows = [_measured(r, accuracy) for r in rows]
+    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy)
+
+
+def _values(w: Weight) -> np.ndarray:
+    values = w.values
+    if values is None:
+        raise ModelError(f"{w.name}: expected a stored weight")
+    return values
+
+
+def _distinct(graph: onnx.GraphProto) -> list[Weight]:
+    return list({w.name: w for w in reversed(weights(graph))}.values())[::-1]
+
+
+def _rows(graph: onnx.GraphProto, choice: Choice) -> tuple[list[Pruned], list[Weight]]:
+    """A row for each weight, as if all that is chosen were pruned; and the weights chosen. Raises ModelError."""
+    found, rows, chosen = weights(graph), [], []
+    layers: dict[str, list[str]] = {}
+    for w in found:
+        layers.setdefault(w.name, []).append(w.node.name)
+    _check_patterns((*(choice.only or ()), *choice.skip), layers)
+    if not any(not w.reason for w in found):
+        raise ModelError(NONE_CAN)
+    for w in _distinct(graph):
+        values, mine = w.values, tuple(layers[w.name])
+        shape = None if values is None else tuple(values.shape)
+        if w.reason or values is None:
+            rows.append(Pruned(w.name, mine, shape, "kept", w.reason))
+        elif why := choice.against(w.name, mine):
+            rows.append(Pruned(w.name, mine, shape, "skipped", why, as_stored(values, w.axis)))
+        else:
+            stored = as_stored(values, w.axis)
+            rows.append(Pruned(w.name, mine, shape, "2:4" if stored.fits else "pruned", "", stored))
+            chosen.append(w)
+    return rows, chosen
+
+
+def _check_patterns(patterns: Collection[str], layers: Mapping[str, Sequence[str]]) -> None:
+    for pattern in patterns:
+        if not any(_matches(pattern, name, mine) for name, mine in layers.items()):
+            names = [*layers, *(n for mine in layers.values() for n in mine)]
+            close = difflib.get_close_matches(pattern, names, 3, 0.5)
+            hint = f"did you mean {', '.join(map(repr, close))}?" if close else f"layers are {', '.join(names[-3:])}, ..."
+            raise ModelError(f"no layer or weight is named {pattern!r}: {hint}")
+
+
+def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
+    alone = accuracy.alone.get(row.weight)
+    if alone is None:
+        return row
+    row = replace(row, snr_db=alone.snr_db, agreement=alone.agreement)
+    return replace(row, verdict="restored", reason="its outputs differ the most") if row.weight in accuracy.restored else row
+
+
+def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:
+    """The file as it was, with the other's constants in place of its own."""
+    constants = dict(stored_tensors(changed.graph))
+    for name, t in stored_tensors(whole.graph):
+        if name in constants and t != constants[name]:
+            t.CopyFrom(constants[name])
+    try:
+        return whole.SerializeToString()
+    except ValueError as e:
+        raise ModelError(f"the pruned model cannot be written as one file: {e}") from None

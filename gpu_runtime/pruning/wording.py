@@ -1,0 +1,90 @@
+"""What `gpu-runtime prune` says: a row for each weight, and what became of the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpu_runtime.accuracy.errors import Accuracy
+from gpu_runtime.pruning.prune import Pruned, Result
+from gpu_runtime.text import lost_text, table, wrap
+
+LEGEND = "energy lost: share of the squared weights that pruning takes away, or would"
+ALONE = "output SNR, top-1 kept: of the outputs with that layer alone pruned, beside the model as it was"
+
+
+def text(result: Result) -> str:
+    """The table and the verdict, lines of at most 120 columns."""
+    measured = result.accuracy is not None
+    header = ["layer", "weights", "energy lost", *(["in file's order"] if result.permuted else []),
+              *(["output SNR", "top-1 kept"] if measured else []), "verdict"]  # fmt: skip
+    rows = [_cells(r, result.permuted, measured) for r in result.rows]
+    caps = [34, 16, 11, *([15] if result.permuted else []), *([10, 10] if measured else []), 40]
+    lines = [*table(header, rows, caps, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
+    return "\n".join([*lines, *summary(result)]) + "\n"
+
+
+def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
+    shape = "-" if r.shape is None else "x".join(map(str, r.shape))
+    cells = [", ".join(r.layers), shape, "-" if r.lost_energy is None else lost_text(r.lost_energy)]
+    if permuted:
+        cells.append("-" if r.unpermuted is None else lost_text(r.unpermuted))
+    if measured:
+        cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
+    return [*cells, f"{r.verdict}: {r.reason}" if r.reason else r.verdict]
+
+
+def summary(result: Result) -> list[str]:
+    able = [r for r in result.rows if r.verdict != "kept"]
+    done, already = ([r for r in able if r.verdict == verdict] for verdict in ("pruned", "2:4"))
+    told = f"Pruned {len(done)} of the {len(able)} weights that can be 2:4"
+    told += f" ({len(already)} were already)" if already else ""
+    if done:
+        told += f"; {lost_text(result.lost_energy)} of their energy (the sum of their squares) is gone"
+        told += f", {lost_text(result.unpermuted)} in the order of the file" if result.permuted else ""
+    lines = wrap(told)
+    a = result.accuracy
+    if a is None:
+        return [*lines, "What that does to the outputs was not measured: --calibration=inputs.npz does"] if done else lines
+    lines += wrap(f"On {a.samples} samples, beside the model as it was: {_both(a.kept)}")
+    if a.restored:
+        lines += wrap(f"Left dense for that: {', '.join(a.restored)}; with all pruned: {_both(a.all)}")
+    if not a.reached:
+        lines += wrap(f"Not reached with every weight dense either: {_both(a.dense)}")
+    return lines
+
+
+def _both(a: Accuracy) -> str:
+    top = "" if a.agreement is None else f", top-1 is the same for {share(a.agreement)}"
+    return f"output SNR {snr_text(a.snr_db)}{top}"
+
+
+def snr_text(db: float) -> str:
+    return "no signal" if db == -math.inf else "exact" if math.isinf(db) else f"{db:.1f} dB"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def data(result: Result) -> dict[str, Any]:
+    """As JSON: null stands for no limit, of an SNR where nothing differs."""
+    rows = [
+        {
+            "weight": r.weight, "layers": r.layers, "shape": r.shape, "verdict": r.verdict, "reason": r.reason,
+            "lost_energy": r.lost_energy, "lost_energy_unpermuted": r.unpermuted, "snr_db": _finite(r.snr_db),
+            "agreement": r.agreement,
+        }
+        for r in result.rows
+    ]  # fmt: skip
+    a = result.accuracy
+    found = None if a is None else {
+        "samples": a.samples, "restored": a.restored, "reached": a.reached,
+        **{k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement} for k, v in (("kept", a.kept), ("all", a.all))},
+    }  # fmt: skip
+    return {"schema_version": 1, "lost_energy": result.lost_energy, "lost_energy_unpermuted": result.unpermuted,
+            "accuracy": found, "weights": rows}  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
