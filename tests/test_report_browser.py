@@ -173,6 +173,18 @@ def test_names_out_of_files_are_only_shown(browser, pages, name):
     assert bool(refused) == (name == "injected"), "what would run if markup got in is refused"
 
 
+def test_numbers_that_make_no_sense_are_drawn_all_the_same(browser, pages, records):
+    plan = records[0].plan
+    odd = (0.0, -5.0, 1e15, 1e-12, 3.0, 0.0)
+    layers = tuple(replace(layer, time_us=us) for layer, us in zip(plan.layers, odd, strict=True))
+    rows = tuple(replace(r, lost_energy=-1.0, other_cost_us=1e15, p_sparse_faster=9.0) for r in plan.sparsity.rows)
+    solution = replace(plan.solution, total_us=0.0)
+    found = replace(plan, layers=layers, sparsity=replace(plan.sparsity, rows=rows), solution=solution)
+    (pages / "odd.html").write_bytes(page.report(replace(records[0], plans=(found,))))
+    browser.open(pages / "odd.html")
+    assert browser.problems == [] and browser.evaluate(f"{ROWS}.length") == 6
+
+
 def test_compressed_data_is_read(browser, pages, records, monkeypatch):
     monkeypatch.setattr(page, "MOST_PLAIN", 0)
     (pages / "packed.html").write_bytes(page.report(records[0]))

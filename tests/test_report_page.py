@@ -178,17 +178,28 @@ def hostile(record: EngineRecord) -> EngineRecord:
         replace(layer, name=f"{EVIL}{i}", layer=layer.layer or layer.name, nodes=(EVIL, f"node {i}"))
         for i, layer in enumerate(plan.layers)
     )
-    rows = tuple(replace(row, sentence=EVIL, detail=EVIL) for row in plan.sparsity.rows)
-    bounds = (replace(plan.inputs[0], name=plan.inputs[0].name),)
-    plan = replace(plan, layers=layers, inputs=bounds, sparsity=replace(plan.sparsity, rows=rows, not_pruned=((EVIL, EVIL),)))
-    flags = replace(record.flags, shapes={EVIL: (1, 2)})
-    return replace(record, model=replace(record.model, name=EVIL), plans=(plan,), flags=flags)
+    rows = tuple(replace(row, sentence=EVIL, detail=EVIL, reason=EVIL) for row in plan.sparsity.rows)
+    sparsity, solution = replace(plan.sparsity, rows=rows), replace(plan.solution, method=EVIL, status=EVIL)
+    plan = replace(plan, layers=layers, solution=solution, sparsity=sparsity)
+    return replace(
+        record, model=replace(record.model, name=EVIL, sha256=EVIL), plans=(plan,), source_hash=EVIL,
+        flags=replace(record.flags, shapes={EVIL: (1, 2)}), producer=replace(record.producer, version=EVIL),
+        device=replace(record.device, name=EVIL, title=EVIL, sources=EVIL), timing=replace(record.timing, label=EVIL),
+    )  # fmt: skip
+
+
+def texts(value) -> list[str]:
+    """Every text in JSON data."""
+    if isinstance(value, (dict, list)):
+        return [text for one in (value.values() if isinstance(value, dict) else value) for text in texts(one)]
+    return [value] if isinstance(value, str) else []
 
 
 def test_names_out_of_files_cannot_leave_their_place(record):
     text = page.report(hostile(record)).decode()
     assert text.count("</script>") == 2 and text.count("<script") == 2
-    assert "<img" not in text and "\u202e" not in text and "\x00" not in text and "\u2028" not in text
+    assert "<img" not in text and not {"\u202e", "\x00", "\u2028"} & {*text}
+    assert all(one.isprintable() for one in texts(carried(text.encode()))), "nor when the data is read"
     name = carried(text.encode())["pages"][0]["layers"][0]["name"]
     assert name.startswith("</script><img src=x onerror=alert(1)>\\u202e{{data}}\\x00\\u2028")
 
@@ -211,7 +222,7 @@ def test_the_command_writes_one_file(files, cli):
     code, out, err = cli("report tiny.engine -o r.html")
     assert (code, err) == (0, "") and re.fullmatch(r"Wrote r.html: \d+ bytes; open it in a browser, it needs no network\n", out)
     assert len(carried((files / "r.html").read_bytes())["pages"]) == 1
-    code, out, _ = cli("report tiny.engine --compare tiny.engine")
+    code, out, _ = cli("report tiny.engine --compare tiny.engine -o report.html")
     found = carried((files / "report.html").read_bytes())
     assert code == 0 and len(found["pages"]) == 2 and all(i == j for i, j in found["joined"])
 

@@ -27,6 +27,10 @@ function pairRow(a, b, pair, most) {
   return row;
 }
 
+function about(letter, verdict) {
+  return `${letter}: ${verdict.model}, --sparsity=${verdict.sparsity}, ${verdict.timing}, ${verdict.picked} of ${verdict.eligible} sparse`;
+}
+
 function compareHead(a, b, pairs) {
   const [x, y] = [a.verdict, b.verdict];
   const cls = y.total_us > x.total_us ? "worse" : "better";
@@ -34,8 +38,8 @@ function compareHead(a, b, pairs) {
   const notes = [x.model !== y.model && `the models are ${x.model} and ${y.model}`, x.device !== y.device && `the devices are ${x.device} and ${y.device}`,
     x.predicted !== y.predicted && "one's times are measured, the other's predicted"].filter(Boolean);
   return [
-    el("div", { class: "tiles" }, tile(us(x.total_us, x), `A: ${x.model}, ${x.timing}, ${x.picked} of ${x.eligible} sparse`),
-      tile(us(y.total_us, y), `B: ${y.model}, ${y.timing}, ${y.picked} of ${y.eligible} sparse`),
+    el("div", { class: "tiles" }, tile(us(x.total_us, x), about("A", x)),
+      tile(us(y.total_us, y), about("B", y)),
       tile(us(y.total_us - x.total_us, x, "+"), `B against A: ${versus(y.total_us, x.total_us)}`, y.total_us === x.total_us ? "" : cls),
       tile(`${differ} of ${pairs.length}`, "layers differ in time, tactic, formats or verdict")),
     ...(notes.length ? [el("p", { class: "warning" }, `Not the same: ${notes.join("; ")}.`)] : []),

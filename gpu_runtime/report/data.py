@@ -117,6 +117,7 @@ class Verdict:
 
     model: str
     device: str
+    sparsity: str
     timing: str
     predicted: bool
     total_us: float
@@ -245,7 +246,7 @@ def _layer(record: EngineRecord, layer: Layer, row: SparsityRow | None, numbers:
     low, high = _range(record, layer, row)
     return LayerFacts(
         printable(layer.name), layer.type, kind_of(layer, row), layer.time_us, low, high,
-        reason=row.reason if row else "",
+        reason=printable(row.reason) if row else "",
         tactic=tactics.number(layer.tactic) if layer.tactic else None,
         formats=formats_of(layer),
         inputs=tuple(numbers[t.name] for t in layer.inputs), outputs=tuple(numbers[t.name] for t in layer.outputs),
@@ -357,8 +358,9 @@ def _verdict(record: EngineRecord) -> Verdict:
             "was given"
         )
     return Verdict(
-        printable(record.model.name), f"{record.device.title} ({record.device.sm})", printable(timing.label),
-        timing.is_predicted, solution.total_us, solution.rivals.all_dense_us, summary.ceiling_us if summary else None,
+        printable(record.model.name), printable(f"{record.device.title} ({record.device.sm})"), plan.sparsity.mode,
+        printable(timing.label), timing.is_predicted, solution.total_us, solution.rivals.all_dense_us,
+        summary.ceiling_us if summary else None,
         summary.saved_range_us if summary else None, len(plan.sparsity.eligible), len(plan.sparsity.picked),
         sum(map(is_toss_up, plan.sparsity.rows)), proof, printable(" ".join(s.strip() for s in network_lines(record))), warning,
     )  # fmt: skip
@@ -394,7 +396,7 @@ def command(record: EngineRecord) -> str:
     flags, model = record.flags, printable(record.model.name)
     words = ["build-engine", f"{model}.onnx", "-o", f"{model}.engine", f"--sparsity={flags.sparsity}"]
     if not record.device.measured:
-        words.append(f"--device={record.device.name}")
+        words.append(f"--device={printable(record.device.name)}")
     if flags.shapes:
         sizes = (f"{printable(name)}:{'x'.join(map(str, dims))}" for name, dims in flags.shapes.items())
         words.append(f"--shapes={','.join(sizes)}")

@@ -34,7 +34,7 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
             "verdict": kind_of(layer, row),
         }  # fmt: skip
         if row:
-            note |= {"reason": row.reason, "why": printable(sentence(row, record))}
+            note |= {"reason": printable(row.reason), "why": printable(sentence(row, record))}
         found.append(note)
     return found
 
@@ -49,7 +49,7 @@ def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = Non
     """
     plan, label = record.plan, printable(record.timing.label)
     times = [layer.time_us for layer in plan.layers] if times_us is None else [statistics.median(t) for t in zip(*times_us)]  # noqa: B905
-    head = f"{printable(record.model.name)} on {record.device.title}, {label}"
+    head = printable(f"{record.model.name} on {record.device.title}, {label}")
     events: list[dict[str, object]] = [_named("process_name", head), _named("thread_name", "kernels")]
     starts, at = [], 0.0
     for layer, note, us in zip(plan.layers, notes(record), times, strict=True):
@@ -61,7 +61,7 @@ def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = Non
             })  # fmt: skip
             at += us
     events += _alive(record, starts, at)
-    about = {"device": str(record.device), "timing": label, "predicted": record.timing.is_predicted}
+    about = {"device": printable(str(record.device)), "timing": label, "predicted": record.timing.is_predicted}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
 
 

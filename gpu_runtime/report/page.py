@@ -46,12 +46,13 @@ def data(record: EngineRecord, other: EngineRecord | None = None) -> Data:
 def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
     """The HTML file: the same bytes for the same engines."""
     shown = data(record, other)
-    names = [f"{p.verdict.model} on {p.verdict.device}" for p in shown.pages]
+    names = dict.fromkeys(f"{p.verdict.model} on {p.verdict.device}" for p in shown.pages)
+    title = " beside ".join(names) + (", two plans" if len(names) < len(shown.pages) else "")
     script = '"use strict";\n' + "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     style = (HERE / "style.css").read_text(encoding="utf-8")
     encoding, text = _encoded(shown)
     parts = {
-        "title": html.escape(" beside ".join(names)), "style": style, "script": script, "encoding": encoding, "data": text,
+        "title": html.escape(title), "style": style, "script": script, "encoding": encoding, "data": text,
         "style_sha256": _sha256(style), "script_sha256": _sha256(script),
     }  # fmt: skip
     template = (HERE / "page.html").read_text(encoding="utf-8")

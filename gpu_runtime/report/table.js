@@ -104,7 +104,7 @@ function chip(table, kind, layers) {
 }
 
 function showFilters(table) {
-  const groups = Map.groupBy ? Map.groupBy(table.layers, (layer) => layer.kind) : grouped(table.layers);
+  const groups = grouped(table.layers);
   const types = [...new Set(table.layers.map((layer) => layer.type))].sort();
   table.kinds = new Set(groups.keys());
   table.search = el("input", {
