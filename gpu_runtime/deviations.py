@@ -23,6 +23,7 @@ from tactics.planner import plan
 FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of a usual tensor; networks of 100 layers make 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
 MOST_MACS = 4_000_000_000  # of a plan that is run while it is built: some 10 s for 1e9 on two cores, once for each plan made
+MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason
 SMALLEST = 2.0**-14  # of FP16's normal numbers: a tensor below it is compared with this
 
 

@@ -29,7 +29,7 @@ from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.precision import cliffs, ranges
+from gpu_runtime.precision import cliffs, ranges, sample
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.rewrites import (
     back_to_back,
@@ -101,7 +101,7 @@ def build(
     progress(Progress("import", str(model)))
     pruned = None if save_pruned is None else io.BytesIO()
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
-    network, reached = _fitted(imported, calibration, progress)
+    network, reached = _fitted(model, imported, calibration, prune=sparsity == "force", progress=progress)
     imported = replace(imported, model=None)
     ends = _ends(network, reached, input_formats, output_formats)
     planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
@@ -132,7 +132,7 @@ def compare(
     mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
-    network, reached = _fitted(imported, None, progress)
+    network, reached = _fitted(model, imported, None, prune=sparsity == "force", progress=progress)
     network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
@@ -192,20 +192,22 @@ class _Planned:
 
 
 def _fitted(
-    imported: importer.Imported, calibration: Mapping[str, Any] | None, progress: Listener
-) -> tuple[Network, ranges.Ranges]:
+    model: str | os.PathLike, imported: importer.Imported, calibration: Mapping[str, Any] | None, *, prune: bool,
+    progress: Listener,
+) -> tuple[Network, ranges.Ranges]:  # fmt: skip
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
-    network, found = ranges.fit(lowered, calibration)
+    network, found = ranges.fit(lowered, calibration, lambda: sample.smaller(model, imported, lowered, prune=prune))
+    progress(Progress("range", found.source))
     if found.stuck:
         reached = dict(found.high)
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
-    if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS)):
+    if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS, deviations.MOST_ELEMENTS)):
         if calibration is not None:
             found = replace(found, compared=Compared(f"{large}: what operators are known to need is in FP32 instead"))
         network, kept = cliffs.keep(network)

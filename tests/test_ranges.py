@@ -195,7 +195,8 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
     """Folded scales of 1e6: in weights times a power of two where the output may be stored so, else in FP32. Also where the
     network is not run to see what it reaches."""
     if not checked:
-        monkeypatch.setattr(ranges, "MOST_MACS", 10)
+        monkeypatch.setattr(ranges, "QUICK", (10, 10))
+        monkeypatch.setattr(ranges, "MOST", (10, 10))
     proto = model(
         [node("Conv", "x a", "p"), node("Mul", "p s", "q"), node("Relu", "q", "r"), node("Conv", "r b", "y"),
          node("Conv", "x c", "z"), node("Mul", "z s", "w"), *silu("w", "v")],
@@ -321,8 +322,10 @@ def test_a_calibration_input_decides(tmp_path):
         build(tmp_path, proto, calibration={"z": np.zeros(3)})
 
 
-def test_a_large_network_is_not_run_without_being_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranges, "MOST_MACS", 10)
+def test_what_is_too_large_to_be_run_is_not_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranges, "QUICK", (10, 10))
     network = lowered(tmp_path, large())
+    assert ranges.fit(network)[1].source == "random values from 0 to 1"  # slower, but it can be run
+    monkeypatch.setattr(ranges, "MOST", (10, 10))
     fitted, found = ranges.fit(network)
     assert fitted is network and found.source.startswith("not checked: 0.0 G multiplications")

@@ -64,7 +64,8 @@ class Imported:
     the graph.
 
     `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
-    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them.
+    that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `open_axes`: of each
+    input, those whose sizes the file leaves open.
     """
 
     model: ir.Model | None
@@ -74,6 +75,7 @@ class Imported:
     not_pruned: tuple[tuple[str, str], ...] = ()
     before: Stored | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
+    open_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def read(
@@ -107,6 +109,7 @@ def read(
         dtypes = _dtypes(proto.graph)
         if save_pruned is not None:
             weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
+        axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
         _fix_inputs(proto.graph, shapes)
         name_nodes(proto.graph.node)
         stored = stored_by_layer(proto.graph, pruned)
@@ -119,7 +122,7 @@ def read(
             if name in weights:
                 t.CopyFrom(weights[name])
         save(save_pruned, as_stored.SerializeToString())
-    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored)
+    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored, axes)
 
 
 def check_target(target: str | os.PathLike | BinaryIO) -> None:
@@ -213,7 +216,12 @@ class _Declared:
     @property
     def only_batch_is_open(self) -> bool:
         """Whether the first size is dynamic and no other."""
-        return bool(self.dims) and [i for i, d in enumerate(self.dims or ()) if isinstance(d, str)] == [0]
+        return self.open_axes == (0,)
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """The dynamic axes; none where not even the rank is declared."""
+        return tuple(i for i, d in enumerate(self.dims or ()) if isinstance(d, str))
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ take kernels for that (tactics.fp32).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,8 +43,10 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
-MOST_MACS = 2_000_000_000  # of a network that is run on random values without being asked to; an element of a window is 4
-MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason: 1 GB in FP32
+# Multiplications (an element of a window is 4) and elements of all tensors together: of a network that is run on random values
+# as it is, in a second or so; and of one that is run if there is none for smaller inputs, in some 10 s on two cores.
+QUICK = (2_000_000_000, 2**28)
+MOST = (100_000_000_000, 2**30)
 LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
@@ -65,16 +67,18 @@ class Ranges:
     compared: Compared | None = None
 
 
-def fit(network: Network, calibration: Mapping[str, np.ndarray] | None = None) -> tuple[Network, Ranges]:
+def fit(
+    network: Network, calibration: Mapping[str, np.ndarray] | None = None, smaller: Callable[[], Network | None] = lambda: None
+) -> tuple[Network, Ranges]:
     """The network with every tensor in FP16's range, as far as it can be, and what was found.
 
-    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1, where the network is small enough. Raises
-    ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
+    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1: where that is not QUICK, for what `smaller`
+    returns, the same network for smaller inputs, None if there is none. Raises ValueError for inputs that do not fit,
+    ModelError for weights that no kernel can hold.
     """
-    feeds, source = _feeds(network, calibration)
-    reached = {} if feeds is None else largest(network, feeds)
+    reached, source = _reached(network, calibration, smaller)
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
-    heavy, caps = _heavy(network, feeds is not None)
+    heavy, caps = _heavy(network, reached)
     if not high and not heavy:
         return network, Ranges(source)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
@@ -98,9 +102,9 @@ def _sentences(high: Iterable[tuple[str, float]], heavy: Mapping[str, tuple[floa
     return large | {t: f"{t!r} {what}" for t, what in by_weights.items()}
 
 
-def _heavy(network: Network, seen: bool) -> tuple[dict[str, tuple[float, str]], dict[str, int]]:
+def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[float, str]], dict[str, int]]:
     """(output -> largest weight of what writes it, that op, where FP16 cannot hold it; output -> the largest exponent that will
-    do). `seen`: whether it is known what the outputs reach."""
+    do). `seen`: the outputs of which it is known what they reach."""
     heavy: dict[str, tuple[float, str]] = {}
     caps: dict[str, int] = {}
     for op in network.ops:
@@ -108,7 +112,7 @@ def _heavy(network: Network, seen: bool) -> tuple[dict[str, tuple[float, str]], 
         if (most := float(size.max())) > FP16_MAX:
             heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
             # Where nobody has seen what the output reaches: what it would on inputs of 1.
-            fits = FP16_MAX / most if seen else ROOM / float(size.reshape(len(size), -1).sum(1).max())
+            fits = FP16_MAX / most if op.output in seen else ROOM / float(size.reshape(len(size), -1).sum(1).max())
             caps[op.output] = min(caps.get(op.output, 0), math.floor(math.log2(fits)))
     return heavy, caps
 
@@ -126,28 +130,39 @@ def _stored(network: Network, caps: Mapping[str, int]) -> tuple[Network, dict[st
             fixed = dict.fromkeys(e.tensors, str(e)) | fixed
 
 
-def too_large(network: Network, most_macs: int) -> str:
+def too_large(network: Network, most_macs: int, most_elements: int) -> str:
     """What makes the network too large to be run, or an empty string."""
-    macs = sum(_macs(op.problem) for op in network.ops)
+    macs = multiplications(network)
     elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
     if macs > most_macs:
         return f"{macs / 1e9:.1f} G multiplications"
-    return f"{elements / 1e6:.0f} M elements in all tensors" if elements > MOST_ELEMENTS else ""
+    return f"{elements / 1e6:.0f} M elements in all tensors" if elements > most_elements else ""
 
 
-def _feeds(
-    network: Network, calibration: Mapping[str, np.ndarray] | None
-) -> tuple[Mapping[str, np.ndarray] | None, str]:
-    """(inputs to run the network on, what they are); (none, why nothing is run) where it is too large for random ones."""
-    if calibration is None and (why := too_large(network, MOST_MACS)):
-        return None, f"not checked: {why}; give a calibration input"
-    if calibration is None:
-        rng = np.random.default_rng(0)
-        largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in network.inputs}
-        source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
-        return {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in network.inputs}, source
-    _check_calibration(network, calibration)
-    return calibration, "calibration input"
+def multiplications(network: Network) -> int:
+    """What a run of the network in NumPy costs."""
+    return sum(_macs(op.problem) for op in network.ops)
+
+
+def _reached(
+    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Callable[[], Network | None]
+) -> tuple[dict[str, float], str]:
+    """(tensor -> the largest magnitude that it reaches, on what); of no tensor, and why, where nothing can be run."""
+    if calibration is not None:
+        _check_calibration(network, calibration)
+        return largest(network, calibration), "calibration input"
+    run = network
+    if too_large(network, *QUICK):
+        run = smaller() or network
+        if run is network and (why := too_large(network, *MOST)):
+            return {}, f"not checked: {why}; give a calibration input"
+    largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in run.inputs}
+    source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
+    if run is not network:
+        source += f", for inputs of {', '.join('x'.join(map(str, t.shape)) for t in run.inputs)}"
+    rng = np.random.default_rng(0)
+    found = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
+    return {t: v for t, v in found.items() if t in network.tensors}, source
 
 
 def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature, Problem, Shape4
+from tactics.problems.window_sums import window_sums
 
 Given = np.ndarray | None  # an array of the problem's, or none
 
@@ -173,16 +174,7 @@ class ConvProblem(Problem):
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
             x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
-        w = np.asarray(w, np.float32)
-        cg, kg, (sh, sw), (dh, dw) = self.c // self.groups, self.k // self.groups, self.stride, self.dilation
-        y = np.zeros((self.n, self.k, self.p, self.q), np.float32)
-        for g in range(self.groups):
-            xs, ws, ys = xp[:, g * cg : (g + 1) * cg], w[g * kg : (g + 1) * kg], y[:, g * kg : (g + 1) * kg]
-            for i in range(self.r):
-                for j in range(self.s):
-                    tap = xs[:, :, i * dh : i * dh + (self.p - 1) * sh + 1 : sh, j * dw : j * dw + (self.q - 1) * sw + 1 : sw]
-                    flat = tap.transpose(1, 0, 2, 3).reshape(cg, -1)
-                    ys += (ws[:, :, i, j] @ flat).reshape(kg, self.n, self.p, self.q).transpose(1, 0, 2, 3)
+        y = window_sums(xp, np.asarray(w, np.float32), (self.p, self.q), self.stride, self.dilation)
         if bias is not None:
             y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         end = self.epilogue
