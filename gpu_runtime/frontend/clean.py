@@ -10,14 +10,11 @@ from contextlib import contextmanager
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import shape_inference
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import normalize
+from gpu_runtime.frontend import channels_first, constants, normalize
 from gpu_runtime.frontend.check import LARGEST_TENSOR, MOST_DIMS, unusable_size
-from gpu_runtime.frontend.convert import OPSET
 from gpu_runtime.frontend.load import first_line
-from gpu_runtime.frontend.normalize import MOST_FOLDED
 from gpu_runtime.frontend.queries import attribute, is_read, is_static, name_of, operand, operands, shape_of
 from gpu_runtime.frontend.weights import name_nodes
 
@@ -46,18 +43,16 @@ def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.M
 def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
     """The model in one spelling, its constants folded and all shapes inferred."""
     from onnx_ir.passes import common
-    from onnxscript import optimizer
 
     stages: tuple[Callable[[ir.Model], object], ...] = (
         lambda model: _put_back(model.graph, large),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _erase_half, normalize.split_sums, normalize.group_norms, common.ShapeInferencePass(),
-        lambda model: optimizer.fold_constants(
-            model, onnx_shape_inference=True, input_size_limit=1 << 40, output_size_limit=1 << 40, should_fold=_bounded()),
+        constants.fold,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _drop_identities, normalize.plain_gemms, normalize.float_exponents, normalize.pads_into_windows,
         normalize.softmax_where_it_lies, normalize.join_constants, normalize.whole_batches,
-        common.RemoveUnusedNodesPass(), common.TopologicalSortPass(),
+        common.RemoveUnusedNodesPass(), channels_first.products, common.RemoveUnusedNodesPass(), common.TopologicalSortPass(),
     )  # fmt: skip
     try:
         with _logged() as caught:
@@ -125,26 +120,6 @@ class _Exceptions(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[1]:
             self.caught.append(record.exc_info[1])
-
-
-def _bounded() -> Callable[[ir.Node], bool | None]:
-    """What tells constant folding whether to fold a node: as it sees fit, until its constants become too large in all."""
-    total = 0
-
-    def fold(node: ir.Node) -> bool | None:
-        nonlocal total
-        inputs = {name_of(v): v.const_value for v in operands(node) if v.const_value is not None}
-        if len(inputs) == len({name_of(v) for v in operands(node)}):
-            tensors = {name: ir.to_proto(value) for name, value in inputs.items() if value.size <= 64}
-            types = {n: onnx.helper.make_tensor_type_proto(value.dtype, value.shape.numpy()) for n, value in inputs.items()}
-            schema = onnx.defs.get_schema(node.op_type, OPSET, "")
-            found = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, tensors)
-            total += sum(math.prod(d.dim_value for d in kind.tensor_type.shape.dim) for kind in found.values())
-            if total > MOST_FOLDED:
-                raise ValueError(f"{node.op_type} {node.name} would make them {total} elements; expected {MOST_FOLDED} at most")
-        return True if node.op_type == "ConstantOfShape" else None
-
-    return fold
 
 
 def _erase_half(model: ir.Model) -> None:

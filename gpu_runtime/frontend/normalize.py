@@ -36,7 +36,7 @@ def split_sums(model: ir.Model) -> None:
         for i, term in enumerate(terms):
             steps.append(ir.Node("", op, [steps[-1].outputs[0] if steps else total, term], name=f"{node.name}_{i}"))
         if node.op_type == "Mean" and terms:
-            share = _initializer(model, f"{node.name}_part", np.asarray(1 / len(node.inputs), np.float32))
+            share = stored(model, f"{node.name}_part", np.asarray(1 / len(node.inputs), np.float32))
             steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
         steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
         steps[-1].name = node.name
@@ -98,7 +98,7 @@ def float_exponents(model: ir.Model) -> None:
         exponent = operand(node, 1)
         array = constant(exponent)
         if array is not None:
-            node.replace_input_with(1, _initializer(model, f"{node.name}_exponent", array.astype(np.float32)))
+            node.replace_input_with(1, stored(model, f"{node.name}_exponent", array.astype(np.float32)))
         elif exponent.dtype in INTEGERS:
             cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
             model.graph.insert_before(node, cast)
@@ -245,13 +245,13 @@ def whole_batches(model: ir.Model) -> None:
                 continue
             wanted = (*over, *shape[-2:])
             if array is None:
-                size = _initializer(model, f"{node.name}_batches_{slot}", np.array(wanted, np.int64))
+                size = stored(model, f"{node.name}_batches_{slot}", np.array(wanted, np.int64))
                 repeated = ir.node("Expand", [operand(node, slot), size], name=f"{node.name}_operand_{slot}")
                 model.graph.insert_before(node, repeated)
                 node.replace_input_with(slot, repeated.outputs[0])
             elif math.prod(wanted) <= MOST_FOLDED:
                 whole = np.ascontiguousarray(np.broadcast_to(array, wanted))
-                node.replace_input_with(slot, _initializer(model, f"{node.name}_operand_{slot}", whole))
+                node.replace_input_with(slot, stored(model, f"{node.name}_operand_{slot}", whole))
 
 
 def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
@@ -275,10 +275,10 @@ class _Steps:
         return self.steps[-1].outputs[0]
 
     def stored(self, suffix: str, array: np.ndarray | float, dtype: type = np.float32) -> ir.Value:
-        return _initializer(self.model, self.name + suffix, np.asarray(array, dtype))
+        return stored(self.model, self.name + suffix, np.asarray(array, dtype))
 
 
-def _initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     """A stored constant of the graph."""
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
     model.graph.register_initializer(value)

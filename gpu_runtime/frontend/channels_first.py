@@ -1,0 +1,143 @@
+"""Matrix products over the last axis that a transposition turns into channels -> convolutions 1x1 over channels.
+
+ConvNeXt and its like leave NCHW for a LayerNorm and two MatMuls, then come back and add a residual. As convolutions the
+products take bias, activation, a scale per channel and that residual in with them.
+
+Example. Transpose[0,3,1,2](Gelu(MatMul(x, W) + b)) becomes Gelu(Conv(Transpose[0,3,1,2](x), W^T) + b'), b' being b as [C,1,1].
+A Transpose[0,2,3,1] that gave x falls away with the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from gpu_runtime.frontend.normalize import stored
+from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of
+
+ELEMENTWISE = frozenset(
+    "Abs Add Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
+    "Reciprocal Relu Round Selu Sigmoid Sign Softplus Softsign Sqrt Sub Tanh ThresholdedRelu".split()
+)
+
+
+def products(model: ir.Model) -> None:
+    """Change every region of products and elementwise nodes that ends in such a transposition, and in nothing else."""
+    for last in [n for n in model.graph if n.op_type == "Transpose"]:
+        if not _to_channels(last):
+            continue
+        region = _region(last)
+        if any(node.op_type == "MatMul" for node in region):
+            _turn(model, last, region)
+
+
+def _to_channels(node: ir.Node) -> bool:
+    """Whether a Transpose moves the last of three or four axes to where channels are."""
+    rank = len(shape_of(operand(node)))
+    return rank in (3, 4) and attribute(node, "perm") == (0, rank - 1, *range(1, rank - 1))
+
+
+def _from_channels(node: ir.Node | None) -> bool:
+    """Whether a node is the Transpose that undoes such a one."""
+    if node is None or node.op_type != "Transpose":
+        return False
+    rank = len(shape_of(operand(node)))
+    return rank in (3, 4) and attribute(node, "perm") == (0, *range(2, rank), 1)
+
+
+def _region(last: ir.Node) -> list[ir.Node]:
+    """The nodes before `last`, in order, that only each other and `last` read, and whose meaning does not depend on where the
+    channels are."""
+    inside = {last}
+    todo = [operand(last).producer()]
+    while todo:
+        node = todo.pop(0)
+        if node is None or node in inside or not _turns(node, last):
+            continue
+        y = node.outputs[0]
+        if y.is_graph_output() or any(use.node not in inside for use in y.uses()):
+            continue  # met again when its other readers are inside
+        inside.add(node)
+        todo += [v.producer() for v in operands(node)]
+    inside.discard(last)
+    graph = last.graph
+    return [node for node in graph if node in inside] if isinstance(graph, ir.Graph) else []
+
+
+def _turns(node: ir.Node, last: ir.Node) -> bool:
+    """Whether a node does the same with its channels first: a product by a constant matrix, or an elementwise one whose
+    constants are scalars or vectors of channels."""
+    shape = shape_of(operand(last))
+    if len(node.outputs) != 1 or len(shape_of(node.outputs[0])) != len(shape):
+        return False
+    if node.op_type == "MatMul":
+        w = constant(node.inputs[1])
+        return w is not None and w.ndim == 2 and len(shape_of(operand(node))) == len(shape)
+    if node.op_type not in ELEMENTWISE:
+        return False
+    out = shape_of(node.outputs[0])
+    return all(_follows(v, out) for v in operands(node))
+
+
+def _follows(value: ir.Value, out: tuple[int, ...]) -> bool:
+    a = constant(value)
+    if a is None:
+        return shape_of(value) == out
+    return a.size == 1 or (a.shape[-1] == a.size == out[-1] and a.ndim <= len(out))
+
+
+def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
+    """Put the region's nodes over tensors with channels first in place of `last`; its own fall away with their readers."""
+    turned: dict[ir.Value, ir.Value] = {}
+    made: list[ir.Node] = []
+
+    def first(value: ir.Value) -> ir.Value:
+        """The value with its channels first."""
+        if value not in turned:
+            producer = value.producer()
+            if producer is not None and _from_channels(producer):
+                turned[value] = operand(producer)
+            else:
+                perm = list(attribute(last, "perm"))
+                made.append(ir.node("Transpose", [value], {"perm": perm}, name=f"{name_of(value)}_channels_first"))
+                turned[value] = _like(made[-1].outputs[0], value)
+        return turned[value]
+
+    for node in region:
+        new = _product(model, node, first(operand(node))) if node.op_type == "MatMul" else _elementwise(model, node, first)
+        made.append(new)
+        turned[node.outputs[0]] = _like(new.outputs[0], node.outputs[0])
+    model.graph.insert_before(last, made)
+    y, name = turned[operand(last)], last.outputs[0].name
+    ir.convenience.replace_all_uses_with(last.outputs[0], y, replace_graph_outputs=True)
+    model.graph.remove(last, safe=True)
+    y.name = name
+
+
+def _like(value: ir.Value, other: ir.Value) -> ir.Value:
+    """The value, with the type of `other` and its shape, channels first."""
+    n, *pixels, c = shape_of(other)
+    value.shape, value.type = ir.Shape((n, c, *pixels)), other.type
+    return value
+
+
+def _product(model: ir.Model, node: ir.Node, x: ir.Value) -> ir.Node:
+    w = np.asarray(constant(node.inputs[1]))
+    kernel = np.ascontiguousarray(w.T).reshape(*w.T.shape, *(1,) * (len(shape_of(operand(node))) - 2))
+    return ir.node("Conv", [x, stored(model, f"{name_of(node)}_kernel", kernel)], name=name_of(node))
+
+
+def _elementwise(model: ir.Model, node: ir.Node, first: Callable[[ir.Value], ir.Value]) -> ir.Node:
+    inputs = []
+    for i, v in enumerate(node.inputs):
+        a = constant(v)
+        if v is None or a is None:
+            inputs.append(None if v is None else first(v))
+        elif a.size == 1:
+            inputs.append(v)
+        else:
+            spread = a.reshape(-1, *(1,) * (len(shape_of(node.outputs[0])) - 2))
+            inputs.append(stored(model, f"{name_of(node)}_operand_{i}", spread))
+    return ir.node(node.op_type, inputs, {name: a for name, a in node.attributes.items()}, name=name_of(node))

@@ -1,0 +1,80 @@
+"""What constants alone decide, computed when a model is imported: by onnxscript's folder, and where that declines by onnx's
+reference implementation, which it uses too. The folder leaves, for one, a BatchNormalization in training mode over the
+weights, as networks write it that standardize them (NFNet).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, shape_inference
+
+from gpu_runtime.frontend.convert import OPSET
+from gpu_runtime.frontend.normalize import MOST_FOLDED, stored
+from gpu_runtime.frontend.queries import constant, is_read, name_of, operands
+
+NESTED = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def fold(model: ir.Model) -> None:
+    """Raises ValueError where what would be stored has more than MOST_FOLDED elements in all."""
+    from onnxscript import optimizer
+
+    allowed = _bounded()
+    optimizer.fold_constants(
+        model, onnx_shape_inference=True, input_size_limit=1 << 40, output_size_limit=1 << 40, should_fold=allowed
+    )
+    for node in list(model.graph):
+        arrays = {name_of(v): constant(v) for v in operands(node)}
+        nested = any(a.type in NESTED for a in node.attributes.values())
+        if node.op_type == "Constant" or not arrays or nested or any(a is None for a in arrays.values()):
+            continue
+        allowed(node)
+        _replace(model, node, _evaluated(node, {name: a for name, a in arrays.items() if a is not None}))
+
+
+def _bounded() -> Callable[[ir.Node], bool | None]:
+    """What tells constant folding whether to fold a node: as it sees fit, until its constants become too large in all."""
+    total = 0
+
+    def fold(node: ir.Node) -> bool | None:
+        nonlocal total
+        inputs = {name_of(v): v.const_value for v in operands(node) if v.const_value is not None}
+        if len(inputs) == len({name_of(v) for v in operands(node)}):
+            tensors = {name: ir.to_proto(value) for name, value in inputs.items() if value.size <= 64}
+            types = {n: helper.make_tensor_type_proto(value.dtype, value.shape.numpy()) for n, value in inputs.items()}
+            schema = onnx.defs.get_schema(node.op_type, OPSET, "")
+            found = shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, tensors)
+            total += sum(math.prod(d.dim_value for d in kind.tensor_type.shape.dim) for kind in found.values())
+            if total > MOST_FOLDED:
+                raise ValueError(f"{node.op_type} {node.name} would make them {total} elements; expected {MOST_FOLDED} at most")
+        return True if node.op_type == "ConstantOfShape" else None
+
+    return fold
+
+
+def _evaluated(node: ir.Node, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """One array for each output that the node names, by onnx's reference implementation."""
+    from onnx.reference import ReferenceEvaluator
+
+    proto = ir.to_proto(node)
+    values = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = helper.make_graph([proto], "constants", values, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    return [np.asarray(a) for a in ReferenceEvaluator(model).run(None, feeds)]
+
+
+def _replace(model: ir.Model, node: ir.Node, arrays: list[np.ndarray]) -> None:
+    """Stored arrays in the place of a node's outputs; one that is a network output stays the node's."""
+    named = [v for v in node.outputs if v.name]
+    if any(v.is_graph_output() for v in named):
+        return
+    for value, array in zip(named, arrays, strict=True):
+        if is_read(value):
+            ir.convenience.replace_all_uses_with(value, stored(model, f"{name_of(value)} (folded)", array))
+    model.graph.remove(node, safe=True)
