@@ -13,6 +13,7 @@ import click
 
 from cuda_kernels.compile import CompileError
 from gpu_runtime.commands.build import build_command
+from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
@@ -26,7 +27,7 @@ from gpu_runtime.errors import InternalError
 
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command,
+    prune_command, compare_command,
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The digits networks as committed: small, FP16, dense or 2:4 as named, and right about held-out digits."""
 
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+
+from gpu_runtime.frontend import pattern
+from gpu_runtime.pruning.prune import prune
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
 DENSE, SPARSE = DIGITS / "digits_dense.onnx", DIGITS / "digits_sparse.onnx"
@@ -82,3 +87,26 @@ def test_heldout():
         right[path] = (logits.argmax(1) == y).mean()
     assert right[DENSE] >= 0.98
     assert right[SPARSE] >= right[DENSE] - 0.007
+
+
+@pytest.mark.slow
+def test_fine_tuning_holds_the_zeros_fixed(tmp_path):
+    """The recipe of docs/pruning.md, for an epoch over some of the images."""
+    torch = pytest.importorskip("torch", reason="the extra `train` is not installed: no torch")
+    pytest.importorskip("sklearn", reason="the extra `train` is not installed: no scikit-learn")
+    sys.path.insert(0, str(DIGITS))
+    try:
+        finetune = importlib.import_module("finetune")
+    finally:
+        sys.path.remove(str(DIGITS))
+    (tmp_path / "pruned.onnx").write_bytes(prune(DENSE, permute=True).model)
+    model, masks = finetune.load(tmp_path / "pruned.onnx")
+    assert len(masks) == 15 and all(float(mask.mean()) == pytest.approx(0.5, abs=0.01) for _, mask in masks)
+    with np.load(DIGITS / "heldout.npz") as heldout:
+        x, y = (torch.from_numpy(heldout[name]) for name in ("x", "y"))
+    before = [weight.detach().clone() for weight, _ in masks]
+    finetune.train(model, x, y, epochs=1, rate=0.02, masks=masks)
+    for (weight, mask), old in zip(masks, before, strict=True):
+        assert not weight.detach()[mask == 0].any() and (weight.detach() != old).any()
+    finetune.save_onnx(model, tmp_path / "tuned.onnx")
+    assert all(row["verdict"] == "2:4" for row in pattern.inspect(tmp_path / "tuned.onnx") if row["fit"] is not None)

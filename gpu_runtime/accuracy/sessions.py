@@ -26,11 +26,13 @@ def require() -> Any:
     return onnxruntime
 
 
-def session(proto: onnx.ModelProto) -> Any:
-    """A session on the CPU. Raises ModelError where onnxruntime refuses the model."""
+def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
+    """A session on the CPU; `optimize`: nodes may be fused. Raises ModelError where onnxruntime refuses the model."""
     ort = require()
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as e:  # its exceptions share no base class

@@ -184,6 +184,11 @@ class Context:
         return found
 
     @_alone
+    def outputs(self) -> dict[str, np.ndarray]:
+        """The network's outputs as `run` or `trace` left them, on the host."""
+        return {info.name: self._fetch(info, None) for info in self.plan.outputs}
+
+    @_alone
     def tensor(self, name: str) -> np.ndarray:
         """A layer's output after `run`, as NCHW, where the plan has not given its memory to a later layer."""
         for layer in reversed(self.plan.layers):

@@ -1,0 +1,237 @@
+"""An engine beside its model: each output, and each tensor that a layer writes and the ONNX graph has too.
+
+onnxruntime computes the model in FP32. What FP16 storage alone makes of each tensor (rounding.py) sets the scale: an engine may
+err FACTOR times as much, and SLACK of the tensor's range; or by --rtol and --atol, element by element. A build with
+--sparsity=force prunes first: its engine has to be right about the pruned weights, and how far those take the outputs from the
+original's is pruning's doing, told apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from gpu_runtime.accuracy import rounding, sessions
+from gpu_runtime.accuracy.errors import Accuracy, Difference
+from gpu_runtime.errors import bounded
+from gpu_runtime.frontend.check import check_graph, check_values
+from gpu_runtime.frontend.load import load_whole, named
+from gpu_runtime.frontend.weights import prune_weights
+from gpu_runtime.runtime.context import Context
+from gpu_runtime.runtime.engine import Engine
+from gpu_runtime.runtime.plan_record import inner_name
+from tactics.format import DTYPES
+
+FACTOR, SLACK = 8.0, 1e-4  # see above; drawn and real networks stay within 4 and 1e-4
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Element by element, |engine - model| <= atol + rtol * |model|; without both, by what FP16 storage alone makes."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self.rtol is not None or self.atol is not None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one tensor over all samples: squares of the model's, of the engine's difference and of FP16 storage's; its range; the
+    largest difference; elements beyond --rtol and --atol."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    alone: float = 0.0
+    count: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    largest: float = 0.0
+    beyond: int = 0
+
+    def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
+        got, y, half = (a.astype(np.float64).reshape(-1) for a in (got, y, half))
+        finite = np.isfinite(y)  # what is infinite in FP32 too tells nothing
+        got, y, half = got[finite], y[finite], half[finite]
+        if not y.size:
+            return
+        difference = np.where(np.isfinite(got), np.abs(got - y), np.inf)
+        self.signal += float(np.square(y).sum())
+        self.noise += float(np.square(difference).sum())
+        self.alone += float(np.square(np.where(np.isfinite(half), half - y, 0.0)).sum())
+        self.count += y.size
+        self.low, self.high = min(self.low, float(y.min())), max(self.high, float(y.max()))
+        self.largest = max(self.largest, float(difference.max()))
+        self.beyond += int((difference > (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(y)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor that both have. `layer`: of the engine, which writes it; empty for an output. `error`: L2 norm of the difference
+    over that of the model's tensor; `alone`: that of FP16 storage; `allowed`: None where elements are counted, `beyond` of
+    them; `largest`: difference of one element."""
+
+    layer: str
+    tensor: str
+    error: float
+    alone: float
+    allowed: float | None
+    largest: float
+    beyond: int
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`outputs` and `layers` in the engine's order; `unnamed`: layers whose tensors the ONNX graph does not have; `pruning`:
+    the pruned model beside the original, of a build that pruned; `same_file`: the model is the one that was built."""
+
+    samples: int
+    outputs: tuple[Row, ...]
+    layers: tuple[Row, ...]
+    unnamed: tuple[str, ...]
+    emulated: bool
+    same_file: bool
+    pruning: Accuracy | None = None
+    pruning_error: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return all(r.passed for r in self.outputs)
+
+    @property
+    def first(self) -> Row | None:
+        """The first layer, in the order of execution, whose tensor is not within tolerance."""
+        return next((r for r in self.layers if not r.passed), None)
+
+
+@bounded
+def compare(
+    model: str | os.PathLike,
+    engine: Engine,
+    given: Arrays | None = None,
+    *,
+    seed: int = 0,
+    tolerance: Tolerance = Tolerance(),
+    emulate: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Run both on `given`, inputs by name with one or several samples, or on random values. Raises ValueError."""
+    sessions.require()
+    models = _Models.of(Path(model), engine)
+    samples = list(_samples(engine, given, seed))
+    with engine.context(device="emulator" if emulate else None, graph=False) as context:
+        if context.emulated:
+            progress("Running the engine in the CPU emulator: some 10 s for each 1e9 multiply-adds")
+        return _run(models, engine, context, samples, tolerance)
+
+
+def _run(
+    models: _Models, engine: Engine, context: Context, samples: Sequence[Arrays], tolerance: Tolerance
+) -> Comparison:
+    outer = {inner_name(o.name): o.name for o in engine.outputs}
+    written = {layer.name: layer.outputs[0].name for layer in engine.plan.layers if layer.outputs and layer.type != "reformat"}
+    shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
+    exponents = engine.plan.range.exponents if engine.plan.range else {}
+    names = sorted(set(shared.values()))
+    exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
+    half, original = None, sessions.session(models.original) if models.is_pruned else None
+    outputs = {o.name: _Sums() for o in engine.outputs}
+    layers = {layer: _Sums() for layer in shared}
+    pruning = Difference()
+    with np.errstate(all="ignore"):
+        for feeds in samples:
+            wide = {name: a.astype(np.float32) if a.dtype == np.float16 else a for name, a in feeds.items()}
+            fed = {name: wide[name].astype(models.types[name]) for name in wide}
+            y = sessions.run(exact, fed)
+            if half is None:
+                high = {name: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for name, a in y.items() if a.dtype.kind == "f"}
+                half = sessions.session(rounding.shown(rounding.rounded(models.pruned, high), names), optimize=False)
+            rough, traced = sessions.run(half, fed), context.trace(feeds)
+            for name, got in context.outputs().items():
+                outputs[name].add(got, y[name], rough[name], tolerance)
+            for layer, tensor in shared.items():
+                if layer in traced and y[tensor].size == traced[layer].size:
+                    value = traced[layer].astype(np.float64) * 2.0 ** -exponents.get(written[layer], 0)
+                    layers[layer].add(value, y[tensor], rough[tensor], tolerance)
+            if original is not None:
+                before = sessions.run(original, fed)
+                pruning.add({name: y[name] for name in before}, before)
+    rows = tuple(_row(layer, shared[layer], sums, tolerance) for layer, sums in layers.items() if sums.count)
+    unnamed = tuple(layer for layer in written if layer not in layers or not layers[layer].count)
+    noise = [math.sqrt(s.noise / s.signal) for s in pruning.outputs.values() if s.signal]
+    return Comparison(
+        len(samples), tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()), rows, unnamed, context.emulated,
+        models.same_file, pruning.accuracy() if original is not None else None, max(noise, default=None),
+    )  # fmt: skip
+
+
+def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
+    scale = math.sqrt(s.signal) or 1e-30
+    error, alone = math.sqrt(s.noise) / scale, math.sqrt(s.alone) / scale
+    if tolerance.is_given:
+        return Row(layer, tensor, error, alone, None, s.largest, s.beyond, not s.beyond)
+    allowed = FACTOR * alone + SLACK * max(s.high - s.low, 0.0) * math.sqrt(s.count) / scale
+    return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, error <= allowed or not s.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The model in FP32 as the engine has its weights, and as it was. `tensors`: those that its nodes write; `types`: of its
+    inputs, once it is in FP32."""
+
+    pruned: onnx.ModelProto
+    original: onnx.ModelProto
+    is_pruned: bool
+    same_file: bool
+    tensors: frozenset[str]
+    types: Mapping[str, np.dtype] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path, engine: Engine) -> _Models:
+        with named(path):
+            proto = load_whole(path)
+            check_graph(proto.graph)
+            check_values(proto.graph)
+            original = rounding.in_fp32(proto)
+            changed = prune_weights(proto.graph)[0] if engine.record.flags.sparsity == "force" else {}
+            pruned = rounding.in_fp32(proto) if changed else original
+        tensors = frozenset(name for node in proto.graph.node for name in node.output if name)
+        ends = [sorted(v.name for v in vs) for vs in (engine.inputs, engine.outputs, proto.graph.input, proto.graph.output)]
+        if ends[:2] != ends[2:]:
+            ours, theirs, got, back = (", ".join(names) for names in ends)
+            raise ValueError(
+                f"{path}: expected the engine's inputs {ours} and outputs {theirs}, got {got} and {back}: give the model "
+                "that it was built from"
+            )
+        found = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in original.graph.input}
+        return cls(pruned, original, bool(changed), _sha256(path) == engine.record.model.sha256, tensors, found)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
+    """In the types and shapes that the engine takes."""
+    wanted = [(i.name, i.shape, np.dtype(DTYPES[i.dtype])) for i in engine.inputs]
+    if given is not None:
+        yield from sessions.batches(wanted, given)
+        return
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for name, shape, dtype in wanted:
+        high = 256 if dtype == np.uint8 else 2
+        feeds[name] = (rng.random(shape, np.float32) if dtype.kind == "f" else rng.integers(0, high, shape)).astype(dtype)
+    yield feeds

@@ -1,0 +1,101 @@
+"""What `gpu-runtime compare` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_runtime.accuracy.compare import Comparison, Row
+from gpu_runtime.text import table, wrap
+
+MOST_ROWS = 12  # of layers, without --all-layers
+
+
+def text(c: Comparison, all_layers: bool = False) -> str:
+    """Outputs, the layers that say the most, and the verdict: lines of at most 120 columns."""
+    lines = [*_table("output", c.outputs, [r.tensor for r in c.outputs]), ""]
+    rows = _chosen(c.layers, all_layers)
+    if rows:
+        names = [r.layer if r.layer == r.tensor else f"{r.layer} -> {r.tensor}" for r in rows]
+        told = "layer" if len(rows) == len(c.layers) else f"layer ({len(rows)} of {len(c.layers)}: the worst)"
+        lines += [*_table(told, rows, names), ""]
+    return "\n".join([*lines, *verdict(c)]) + "\n"
+
+
+def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
+    """In the order of execution: all, or the first that fails and the worst."""
+    if all_layers or len(rows) <= MOST_ROWS:
+        return list(rows)
+    first = [i for i, r in enumerate(rows) if not r.passed][:1]
+    worst = sorted(range(len(rows)), key=lambda i: (rows[i].passed, -_excess(rows[i])))[:MOST_ROWS]
+    return [rows[i] for i in sorted({*first, *worst[: MOST_ROWS - len(first)]})]
+
+
+def _excess(r: Row) -> float:
+    return r.error / (r.allowed or r.alone or 1e-30)
+
+
+def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    by_element = any(r.allowed is None for r in rows)
+    header = [title, "error", "FP16 alone", "elements beyond" if by_element else "allowed", "largest diff", "verdict"]
+    cells = [
+        [name, number(r.error), number(r.alone), str(r.beyond) if r.allowed is None else number(r.allowed), number(r.largest),
+         "ok" if r.passed else "DIFFERS"]
+        for name, r in zip(names, rows, strict=True)
+    ]  # fmt: skip
+    return table(header, cells, [52, 9, 10, 15, 12, 7], range(1, 5))
+
+
+def verdict(c: Comparison) -> list[str]:
+    """Whose fault a difference is: the engine's, or pruning's."""
+    lines = []
+    wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]
+    of = "the pruned model" if c.pruning else "the model"
+    if not c.same_file:
+        lines += wrap("The model is not the file that the engine was built from (sha256 differ): a difference may come of that")
+    if wrong:
+        lines += wrap(f"The engine does not compute what {of} does: {len(wrong)} of {len(c.outputs)} outputs differ")
+    else:
+        told = f"The engine computes what {of} does: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
+        lines += wrap(f"{told}, {len(late)} layers on the way are not" if late else told)
+    if (first := c.first) is not None:
+        limit = f"{first.beyond} elements are beyond" if first.allowed is None else f"{number(first.allowed)} is allowed"
+        lines += wrap(f"First layer that diverges: {first.layer}, in {first.tensor}: error {number(first.error)}, {limit}")
+    elif wrong:
+        lines += wrap("No layer that could be compared diverges before: what is wrong is made by those that could not")
+    if c.unnamed:
+        lines += wrap(f"{len(c.unnamed)} layers write tensors that the ONNX graph does not have: they show in what reads them")
+    if c.pruning is not None:
+        same = "" if c.pruning.agreement is None else f", top-1 is the same for {100 * c.pruning.agreement:.2f} % of samples"
+        changed = "" if c.pruning_error is None else f" by {100 * c.pruning_error:.1f} %"
+        told = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
+        lines += wrap(f"{told}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
+    return lines
+
+
+def number(value: float) -> str:
+    return "inf" if math.isinf(value) else f"{value:.1e}"
+
+
+def data(c: Comparison) -> dict[str, Any]:
+    """As JSON, which has no infinities: null stands for one."""
+    def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
+        return [
+            {"layer": r.layer or None, "tensor": r.tensor, "error": _finite(r.error), "fp16_alone": _finite(r.alone),
+             "allowed": r.allowed, "largest": _finite(r.largest), "beyond": r.beyond, "passed": r.passed}
+            for r in found
+        ]  # fmt: skip
+
+    pruning = None if c.pruning is None else {
+        "error": c.pruning_error, "snr_db": _finite(c.pruning.snr_db), "agreement": c.pruning.agreement,
+    }  # fmt: skip
+    return {
+        "schema_version": 1, "passed": c.passed, "samples": c.samples, "emulated": c.emulated, "same_file": c.same_file,
+        "first_divergence": c.first.layer if c.first else None, "outputs": rows(c.outputs), "layers": rows(c.layers),
+        "not_compared": c.unnamed, "pruning": pruning,
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

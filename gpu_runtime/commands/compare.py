@@ -1,0 +1,60 @@
+"""`gpu-runtime compare MODEL ENGINE`: whether the engine computes what its model does, by onnxruntime."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import click
+
+from gpu_runtime.commands.console import say
+from gpu_runtime.commands.targets import read_arrays
+
+NOT_PASSED = 5  # exit code
+
+
+@click.command("compare", short_help="Compare an engine with its model, layer by layer.")
+@click.argument("model", type=click.Path())
+@click.argument("engine", type=click.Path())
+@click.option("--inputs", type=click.Path(), metavar="FILE.npz", help="Inputs by name, one sample or several along their first "
+              "axes. Default: random values from 0 to 1 (pixels: 0 to 255).")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random values.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Let each element differ by this share of the model's. Default of "
+              "both: 8 times what storing tensors in FP16 does by itself, by norms.")  # fmt: skip
+@click.option("--atol", type=click.FloatRange(min=0), help="Let each element differ by this.")
+@click.option("--all-layers", is_flag=True, help="Print every layer, not the worst.")
+@click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
+@click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def compare_command(
+    context: click.Context, model: str, engine: str, inputs: str | None, seed: int, rtol: float | None, atol: float | None,
+    all_layers: bool, emulate: bool, allow_cubins: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Run ENGINE, and the ONNX MODEL that it was built from in onnxruntime; exit with 5 where outputs differ.
+
+    The first layer that diverges is named. An engine built with --sparsity=force is compared with the pruned model, and that
+    with the original.
+    """
+    from gpu_runtime import EngineError, load
+    from gpu_runtime.accuracy import compare, wording
+
+    try:
+        loaded = load(engine, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, which are counted here
+        found = compare.compare(
+            model, loaded, read_arrays("--inputs", inputs), seed=seed, tolerance=compare.Tolerance(rtol, atol),
+            emulate=emulate, progress=lambda text: say(text, err=True),
+        )  # fmt: skip
+    if as_json:
+        say(json.dumps(wording.data(found), indent=1))
+    else:
+        what = inputs or f"random values (--seed {seed})"
+        where = "in the CPU emulator" if found.emulated else "on the GPU"
+        say(f"{engine}, run {where}, beside {model}, run by onnxruntime in FP32, on {found.samples} x {what}\n")
+        say(wording.text(found, all_layers), nl=False)
+    if not found.passed:
+        context.exit(NOT_PASSED)
