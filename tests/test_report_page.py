@@ -151,6 +151,12 @@ def test_a_chain_is_a_straight_line_and_nothing_is_drawn_of_nothing():
         drawing.draw(2, [(0, 1), (1, 0)])
 
 
+def test_what_forks_and_meets_again_is_symmetric():
+    (top, left, right, bottom) = drawing.draw(4, [(0, 1), (0, 2), (1, 3), (2, 3)]).nodes
+    assert top[0] == bottom[0] == pytest.approx((left[0] + right[0]) / 2)
+    assert right[0] - left[0] == pytest.approx(drawing.NODE + drawing.GAP)
+
+
 def test_long_edges_are_cut_only_up_to_a_bound(monkeypatch):
     edges = [(i, i + 1) for i in range(9)] + [(0, 9)]
     assert len(drawing.draw(10, edges).edges[-1]) > 2

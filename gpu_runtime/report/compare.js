@@ -10,7 +10,7 @@ function pairFacts(a, b, [i, j]) {
 function side(page, layer, most) {
   if (!layer) return el("td", { class: "soft" }, "not there");
   return el("td", {}, us(layer.us, page.verdict), " ", badge(layer.kind), " ", el("span", { class: "sub" }, layer.reason), bar(layer, most),
-    el("div", { class: "sub" }, `${tactic(page, layer)}, ${layer.formats}`));
+    el("div", { class: "sub tactic" }, `${tactic(page, layer)}, ${layer.formats}`));
 }
 
 function changeCell(a, pair) {
@@ -60,7 +60,7 @@ function showCompare(pages, joined) {
   const head = ["Layer", "A", "B", "B - A"].map((text) => el("th", { scope: "col", class: text === "B - A" ? "number" : "" }, text));
   const place = by("compare");
   place.hidden = false;
-  place.append(el("h2", {}, "Side by side"), ...compareHead(a, b, pairs), el("p", {}, toggle),
+  place.append(el("h2", {}, "Side by side"), ...compareHead(a, b, pairs), ...(same ? [el("p", {}, toggle)] : []),
     el("div", { class: "scroll" }, el("table", { id: "pairs" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),
     el("p", { class: "sub" }, "All below is of A. Layers are joined by name, else by an ONNX node that both hold."));
 }

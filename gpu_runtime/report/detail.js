@@ -127,7 +127,7 @@ function showDetail(page, at, from) {
   place.replaceChildren(el("p", { class: "title" }, layer.name), numbers(page, layer),
     el("p", { class: "code" }, tactic(page, layer)), factList(why));
   showCandidates(page, layer, place);
-  if (more.length) place.append(el("h3", {}, "In numbers"), factList(more));
+  if (more.length) place.append(el("h3", {}, "More facts"), factList(more));
   showNear(page, at, place);
   place.append(el("h3", {}, "Tensors"), ...tensorList(page, layer.inputs || [], "reads"), ...tensorList(page, layer.outputs || [], "writes"));
   if (layer.nodes) place.append(el("h3", {}, "ONNX nodes"), el("p", { class: "code" }, layer.nodes.join(", ")));

@@ -46,6 +46,11 @@ function brief(name) {
   return (first.length > most ? `\u2026${first.slice(1 - most)}` : first) + more;
 }
 
+function heading(layer, name) {
+  if (!layer) return short(name, 26);
+  return layer.kind === "reformat" ? short(layer.formats, 28) : brief(name);
+}
+
 function nodeBox(page, at) {
   const [cx, cy] = page.graph.drawing.nodes[at];
   const [x, y] = [cx - BOX.width / 2, cy - BOX.height / 2];
@@ -56,7 +61,7 @@ function nodeBox(page, at) {
   return svg("g", { class: `node ${what}`, onclick: layer ? () => select(at, "graph") : null },
     svg("rect", { class: "box", x, y, width: BOX.width, height: BOX.height, rx: layer ? 5 : 20 }),
     svg("rect", { class: layer ? `fill-${layer.kind}` : "fill-noop", x, y: y + 5, width: 6, height: BOX.height - 10, rx: 2 }),
-    svg("svg", { x: x + 14, y, width: BOX.width - 18, height: BOX.height }, label(0, 17, layer ? brief(name) : short(name, 26)), label(0, 32, under, { class: "soft" })),
+    svg("svg", { x: x + 14, y, width: BOX.width - 18, height: BOX.height }, label(0, 17, heading(layer, name)), label(0, 32, under, { class: "soft" })),
     svg("title", {}, layer ? layerTitle(page, layer) : `${what} ${name}`));
 }
 
