@@ -120,8 +120,8 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         "plan_ms": round(1e3 * min(seconds), 1), "us": best.total_ps / 1e6, "status": best.status, "method": best.method,
         "width": best.width, "gap": best.gap,
     }  # fmt: skip
-    beside = tables.rivals(table)
-    row["greedy_us"], row["single_us"] = beside["greedy_us"], (beside["best_single_format"] or {}).get("us")
+    rivals = tables.rivals(table)
+    row["greedy_us"], row["single_us"] = rivals.greedy_us, rivals.best_single_format and rivals.best_single_format.us
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)
     return row
 

@@ -1,8 +1,9 @@
 """An independent formulation of the planner's question, as a plain integer program, has the same answer."""
 
 import pytest
+from click.testing import CliRunner
 
-from benchmarks.bench_planner import plain_highs, text
+from benchmarks.bench_planner import main, plain_highs, text
 from tactics.planner.plan import solve
 from tests.planner_graphs import conv_net, faster, merging_graph, runs, small_graph
 
@@ -38,3 +39,9 @@ def test_plain_program_agrees_on_a_network():
     row = {"network": "n", "ops": 1, "plan_ms": 1.0, "us": 2.0, "status": "proven", "method": "elimination", "width": 1,
            "greedy_us": 3.0, "single_us": None, "highs_us": found, "highs_s": seconds, "highs_optimal": True}  # fmt: skip
     assert "greedy 1.500x" in text(row) and "one format none" in text(row)
+
+
+def test_the_command_on_one_convolution():
+    done = CliRunner().invoke(main, ["conv512", "--limit", "5"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("conv512 ") and "HiGHS 1.000x" in done.output and "greedy 1.000x" in done.output
