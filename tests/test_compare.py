@@ -48,7 +48,7 @@ def chain(tmp_path, monkeypatch):
 
 def test_an_engine_that_is_right(chain, cli):
     code, out, err = cli("compare tiny.onnx tiny.engine")
-    assert code == 0 and err == "Running the engine in the CPU emulator: some 10 s for each 1e9 multiply-adds\n"
+    assert (code, err) == (0, "")
     assert out.startswith("tiny.engine, run in the CPU emulator, beside tiny.onnx, run by onnxruntime in FP32, on 1 x random ")
     assert "\nThe engine computes what the model does: 1 of 1 outputs are within tolerance\n" in out
     found = json.loads(cli("compare tiny.onnx tiny.engine --json")[1])
@@ -169,3 +169,13 @@ def test_real_networks_pass_layer_by_layer(name, shape):
 
 def test_tolerances_are_by_element():
     assert Tolerance(rtol=0.1).is_given and Tolerance(atol=0.0).is_given and not Tolerance().is_given
+
+
+def test_a_model_of_another_size_is_refused(chain, cli):
+    proto = onnx.load("tiny.onnx")
+    del proto.graph.node[-1].attribute[:]
+    del proto.graph.value_info[:]
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, "small.onnx")
+    code, _, err = cli("compare small.onnx tiny.engine")
+    assert code == 1 and "output 'y' is (1, 8, 6, 6) in the engine and (1, 8, 4, 4) in the model: give the model" in err

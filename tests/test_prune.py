@@ -17,7 +17,9 @@ from gpu_runtime.pruning.prune import Choice, prune
 from tests.channel_networks import network
 from tests.conftest import DIGITS, model_path
 from tests.engines import SPARSE_DEVICE
+from tests.mutations import MODEL_MUTATIONS
 from tests.reference_run import model, node, ort_run, relative_error
+from tests.small_models import small_models
 from tests.test_drawn import budgets
 
 
@@ -231,3 +233,25 @@ def test_require_tells_a_script(digits, cli):
     assert err.startswith("--require: 15 weights that can be 2:4 are not: block1/conv1, ")
     assert cli("prune dense.onnx -o s.onnx")[0] == 0 == cli("inspect-sparsity s.onnx --require --json")[0]
     assert cli("inspect-sparsity s.onnx --shapes x:1x1x8x8")[0] == 2
+
+
+def test_nothing_to_rank(tmp_path, cli):
+    onnx.save(model([node("Conv", "x w", "y")], {"x": (1, 3, 4, 4)}, "y", {"w": np.ones((8, 3, 1, 1), np.float32)}), "m.onnx")
+    code, out, _ = cli("inspect-sparsity m.onnx --device h200 --require")
+    assert code == 0 and out.endswith("\nNo weights can be 2:4: there is nothing to rank\n")
+
+
+@pytest.mark.slow
+def test_damaged_models_end_in_a_sentence(tmp_path):
+    """Each mutation of tests/mutations.py, of small models: pruned with their channels ordered, or refused."""
+    small, said = small_models(), 0
+    for number in range(300):
+        rng = np.random.default_rng(number)
+        proto = onnx.ModelProto.FromString(small[number % len(small)].SerializeToString())
+        MODEL_MUTATIONS[number % len(MODEL_MUTATIONS)](rng, proto, tmp_path)
+        (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+        try:
+            prune(tmp_path / "m.onnx", permute=True)
+        except gr.ModelError as e:
+            said += str(e).startswith(str(tmp_path))
+    assert 50 < said < 300

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
 from gpu_runtime.frontend.weights import prune_weights
+from gpu_runtime.progress import Listener, Progress, nobody
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import inner_name
@@ -124,20 +125,18 @@ def compare(
     seed: int = 0,
     tolerance: Tolerance = Tolerance(),
     emulate: bool = False,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Listener = nobody,
 ) -> Comparison:
     """Run both on `given`, inputs by name with one or several samples, or on random values. Raises ValueError."""
     sessions.require()
     models = _Models.of(Path(model), engine)
     samples = list(_samples(engine, given, seed))
     with engine.context(device="emulator" if emulate else None, graph=False) as context:
-        if context.emulated:
-            progress("Running the engine in the CPU emulator: some 10 s for each 1e9 multiply-adds")
-        return _run(models, engine, context, samples, tolerance)
+        return _run(models, engine, context, samples, tolerance, progress)
 
 
 def _run(
-    models: _Models, engine: Engine, context: Context, samples: Sequence[Arrays], tolerance: Tolerance
+    models: _Models, engine: Engine, context: Context, samples: Sequence[Arrays], tolerance: Tolerance, progress: Listener
 ) -> Comparison:
     outer = {inner_name(o.name): o.name for o in engine.outputs}
     written = {layer.name: layer.outputs[0].name for layer in engine.plan.layers if layer.outputs and layer.type != "reformat"}
@@ -145,20 +144,26 @@ def _run(
     exponents = engine.plan.range.exponents if engine.plan.range else {}
     names = sorted(set(shared.values()))
     exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
+    types = {name: dtype for name, _, dtype in sessions.inputs_of(exact)}
     half, original = None, sessions.session(models.original) if models.is_pruned else None
     outputs = {o.name: _Sums() for o in engine.outputs}
     layers = {layer: _Sums() for layer in shared}
     pruning = Difference()
     with np.errstate(all="ignore"):
-        for feeds in samples:
-            wide = {name: a.astype(np.float32) if a.dtype == np.float16 else a for name, a in feeds.items()}
-            fed = {name: wide[name].astype(models.types[name]) for name in wide}
+        for i, feeds in enumerate(samples):
+            progress(Progress("onnxruntime", f"sample {i + 1}"))
+            fed = {name: a.astype(types[name]) for name, a in feeds.items()}
             y = sessions.run(exact, fed)
             if half is None:
                 high = {name: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for name, a in y.items() if a.dtype.kind == "f"}
                 half = sessions.session(rounding.shown(rounding.rounded(models.pruned, high), names), optimize=False)
-            rough, traced = sessions.run(half, fed), context.trace(feeds)
+            rough = sessions.run(half, fed)
+            progress(Progress("run", f"sample {i + 1} {'in the CPU emulator' if context.emulated else 'on the GPU'}"))
+            traced = context.trace(feeds)
             for name, got in context.outputs().items():
+                if got.shape != y[name].shape:
+                    raise ValueError(f"output {name!r} is {got.shape} in the engine and {y[name].shape} in the model: give the "
+                                     "model that the engine was built from")  # fmt: skip
                 outputs[name].add(got, y[name], rough[name], tolerance)
             for layer, tensor in shared.items():
                 if layer in traced and y[tensor].size == traced[layer].size:
@@ -187,15 +192,13 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The model in FP32 as the engine has its weights, and as it was. `tensors`: those that its nodes write; `types`: of its
-    inputs, once it is in FP32."""
+    """The model in FP32 as the engine has its weights, and as it was. `tensors`: those that its nodes write."""
 
     pruned: onnx.ModelProto
     original: onnx.ModelProto
     is_pruned: bool
     same_file: bool
     tensors: frozenset[str]
-    types: Mapping[str, np.dtype] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: Path, engine: Engine) -> _Models:
@@ -214,8 +217,7 @@ class _Models:
                 f"{path}: expected the engine's inputs {ours} and outputs {theirs}, got {got} and {back}: give the model "
                 "that it was built from"
             )
-        found = {v.name: onnx.helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in original.graph.input}
-        return cls(pruned, original, bool(changed), _sha256(path) == engine.record.model.sha256, tensors, found)
+        return cls(pruned, original, bool(changed), _sha256(path) == engine.record.model.sha256, tensors)
 
 
 def _sha256(path: Path) -> str:

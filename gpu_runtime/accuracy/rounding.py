@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
+
+from gpu_runtime.frontend.check import inferred
 
 ROOM = 2.0**14  # what a tensor may reach before its FP16 copy is one of smaller values, as an engine stores it
 
@@ -41,7 +43,7 @@ def _widen(t: TensorProto) -> None:
 def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProto:
     """An FP32 model whose tensors are rounded to FP16 by a Cast and back after each node; constants stay as they are. `high`:
     the largest magnitudes of tensors, of which those above ROOM are rounded as a power of two smaller."""
-    kinds = {v.name: v.type.tensor_type.elem_type for v in shape_inference.infer_shapes(proto).graph.value_info}
+    kinds = {v.name: v.type.tensor_type.elem_type for v in inferred(proto).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in proto.graph.output}
     cast = onnx.ModelProto()
     cast.CopyFrom(proto)

@@ -8,6 +8,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
+from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays
 
 NOT_PASSED = 5  # exit code
@@ -43,12 +44,14 @@ def compare_command(
         loaded = load(engine, allow_cubins=allow_cubins)
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    progress = listening()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, which are counted here
         found = compare.compare(
             model, loaded, read_arrays("--inputs", inputs), seed=seed, tolerance=compare.Tolerance(rtol, atol),
-            emulate=emulate, progress=lambda text: say(text, err=True),
+            emulate=emulate, progress=progress,
         )  # fmt: skip
+    progress.end()
     if as_json:
         say(json.dumps(wording.data(found), indent=1))
     else:

@@ -8,6 +8,7 @@ import click
 
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import forced_plan, parse_shapes
+from gpu_runtime.commands.progress import listening
 
 NOT_PASSED = 5  # exit code
 
@@ -31,7 +32,9 @@ def inspect_sparsity_command(
     from gpu_runtime.pruning import benefit
 
     rows = pattern.inspect(model)
-    plan = forced_plan(model, device, sizes) if device else None
+    progress = listening()
+    plan = forced_plan(model, device, sizes, progress) if device else None
+    progress.end()
     ranked = benefit.ranking(rows, plan) if plan else []
     if as_json:
         found = {"summary": pattern.summary(rows), "pruning": pattern.pruning(rows), "layers": rows}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from gpu_runtime.progress import Listener
     from gpu_runtime.runtime.plan_record import Outlook
 
 risk_option = click.option(
@@ -58,7 +59,7 @@ def parse_pools(text: str) -> int | None:
     return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
 
 
-def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]]) -> Outlook:
+def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]], progress: Listener) -> Outlook:
     """The plan, times predicted, of the model with all weights pruned that can be. UsageError for an unknown device."""
     from cuda_kernels import device as devices
     from gpu_runtime.pipeline import compare
@@ -67,7 +68,7 @@ def forced_plan(model: str, device: str, sizes: Mapping[str, tuple[int, ...]]) -
         name = devices.named(device).name
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
-    return compare(model, [name], sparsity="force", shapes=sizes)[0]
+    return compare(model, [name], sparsity="force", shapes=sizes, progress=progress)[0]
 
 
 def named(

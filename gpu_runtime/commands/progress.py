@@ -25,7 +25,7 @@ STAGES = {
     "time": "times of layers:", "plan": "choosing the plan of",
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
     "compile": "compiling kernels, which is done once:", "load": "loading", "run": "running", "device": "planning for",
-    "write": "writing",
+    "write": "writing", "order": "ordering channels:", "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on",
 }  # fmt: skip
 
 

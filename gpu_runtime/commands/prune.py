@@ -9,9 +9,11 @@ import click
 
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import forced_plan, parse_shapes
+from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 
 if TYPE_CHECKING:
+    from gpu_runtime.progress import Listener
     from gpu_runtime.pruning.prune import Choice
 
 
@@ -50,10 +52,14 @@ def prune_command(
     from gpu_runtime.pruning import prune, wording
 
     inputs = read_arrays("--calibration", calibration)
+    skipped = _names("--skip", skip)
+    progress = listening()
+    choice = _choice(model, only, skipped, device, sizes, progress)
     result = prune.prune(
-        model, choice=_choice(model, only, _names("--skip", skip), device, sizes), permute=permute, shapes=sizes,
-        calibration=inputs, min_snr=min_snr, max_drop=None if max_drop is None else max_drop / 100,
+        model, choice=choice, permute=permute, shapes=sizes, calibration=inputs, min_snr=min_snr,
+        max_drop=None if max_drop is None else max_drop / 100, progress=progress,
     )  # fmt: skip
+    progress.end()
     write_all({paths["--output"]: result.model})
     if as_json:
         return say(json.dumps(wording.data(result), indent=1))
@@ -71,8 +77,9 @@ def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _choice(
-    model: str, only: tuple[str, ...], skip: tuple[str, ...], device: str | None, sizes: dict[str, tuple[int, ...]]
-) -> Choice:
+    model: str, only: tuple[str, ...], skip: tuple[str, ...], device: str | None, sizes: dict[str, tuple[int, ...]],
+    progress: Listener,
+) -> Choice:  # fmt: skip
     """`auto` asks for a plan of the model with all weights pruned."""
     from gpu_runtime.pruning.prune import Choice
 
@@ -80,4 +87,4 @@ def _choice(
         return Choice(None if only in ((), ("all",)) else only, skip)
     from gpu_runtime.pruning.benefit import benefits, paying
 
-    return Choice(None, skip, paying(benefits(forced_plan(model, device, sizes))))
+    return Choice(None, skip, paying(benefits(forced_plan(model, device, sizes, progress))))

@@ -149,6 +149,14 @@ def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeP
     return bad
 
 
+def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
+    """The model with what onnx infers of its tensors. Raises ModelError where it gives up."""
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=data_prop)
+    except Exception as e:  # its exceptions share no base class
+        raise ModelError(f"its shapes cannot be inferred: {first_line(e)}") from e
+
+
 def check_ops(proto: onnx.ModelProto, ops: Collection[str]) -> None:
     """Two lines on what `unsupported` finds: which operators, and what to do."""
     bad = unsupported(proto, ops)

@@ -71,6 +71,8 @@ def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
     """A table of the layers that pay, and the names of the others."""
+    if not ranked:
+        return "\nNo weights can be 2:4: there is nothing to rank\n"
     paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
     total = pruned.sparsity.summary
     lines = [f"With all of them pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]

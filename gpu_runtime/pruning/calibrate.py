@@ -7,7 +7,7 @@ left dense: the fewest, as far as leaving out one more never makes it worse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from gpu_runtime.accuracy import sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
 from gpu_runtime.frontend.load import stored_tensors
 from gpu_runtime.frontend.weights import Weight, put
+from gpu_runtime.progress import Listener, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Calibrated:
 
 def calibrate(
     whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
-    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, progress: Callable[[str], None],
+    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, progress: Listener,
 ) -> Calibrated:  # fmt: skip
     """Compare with `whole`, the model as it was. In `changed` the weights `pruned` are; those that must not be are put back to
     `dense`. Raises ValueError for inputs that do not fit."""
@@ -44,7 +45,7 @@ def calibrate(
     everything = frozenset(w.name for w in pruned)
     alone = {}
     for i, w in enumerate(pruned):
-        progress(f"layer {i + 1} of {len(pruned)}")
+        progress(Progress("trial", w.name, i, len(pruned)))
         alone[w.name] = trial.accuracy({w.name})
     worst = sorted(alone, key=lambda name: alone[name].snr_db)
 
@@ -56,7 +57,7 @@ def calibrate(
     low, high = 0, len(worst)  # restoring `high` of them is enough; fewer than `low` are not
     while low < high and not fine(tried[0]):
         middle = (low + high) // 2
-        progress(f"{middle} layers dense")
+        progress(Progress("trial", f"all but {middle}"))
         tried[middle] = tried.get(middle) or trial.accuracy(everything - set(worst[:middle]))
         low, high = (low, middle) if fine(tried[middle]) else (middle + 1, high)
     number = 0 if fine(tried[0]) else high

@@ -228,7 +228,8 @@ def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outp
     grown = [a for a in labels.axes if around.get(a, (0, 0)) != (0, 0)]
     if not grown:
         return [labels]
-    if len(labels.axes) > 1 or attributes_of(node).get("mode", b"constant") != b"constant" or min(around[grown[0]]) < 0:
+    constant = attributes_of(node).get("mode", b"constant") == b"constant"
+    if len(labels.axes) > 1 or not constant or min(around[grown[0]]) < 0 or max(around[grown[0]]) > MOST_LABELS:
         raise Refused(f"{title(node)} pads channels with others")
     pieces = [walk.recorder.fresh(n) if n else None for n in around[grown[0]]]  # one value, so its channels are alike
     return [_side_by_side(walk, node, [pieces[0], labels.flat, pieces[1]], grown[0], rank)]

@@ -55,7 +55,7 @@ class Walk:
             if rule is None:
                 raise Refused(f"{title(node)} is not known to treat channels alike")
             outs = rule(self, node, ins)
-        except (Refused, ValueError, IndexError) as e:
+        except (Refused, ArithmeticError, IndexError, TypeError, ValueError) as e:  # attributes may hold anything
             why = str(e) if isinstance(e, Refused) else f"{title(node)} does not fit what it reads"
             self.used.clear()
             for labels in ins:

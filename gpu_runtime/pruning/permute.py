@@ -17,9 +17,10 @@ import onnx
 from onnx import TensorProto
 from scipy.optimize import linear_sum_assignment
 
-from gpu_runtime.frontend.check import to_array
+from gpu_runtime.frontend.check import inferred, to_array
 from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors
 from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
+from gpu_runtime.progress import Listener, Progress, nobody
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
 
@@ -42,8 +43,9 @@ class _Reader:
 
 
 def permute(
-    proto: onnx.ModelProto, pruned: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]], fixed: Collection[str] = ()
-) -> Spaces:
+    proto: onnx.ModelProto, pruned: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]], fixed: Collection[str] = (),
+    progress: Listener = nobody,
+) -> Spaces:  # fmt: skip
     """Reorder channels in place so that pruning these weights takes less away -> the spaces there were. `shapes`: of inputs;
     `fixed`: weights whose input channels stay in their order."""
     spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))
@@ -51,12 +53,11 @@ def permute(
     squares = _squares(proto.graph, {w.name: w for w in pruned}, rng)
     axes = {(w.name, w.axis) for w in weights(proto.graph) if w.name in fixed}
     sources = views_of_constants(proto.graph, dict(stored_tensors(proto.graph)))
-    orders = [
-        np.arange(space.size)
-        if any((sources[p.constant.name][0], p.constant.axis) in axes for p in space.ports)
-        else _search(space, squares, rng)
-        for space in spaces.spaces
-    ]
+    orders = []
+    for i, space in enumerate(spaces.spaces):
+        progress(Progress("order", f"{space.size} of {space.ports[0].constant.name}", i, len(spaces.spaces)))
+        stays = any((sources[p.constant.name][0], p.constant.axis) in axes for p in space.ports)
+        orders.append(np.arange(space.size) if stays else _search(space, squares, rng))
     apply(proto.graph, spaces, orders)
     return spaces
 
@@ -80,9 +81,9 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
             small.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
         else:
             small.graph.initializer.append(t)
-    inferred = onnx.shape_inference.infer_shapes(small, data_prop=True)
+    graph = inferred(small, data_prop=True).graph
     found = {}
-    for v in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+    for v in (*graph.input, *graph.value_info, *graph.output):
         t = v.type.tensor_type
         if t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim):
             found[v.name] = tuple(d.dim_value for d in t.shape.dim)
@@ -129,11 +130,14 @@ def _squares(
     sources = views_of_constants(graph, dict(stored_tensors(graph)))
     for name, (base, views) in sources.items():
         w = pruned.get(base)
-        if w is None or views != w.views or (values := w.values) is None:
+        if w is None or views != w.views or (values := w.values) is None or not values.size:
             continue
-        squares = np.square(values.astype(np.float32))
+        largest = float(np.abs(values).max()) or 1.0  # squares of weights beyond 1e19 have no room in FP32
+        squares = np.square((values / np.asarray(largest, values.dtype)).astype(np.float32))
         squares /= max(float(squares.sum(dtype=np.float64)), 1e-30)
         parts = 1 if w.node.op_type != "Conv" else next((a.i for a in w.node.attribute if a.name == "group"), 1)
+        if parts < 1 or values.shape[0] % parts:
+            continue  # what onnx's own check says of it
         each = values.shape[0] // parts
         for part in range(parts):
             rows = squares if parts == 1 else squares[part * each : (part + 1) * each]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.weights import Stored, Weight, as_stored, name_nodes, prune_one, together, weights
+from gpu_runtime.progress import Listener, Progress, nobody
 from gpu_runtime.pruning import permute as channels
 from gpu_runtime.pruning.calibrate import Calibrated, calibrate
 
@@ -100,7 +101,7 @@ def prune(
     calibration: Mapping[str, np.ndarray] | None = None,
     min_snr: float | None = None,
     max_drop: float | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Listener = nobody,
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 
@@ -111,6 +112,7 @@ def prune(
     most harm are left dense until both hold. Raises ModelError for the model, ValueError for the rest.
     """
     path = Path(path)
+    progress(Progress("import", str(path)))
     with named(path):
         whole = load_whole(path)
         checked = onnx.ModelProto()
@@ -120,10 +122,9 @@ def prune(
         name_nodes(checked.graph.node)
         rows, chosen = _rows(checked.graph, choice)
         if permute and chosen:
-            progress("channels")
             unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
             fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
-            channels.permute(checked, [w for w in chosen if w.name not in fixed], shapes or {}, fixed)
+            channels.permute(checked, [w for w in chosen if w.name not in fixed], shapes or {}, fixed, progress)
             chosen = [w for w in _distinct(checked.graph) if w.name in unpermuted]
             rows = [replace(r, unpermuted=unpermuted.get(r.weight)) for r in rows]
         dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
