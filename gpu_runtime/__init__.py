@@ -16,7 +16,7 @@ from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelEr
 if TYPE_CHECKING:
     from gpu_runtime.runtime.engine import Engine
 
-__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "build", "load"]
+__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "build", "installed_version", "load"]
 
 
 def build(model: str | os.PathLike[str], **options: Any) -> Engine:
@@ -24,6 +24,16 @@ def build(model: str | os.PathLike[str], **options: Any) -> Engine:
     from gpu_runtime.pipeline import build as run  # imports onnx: only where something is built
 
     return run(model, **options)
+
+
+def installed_version() -> str:
+    """The version that is installed; "uninstalled" where this is run from its sources only."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpu-runtime")
+    except PackageNotFoundError:
+        return "uninstalled"
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: bool = False) -> Engine:

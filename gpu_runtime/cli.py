@@ -18,6 +18,7 @@ from gpu_runtime.commands.console import say
 from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
 from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
+from gpu_runtime.commands.options import HELP, version_option
 from gpu_runtime.commands.plan import plan_command
 from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.report import report_command
@@ -31,7 +32,8 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings=HELP)
+@version_option
 def program() -> None:
     """Build, run and inspect engines: the fastest plan for a convolutional network, and why each layer runs as it does."""
 
@@ -41,12 +43,21 @@ for command in COMMANDS:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the program; every expected failure is one message on stderr and a non-zero exit."""
+    """`gpu-runtime ...`: run the program; every expected failure is one message on stderr and a non-zero exit."""
+    _run(program, "gpu-runtime", args)
+
+
+def build_engine() -> None:
+    """`build-engine ...` is `gpu-runtime build ...`."""
+    _run(build_command, "build-engine", None)
+
+
+def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     WRITTEN.clear()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
-            code = program.main(args, prog_name="gpu-runtime", standalone_mode=False)
+            code = command.main(args, prog_name=name, standalone_mode=False)
         if code:  # a command's Context.exit comes back as a number
             sys.exit(code)
     except click.ClickException as e:
@@ -58,8 +69,3 @@ def main(args: list[str] | None = None) -> None:
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)
         sys.exit(1)
-
-
-def build_engine() -> None:
-    """`build-engine ...` is `gpu-runtime build ...`."""
-    main(["build", *sys.argv[1:]])

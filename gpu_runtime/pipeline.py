@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
@@ -19,7 +18,7 @@ from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime import deviations
+from gpu_runtime import deviations, installed_version
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
@@ -317,7 +316,7 @@ def _record(
         data.inputs, data.outputs, data.layers, data.steps, data.memory, solution, sparsity,
         _range_record(reached) if reached else None, choices,
     )  # fmt: skip
-    producer = Producer(_version(), nvrtc_version())
+    producer = Producer(installed_version(), nvrtc_version())
     return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
 
@@ -360,13 +359,6 @@ def timing_record(device: Device) -> Timing:
         found = timing.environment()
         return Timing("measured", f"measured({device.title})", driver=found["driver"], policy=found["policy"])
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
-
-
-def _version() -> str:
-    try:
-        return version("gpu-runtime")
-    except PackageNotFoundError:
-        return "uninstalled"
 
 
 __all__ = ["ModelError", "alternatives", "build", "compare", "pick_device"]

@@ -19,6 +19,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int32": np.dtype(np.int32), "int64": np.dtype(np.int64), "bool": np.dtype(np.bool_),
 }  # fmt: skip
 TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8", "int32": "Int32", "int64": "Int64", "bool": "Bool"}
+TRT_NAMES = TRT_TYPES | {"fp16": "FP16", "fp32": "FP32", "bool": "BOOL"}  # in the names of formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +222,9 @@ def from_memory(
 
 
 def wording(fmt: Format) -> str:
-    """TensorRT's sentence for the format, as its layer information prints it (linear FP32 has no "format" at the end)."""
-    if fmt == Format("fp32", "chw"):
-        return "Row major linear FP32"
-    return LAYOUTS[fmt.layout].wording.format(fmt.dtype.upper())
+    """TensorRT's sentence for the format, as its layer information prints it: some linear ones have no "format" at the end."""
+    text = LAYOUTS[fmt.layout].wording.format(TRT_NAMES[fmt.dtype])
+    return text.removesuffix(" format") if fmt.layout == "chw" and fmt.dtype in ("fp32", "int32", "bool") else text
 
 
 def dims_text(fmt: Format, shape: tuple[int, int, int, int]) -> str:

@@ -10,12 +10,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime.findings import SparsityRow
 from tactics import codec
 from tests.example_plan import REASONS, example_plan, measured, record, verdict
+from tests.reference_run import model, node
+from tests.small_models import small_models
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -167,7 +171,8 @@ TREX_FORMATS = {  # of trex/activations.py, those that this runtime can name
     "Channel major FP16 format where channel % 8 == 0", "Channel major FP16 format where channel % 16 == 0",
     "Sixteen wide channel vectorized row major FP16 format", "Channel major FP16 format", "Row major linear FP32",
     "Thirty-two wide channel vectorized row major FP16 format", "Channel major FP32 format",
-    "Thirty-two wide channel vectorized row major FP32 format",
+    "Thirty-two wide channel vectorized row major FP32 format", "Row major linear Int32", "Row major linear Int64 format",
+    "Row major linear BOOL", "Row major linear UInt8 format", "Channel major UInt8 format",
 }  # fmt: skip
 
 
@@ -202,6 +207,9 @@ def trex_complaints(info, records):
         need(isinstance(entry.get("Metadata", ""), str), "Metadata is text")
         need(not re.search(r"[<>&|]", entry["Name"] + entry.get("Metadata", "")), "drawable name")
         need(all(v is not None for v in entry.values()), "null")
+        own = [v for key, v in entry.items() if key not in ("Inputs", "Outputs")]  # attributes of its ONNX graph
+        nested = [v for v in own if isinstance(v, list) and any(isinstance(x, (list, dict)) for x in v)]
+        need(not nested and {} not in own and [] not in own, "flat")
     need(len(set(names)) == len(names), "unique names")
     need(set(info["Bindings"]) <= tensors, "Bindings are tensors")
     timed = [r for r in records if len(r) in (4, 5)]
@@ -229,6 +237,39 @@ def test_trex_finds_nothing_to_complain_of(make):
     assert info["Layers"] == json.loads(json.dumps(layer_info.layer_info_list(plan)))
 
 
+def images() -> onnx.ModelProto:
+    """Pixels in, a convolution that FP16 cannot hold, a depthwise one, a volume, integers and truth values out: all types."""
+    w = {
+        "w": np.full((8, 3, 3, 3), 3e4), "d": np.full((8, 1, 3, 3), 0.1), "v": np.full((4, 1, 2, 2, 2), 0.1),
+    }  # fmt: skip
+    nodes = [
+        node("Cast", "x", "f", to=1), node("Conv", "f w", "a", pads=[1] * 4), node("Tanh", "a", "t"),
+        node("Conv", "t d", "e", group=8, pads=[1] * 4), node("ArgMax", "e", "best", axis=1), node("Unsqueeze", "e one", "u"),
+        node("Conv", "u v", "y"), node("Greater", "e zero", "above"),
+    ]  # fmt: skip
+    stored = {k: a.astype(np.float32) for k, a in w.items()} | {"one": np.int64([1]), "zero": np.float32([0])}
+    proto = model(nodes, {"x": (1, 3, 8, 8)}, "best y above", stored)
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    types = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL)
+    for output, elem_type in zip(proto.graph.output, types, strict=True):
+        output.type.tensor_type.elem_type = elem_type
+    return proto
+
+
+@pytest.mark.parametrize("index", range(len(small_models()) + 1))
+def test_trex_finds_nothing_to_complain_of_in_what_the_command_writes(index, tmp_path, cli):
+    """Of every kind of node, and of every type that a tensor may have."""
+    onnx.save([*small_models(), images()][index], tmp_path / "m.onnx")
+    code, _, err = cli("build m.onnx --device a100 --exportLayerInfo=info.json --exportProfile=profile.json")
+    assert code == 0, err
+    info, records = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("info", "profile"))
+    no_tensor_core = [e for e in info["Layers"] if e.get("ParameterType") == "Convolution" and "hmma" not in e["TacticName"]]
+    for entry in no_tensor_core:
+        entry["TacticName"] += "_hmma"  # for these alone trex is right: they run on CUDA cores
+    assert trex_complaints(info, records) == []
+    assert all("fp32" in e["TacticName"] or e["Groups"] > 1 for e in no_tensor_core), [e["TacticName"] for e in no_tensor_core]
+
+
 def mutations():
     def on(index, key, value=None):
         def change(info, records):
@@ -251,6 +292,7 @@ def mutations():
         "Weights.Type": on(conv_at, "Weights", {"Type": "half", "Count": 1}),
         "tactic name": on(conv_at, "TacticName", "conv_dense"),
         "Reformat": on(reformat_at, "Origin"),
+        "flat": on(conv_at, "Extra", [[1]]),
         "Metadata is text": on(conv_at, "Metadata", 3),
         "profile suffix": on(conv_at, "Name", "x [profile 1]"),
         "drawable name": on(conv_at, "Name", "a<b"),

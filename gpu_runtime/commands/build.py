@@ -12,7 +12,7 @@ import click
 
 from gpu_runtime.commands import exports
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
-from gpu_runtime.commands.options import one_size, parse_pools, risk_option
+from gpu_runtime.commands.options import HELP, one_size, parse_pools, risk_option, version_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.runtime.engine import Engine
 
-@click.command("build", cls=TrtexecCommand, short_help="Build an engine from an ONNX model and explain it.")
+@click.command("build", cls=TrtexecCommand, context_settings=HELP,
+               short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
 @click.argument("model", required=False, type=click.Path())
 @click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
 @click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @exports.export_options
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
+@version_option
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
     output_formats: str | None, shapes: str, opt_shapes: str, min_shapes: str,

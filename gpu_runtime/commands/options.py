@@ -18,6 +18,22 @@ risk_option = click.option(
 )  # fmt: skip
 
 
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # click's context_settings
+
+
+def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from gpu_runtime import installed_version
+
+        click.echo(f"{ctx.find_root().info_name} {installed_version()}")
+        ctx.exit()
+
+
+version_option = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="Show the version and exit."
+)
+
+
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:
     """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -19,8 +19,9 @@ from gpu_runtime.progress import Progress, compiling
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
 @click.option("--output", "output", type=click.Path(), required=True, help="Write all outputs to this .npz file.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
+@click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
-def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, allow_cubins: bool) -> None:
+def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, nvtx: bool, allow_cubins: bool) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
@@ -39,7 +40,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
     arrays = {name: read_array(name, path, most) for name, path in given.items()}
     try:
-        context = loaded.context(device="emulator" if emulate else None, progress=compiling(progress))
+        context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
     except EngineError as e:
         raise ValueError(f"{engine}: {e}") from None
     with context as ctx, warnings.catch_warnings():

@@ -14,7 +14,7 @@ from gpu_runtime.runtime.findings import KernelTime, SparsityRow, Summary
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
-from tactics.format import LAYOUTS, TRT_TYPES, strides, wording
+from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, strides, wording
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
@@ -318,7 +318,7 @@ def _io_tensor(t: Bound, mode: str) -> Keys:
                 "MinShape": shape,
                 "OptShape": shape,
                 "MaxShape": shape,
-                "Format": f"{layout.wording.format(t.dtype.upper())} ({layout.enum})",
+                "Format": f"{layout.wording.format(TRT_NAMES[t.dtype])} ({layout.enum})",
             }
         ],
     }

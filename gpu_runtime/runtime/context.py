@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from itertools import groupby
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -23,6 +24,16 @@ from tactics.format import DTYPES, from_memory, to_memory
 from tactics.problems.array_functions import bound
 
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
+
+
+def _ranges() -> Callable[[str], AbstractContextManager[Any]]:
+    """A context manager for a name: its NVTX range."""
+    try:
+        import nvtx
+    except ImportError:
+        warnings.warn("no NVTX ranges: package nvtx is not installed (pip install nvtx)", RuntimeWarning, stacklevel=4)
+        return nullcontext
+    return partial(nvtx.annotate, domain="gpu_runtime")
 
 
 P = ParamSpec("P")
@@ -49,13 +60,14 @@ class Context:
     `nonfinite` and `tensor` speak of, so threads that ask take a context each; so do threads that are to run at once.
 
     `device`: None runs on the GPU where there is one and else in the emulator; "emulator" always emulates. `graph=False`
-    launches one by one (debugging). `poison=True` fills memory with NaN wherever the plan says that it is free, so that a
-    read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled now. Further options go to the
-    emulator. Raises EngineError if the engine is for another device.
+    launches one by one (debugging). `nvtx=True` does too, each layer inside an NVTX range of its name, which Nsight Systems
+    shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
+    free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
+    now. Further options go to the emulator. Raises EngineError if the engine is for another device.
     """
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, poison: bool = False,
+        self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.engine, self.plan = engine, engine.plan
@@ -96,7 +108,9 @@ class Context:
         self._arrays = {i: _arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
         self._frees = dict(self.plan.memory.frees) if poison else {}
         # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
-        self.replay = self._launch_all if not graph or poison else self._recorded()
+        self._range = _ranges() if nvtx else nullcontext
+        self._titles = [" || ".join(self.plan.layers[k].name for k in step.covers) for step in steps]
+        self.replay = self._launch_all if not graph or nvtx or poison else self._recorded()
 
     @property
     def emulated(self) -> bool:
@@ -234,9 +248,10 @@ class Context:
 
     def _launch(self, i: int) -> None:
         step = self.plan.steps[i]
-        if isinstance(step, CallStep):
-            return self._call(i, step)
-        self.gpu.launch(self._kernels[i], step.grid, step.block, step.smem, self._params[i])
+        with self._range(self._titles[i]):
+            if isinstance(step, CallStep):
+                return self._call(i, step)
+            self.gpu.launch(self._kernels[i], step.grid, step.block, step.smem, self._params[i])
 
     def _call(self, i: int, step: CallStep) -> None:
         """A library function. What its arrays hold may be wrong for it: indices outside, a division by zero."""
