@@ -201,6 +201,9 @@ def _fitted(
     progress(Progress("range", imported.name))
     network, found = ranges.fit(lowered, calibration, lambda: sample.smaller(model, imported, lowered, prune=prune))
     progress(Progress("range", found.source))
+    if not found.seen:
+        text = f"{network.name}: FP16's range is {found.source} (--calibration FILE.npz): else only a run tells what leaves it"
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if found.stuck:
         reached = dict(found.high)
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])

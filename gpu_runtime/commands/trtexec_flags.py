@@ -46,7 +46,7 @@ NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns wh
 NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give --onnx=FILE"
 NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
-NO_ACCURACY = "a build compares nothing: gpu-runtime compare MODEL ENGINE holds outputs and layers to onnxruntime"
+NO_ACCURACY = "a build compares nothing: gpu-runtime compare MODEL ENGINE does, with onnxruntime, layer by layer"
 ONE_STREAM = "layers run on one stream"
 ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree"
 OWN_KERNELS = "all tactics are kernels of this package"

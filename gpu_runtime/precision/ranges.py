@@ -54,12 +54,13 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """`source`: what was run, or why nothing was. `high`: (tensor, largest magnitude) of all above HIGH; `exponents`: e of
-    every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that are FP32;
-    `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself did on a
-    calibration input beside FP32 (gpu_runtime.deviations), or why it was not run."""
+    """`source`: what was run; if not `seen`, why nothing was. `high`: (tensor, largest magnitude) of all above HIGH;
+    `exponents`: e of every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that
+    are FP32; `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself
+    did on a calibration input beside FP32 (gpu_runtime.deviations), or why it was not run."""
 
     source: str
+    seen: bool = True
     high: tuple[tuple[str, float], ...] = ()
     exponents: Mapping[str, int] = field(default_factory=dict)
     single: tuple[tuple[str, str], ...] = ()
@@ -76,11 +77,12 @@ def fit(
     returns, the same network for smaller inputs, None if there is none. Raises ValueError for inputs that do not fit,
     ModelError for weights that no kernel can hold.
     """
-    reached, source = _reached(network, calibration, smaller)
+    run, source = _reached(network, calibration, smaller)
+    reached = run or {}
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy, caps = _heavy(network, reached)
     if not high and not heavy:
-        return network, Ranges(source)
+        return network, Ranges(source, run is not None)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
     caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
     scaled, exponents, fixed = _stored(network, caps)
@@ -91,7 +93,8 @@ def fit(
         raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     only = {**network.only, **dict.fromkeys(wide, fp32.FP32)}
-    return replace(scaled, only=only), Ranges(source, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+    found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+    return replace(scaled, only=only), found
 
 
 def _sentences(high: Iterable[tuple[str, float]], heavy: Mapping[str, tuple[float, str]], source: str) -> dict[str, str]:
@@ -146,8 +149,8 @@ def multiplications(network: Network) -> int:
 
 def _reached(
     network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Callable[[], Network | None]
-) -> tuple[dict[str, float], str]:
-    """(tensor -> the largest magnitude that it reaches, on what); of no tensor, and why, where nothing can be run."""
+) -> tuple[dict[str, float] | None, str]:
+    """(tensor -> the largest magnitude that it reaches, on what); (None, why) where nothing can be run."""
     if calibration is not None:
         _check_calibration(network, calibration)
         return largest(network, calibration), "calibration input"
@@ -155,7 +158,7 @@ def _reached(
     if too_large(network, *QUICK):
         run = smaller() or network
         if run is network and (why := too_large(network, *MOST)):
-            return {}, f"not checked: {why}; give a calibration input"
+            return None, f"not checked: {why}; give a calibration input"
     largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in run.inputs}
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
     if run is not network:

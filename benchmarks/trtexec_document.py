@@ -1,0 +1,28 @@
+"""Every option of trtexec and what becomes of it here, as docs/trtexec.md quotes it.
+
+    python -m benchmarks.trtexec_document
+"""
+
+from __future__ import annotations
+
+from gpu_runtime.commands.trtexec_flags import TRTEXEC_FLAGS
+
+
+def document() -> str:
+    """A table for each verdict: options that share a sentence are one row."""
+    lines: list[str] = []
+    for verdict, title in (("accepted", "Accepted"), ("ignored", "Ignored, with a line that says so"), ("refused", "Refused")):
+        rows: dict[str, list[str]] = {}
+        for flag in TRTEXEC_FLAGS:
+            if flag.verdict == verdict:
+                rows.setdefault(flag.sentence, []).append(f"`{flag.name}{'=' if flag.takes_value else ''}`")
+        lines += [f"### {title}", "", "| options | |", "| --- | --- |"]
+        lines += [
+            f"| {' '.join(names)} | {text.replace('{value}', 'VALUE') or 'as trtexec does'} |" for text, names in rows.items()
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")
