@@ -255,3 +255,13 @@ def test_damaged_models_end_in_a_sentence(tmp_path):
         except gr.ModelError as e:
             said += str(e).startswith(str(tmp_path))
     assert 50 < said < 300
+
+
+def test_what_stays_in_its_order_says_why(tmp_path, cli):
+    w = {"w": np.random.default_rng(0).standard_normal((8, 4, 1, 1)).astype(np.float32)}
+    onnx.save(model([node("Conv", "x w", "y", name="conv")], {"x": (1, 4, 4, 4)}, "y", w), "m.onnx")
+    code, out, _ = cli("prune m.onnx -o s.onnx --permute")
+    told = "pruned, its channels in place: Conv conv reads what has no channels that could move"
+    assert code == 0 and told in " ".join(out.split())
+    row = json.loads(cli("prune m.onnx -o s.onnx --permute --json")[1])["weights"][0]
+    assert row["channels_in_place"] == told.partition(": ")[2]

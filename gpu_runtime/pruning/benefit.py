@@ -85,7 +85,9 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         lines += [*table(["layer", "us saved", "energy lost", "us per % lost"], rows, [60, 10, 12, 14], range(1, 4)), ""]
     if others:
         lines += wrap(f"Saves nothing: {', '.join(layer for b in others for layer in b.layers)}")
-    if total and total.saved_us is not None:
+    if not paid:
+        lines += ["No layer is faster sparse there: pruning for this GPU would cost accuracy and gain nothing"]
+    elif total and total.saved_us is not None:
         lines += wrap(f"us saved: what the plan, {total.total_us:.1f} us, loses if that layer alone is held dense; "
                       f"without sparse kernels at all it takes {total.saved_us:.1f} us more")  # fmt: skip
     return "\n".join(["", *lines]) + "\n"

@@ -214,12 +214,8 @@ def _minima(x: np.ndarray, a: np.ndarray) -> np.ndarray:
     return total
 
 
-def movable(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, int]:
-    """Stored weight -> how many of its input channels can move."""
-    found = {w.name: 0 for w in weights}
-    axes = {(w.name, w.axis) for w in weights}
-    for space in spaces.spaces:
-        for port in space.ports:
-            if (port.constant.name, port.constant.axis) in axes:
-                found[port.constant.name] += len(port.positions)
-    return found
+def unmoved(spaces: Spaces, weights: Sequence[Weight]) -> dict[str, str]:
+    """Stored weights of which no input channel can change places -> why."""
+    moving = {(p.constant.name, p.constant.axis) for space in spaces.spaces for p in space.ports}
+    why = {(key.name, key.axis): text for key, text in spaces.pins.items()}
+    return {w.name: why[w.name, w.axis] for w in weights if (w.name, w.axis) in why.keys() - moving}

@@ -27,8 +27,8 @@ NONE_CAN = "none of its weights can have the 2:4 pattern: gpu-runtime inspect-sp
 class Pruned:
     """What became of one stored weight. `layers`: those that read it; `verdict`: pruned, 2:4 (it was already), restored (the
     calibration asked for it), skipped (the caller did) or kept (it cannot be), with the `reason`. `lost_energy`: the share of
-    its squares that pruning sets to zero; `unpermuted`: what it would have been in the order of the file. `snr_db`,
-    `agreement`: of the outputs with this weight alone pruned."""
+    its squares that pruning sets to zero; `unpermuted`: what it would have been in the order of the file; `unmoved`: why no
+    channel that it reads could change places. `snr_db`, `agreement`: of the outputs with this weight alone pruned."""
 
     weight: str
     layers: tuple[str, ...]
@@ -37,6 +37,7 @@ class Pruned:
     reason: str = ""
     stored: Stored | None = None
     unpermuted: float | None = None
+    unmoved: str = ""
     snr_db: float | None = None
     agreement: float | None = None
 
@@ -124,9 +125,10 @@ def prune(
         if permute and chosen:
             unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
             fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
-            channels.permute(checked, [w for w in chosen if w.name not in fixed], shapes or {}, fixed, progress)
+            moving = [w for w in chosen if w.name not in fixed]
+            unmoved = channels.unmoved(channels.permute(checked, moving, shapes or {}, fixed, progress), moving)
             chosen = [w for w in _distinct(checked.graph) if w.name in unpermuted]
-            rows = [replace(r, unpermuted=unpermuted.get(r.weight)) for r in rows]
+            rows = [replace(r, unpermuted=unpermuted.get(r.weight), unmoved=unmoved.get(r.weight, "")) for r in rows]
         dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
         before = {w.name: found for w in chosen if (found := prune_one(w))}
     rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]

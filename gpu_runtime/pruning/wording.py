@@ -31,7 +31,9 @@ def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
         cells.append("-" if r.unpermuted is None else lost_text(r.unpermuted))
     if measured:
         cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
-    return [*cells, f"{r.verdict}: {r.reason}" if r.reason else r.verdict]
+    reason = r.reason.removeprefix(f"shape {list(r.shape or ())}: ")
+    told = f"{r.verdict}: {reason}" if reason else r.verdict
+    return [*cells, f"{told}, its channels in place: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else told]
 
 
 def summary(result: Result) -> list[str]:
@@ -48,10 +50,14 @@ def summary(result: Result) -> list[str]:
         return [*lines, "What that does to the outputs was not measured: --calibration=inputs.npz does"] if done else lines
     lines += wrap(f"On {a.samples} samples, beside the model as it was: {_both(a.kept)}")
     if a.restored:
-        lines += wrap(f"Left dense for that: {', '.join(a.restored)}; with all pruned: {_both(a.all)}")
+        lines += wrap(f"Left dense for that: {_restored(result)}; with all pruned: {_both(a.all)}")
     if not a.reached:
         lines += wrap(f"Not reached with every weight dense either: {_both(a.dense)}")
     return lines
+
+
+def _restored(result: Result) -> str:
+    return ", ".join(layer for r in result.rows if r.verdict == "restored" for layer in r.layers)
 
 
 def _both(a: Accuracy) -> str:
@@ -72,8 +78,8 @@ def data(result: Result) -> dict[str, Any]:
     rows = [
         {
             "weight": r.weight, "layers": r.layers, "shape": r.shape, "verdict": r.verdict, "reason": r.reason,
-            "lost_energy": r.lost_energy, "lost_energy_unpermuted": r.unpermuted, "snr_db": _finite(r.snr_db),
-            "agreement": r.agreement,
+            "lost_energy": r.lost_energy, "lost_energy_unpermuted": r.unpermuted, "channels_in_place": r.unmoved or None,
+            "snr_db": _finite(r.snr_db), "agreement": r.agreement,
         }
         for r in result.rows
     ]  # fmt: skip
