@@ -57,7 +57,7 @@ def closing(record: EngineRecord) -> str:
     verdict = proven(record.plan, timing) if found.status == "proven" else found.status
     return "\n".join([
         f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
-        *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, (12, 26, 30, 30, 12), right=(4,)),
+        *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, right=(4,)),
         f"total {us_text(total, timing)}, {verdict}; without sparse tactics {us_text(dense, timing)} "
         f"({versus(dense, total)})",
     ])  # fmt: skip

@@ -14,7 +14,7 @@ import click
 from cuda_kernels.compile import CompileError
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
-from gpu_runtime.commands.console import say
+from gpu_runtime.commands.console import columns, say
 from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
 from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
@@ -25,6 +25,7 @@ from gpu_runtime.commands.report import report_command
 from gpu_runtime.commands.run import run_command
 from gpu_runtime.commands.targets import WRITTEN, written
 from gpu_runtime.errors import InternalError
+from gpu_runtime.text import WIDTH
 
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
@@ -54,6 +55,7 @@ def build_engine() -> None:
 
 def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     WRITTEN.clear()
+    width = WIDTH.set(columns())
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: say(f"warning: {message}", err=True)
@@ -69,3 +71,5 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)
         sys.exit(1)
+    finally:
+        WIDTH.reset(width)

@@ -1,14 +1,17 @@
-"""Shares, sizes and tables as plain ASCII text of at most 120 columns."""
+"""Shares, sizes and tables as plain ASCII text, as wide as WIDTH says."""
 
 from __future__ import annotations
 
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-WIDTH = 120
+WIDTH = ContextVar("columns of a text", default=120)  # the command line sets its terminal's
+LEAST_CELL = 10  # columns of a table's cell
 
 
 def versus(us: float, base: float) -> str:
@@ -55,17 +58,19 @@ def not_finite(array: Any) -> str:
     return f"{what} at {list(at)}" + (f", the first of {count} values that are not finite" if count > 1 else "")
 
 
-def wrap(text: str, width: int = WIDTH, indent: int = 2) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
+def wrap(text: str, width: int | None = None, indent: int = 2) -> list[str]:
+    return textwrap.wrap(text, width or WIDTH.get(), subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken at blanks; a longer word after `/` or `_`; the rest is indented."""
+    """Lines of at most `width`, broken at blanks; a longer word after `/`, `_` or `>`; the rest is indented."""
+    if len(text) <= width:
+        return [text]
     indent = "    " if text.startswith(" ") else "  "
     lines = [""]
     for word in re.findall(r" *[^ ]+", text):
-        longer = len(word.strip()) > width - len(indent)
-        for part in re.findall(rf" *[^/_ ]{{1,{width // 2}}}[/_]*| *[/_]+", word) if longer else [word]:
+        room = max(width - len(indent), 2)
+        for part in re.findall(rf" *[^/_> ]{{1,{room - 1}}}[/_>]?| *[/_>]", word) if len(word.strip()) > room else [word]:
             if lines[-1].strip() and len(lines[-1]) + len(part) > width:
                 lines.append(indent)
                 part = part.lstrip()
@@ -73,13 +78,14 @@ def fold(text: str, width: int) -> list[str]:
     return lines
 
 
-def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], caps: Sequence[int], right: Collection[int] = (), gap: bool = False
-) -> list[str]:
-    """Aligned columns two spaces apart, none wider than its cap: cells are folded. `gap`: empty lines between rows."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = (), gap: bool = False) -> list[str]:
+    """Aligned columns two spaces apart, together no wider than WIDTH: the widest cells are folded. `gap`: empty lines between
+    rows."""
+    whole = [[cell.split("\n") for cell in row] for row in (header, *rows)]
+    least = [max(LEAST_CELL, *map(len, lines)) for lines in whole[0]]
+    caps = _widths([Counter(len(line) for row in whole for line in row[i]) for i in range(len(header))], least)
     cells = [
-        [[part for line in cell.split("\n") for part in fold(line, cap)] for cell, cap in zip(row, caps, strict=True)]
-        for row in [header, *rows]
+        [[part for line in lines for part in fold(line, cap)] for lines, cap in zip(row, caps, strict=True)] for row in whole
     ]
     widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(caps))]
     out = []
@@ -93,3 +99,16 @@ def table(
         elif gap and i < len(rows):
             out.append("")
     return out
+
+
+def _widths(columns: Sequence[Counter[int]], least: Sequence[int]) -> list[int]:
+    """The width of each column, of whose cells' lines the lengths are given: what they need where that fits; else they become
+    narrower, down to their `least`, so that the squares of what lines are folded into add up to little, wide ones first."""
+    widths, room = [max(lengths) for lengths in columns], WIDTH.get() - 2 * (len(columns) - 1)
+
+    def folded(i: int, width: int) -> int:
+        return sum(n * math.ceil(k / width) ** 2 for k, n in columns[i].items())
+
+    while sum(widths) > room and (able := [i for i, w in enumerate(widths) if w > least[i]]):
+        widths[min(able, key=lambda i: (folded(i, widths[i] - 1) - folded(i, widths[i]), -widths[i]))] -= 1
+    return widths

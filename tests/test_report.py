@@ -16,6 +16,7 @@ import pytest
 
 from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.text import WIDTH
 from tactics import codec
 from tests.example_plan import REASONS, example_plan, measured, record, verdict
 from tests.reference_run import model, node
@@ -389,3 +390,33 @@ def test_profile_survives_json_and_zero_times():
     records = json.loads(json.dumps(layer_info.profile(record(plan))))
     assert records[2]["name"] == 'quote " backslash \\ newline ?' and records[2]["percentage"] == 0
     assert "Total" in layer_info.trt_profile_text(records).splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------- widths
+
+
+def at_width(columns):
+    plan, token = record(example_plan()), WIDTH.set(columns)
+    try:
+        return [report.plan_text(plan), wording.sparsity_text(plan), wording.explain_text(plan, plan.sparsity.rows)]
+    finally:
+        WIDTH.reset(token)
+
+
+@pytest.mark.parametrize("columns", [64, 80, 100, 120])
+def test_texts_are_as_wide_as_the_terminal(columns):
+    """Where they fit, nothing is folded; where they do not, no word is broken that a cell could hold."""
+    texts, wide = at_width(columns), at_width(200)
+    assert max(len(line) for text in texts for line in text.splitlines() if not line.startswith("(Sparsity)")) <= columns
+    assert re.search(r"conv_with_a_rather_long_name/Conv +conv .* conv_sparse24_hmma_sp_16832_128x128x64_w2x4_s3 ", wide[0])
+    words = "us", "pointwise", *(("128x128x32_", "rather_", "hwc8") if columns >= 100 else ())
+    assert all(text.count(word) == whole.count(word) for word in words for text, whole in zip(texts, wide, strict=True))
+
+
+def test_a_profile_of_milliseconds_is_in_milliseconds():
+    slow = {"name": "a", "timeMs": 2.5, "averageMs": 2.5, "medianMs": 2.5, "percentage": 99.9}
+    fast = {"name": "b", "timeMs": 0.0021, "averageMs": 0.0021, "medianMs": 0.0021, "percentage": 0.1}
+    text = layer_info.trt_profile_text([{"count": 1}, slow, fast])
+    assert "Time(ms)" in text and "      2.5000" in text and "      0.0021" in text
+    text = layer_info.trt_profile_text([{"count": 1}, fast])
+    assert "Time(us)" in text and "        2.10" in text and "0.0021" not in text

@@ -351,18 +351,18 @@ def _ms(us: float) -> float:
 
 
 def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """A profile as trtexec's --dumpProfile prints it."""
+    """A profile as trtexec's --dumpProfile prints it; in microseconds where no layer takes a millisecond, whose decimals would
+    show little."""
     head, layers = records[0], records[1:]
     mark = " predicted times, nothing was run" if head.get("predicted") else ""
-    columns = ("timeMs", "averageMs", "medianMs", "percentage")
+    unit, scale, digits = ("us", 1000, 2) if all(r["averageMs"] < 1 for r in layers) else ("ms", 1, 4)
     lines = [
         f"=== Profile ({head['count']} iterations ) ==={mark}",
-        "    Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+        f"    Time({unit})     Avg.({unit})   Median({unit})   Time(%)   Layer",
     ]
+    columns = ("timeMs", "averageMs", "medianMs", "percentage")
     total = {"name": "Total"} | {key: sum(r[key] for r in layers) for key in columns}
     for r in [*layers, total]:
-        lines.append(
-            f"{r['timeMs']:12.4f} {r['averageMs']:12.4f} {r['medianMs']:12.4f} {r['percentage']:9.1f}   "
-            + printable(r["name"])
-        )
+        times = " ".join(f"{scale * r[key]:12.{digits}f}" for key in columns[:3])
+        lines.append(f"{times} {r['percentage']:9.1f}   {printable(r['name'])}")
     return "\n".join(lines) + "\n"

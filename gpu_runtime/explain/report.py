@@ -39,9 +39,9 @@ def plan_text(record: EngineRecord) -> str:
         ]
         for i, layer in enumerate(record.plan.layers)
     ]
-    lines = [f"Plan of {record.model.name} for {record.device.title}, {times_are(record.timing)}", ""]
+    lines = [*wrap(printable(f"Plan of {record.model.name} for {record.device.title}, {times_are(record.timing)}")), ""]
     header = ["#", "layer", "type", "formats", "tactic", "us", "%"]
-    lines += table(header, rows, caps=(4, 28, 9, 24, 32, 9, 5), right=(0, 5, 6))
+    lines += table(header, rows, right=(0, 5, 6))
     return "\n".join([*lines, "", *_totals(record.plan, record.timing, record.weight_bytes)]) + "\n"
 
 

@@ -33,7 +33,7 @@ def text(plans: Sequence[Outlook]) -> str:
         for layer in by_layer[0]
     ]
     rows += [[label, *(cell(p) for p in plans)] for label, cell in TOTALS]
-    lines = [*wrap(head), "", *table(["layer", *names], rows, caps=(26, *[max(13, 92 // len(plans))] * len(plans)), gap=True)]
+    lines = [*wrap(head), "", *table(["layer", *names], rows, gap=True)]
     lines += ["", *wrap("A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
                         "device's peak rates.")]  # fmt: skip
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]

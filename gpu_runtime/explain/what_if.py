@@ -196,7 +196,7 @@ def text(record: EngineRecord, found: Answer) -> str:
     shown = zip(moved, summing(sums[0], now), summing(sums[1], then), strict=True)
     rows = [_row(x, None if a is None else p, None if b is None else q, timing) for (x, a, b), p, q in shown]
     rows.append(["together", *(us_text(us, timing) for us in sums)])
-    return "\n".join([*lines, "", *text_table(["what moves", "now", "then"], rows, caps=(40, 38, 38), gap=True), ""])
+    return "\n".join([*lines, "", *text_table(["what moves", "now", "then"], rows, gap=True), ""])
 
 
 def _row(moved: Change | Hop, now_us: float | None, then_us: float | None, timing: Timing) -> list[str]:

@@ -27,7 +27,7 @@ def sparsity_text(record: Explained) -> str:
     whose = f"{record.model.name} for {device.title} ({device.sm}), --sparsity={sparsity.mode}"
     lines = _forced(sparsity) if sparsity.mode == "force" else []
     lines += [
-        printable(f"Sparsity of {whose}; {times_are(record.timing)}"),
+        *wrap(printable(f"Sparsity of {whose}; {times_are(record.timing)}")),
         f"{ELIGIBLE_LINE} {', '.join(map(printable, sparsity.eligible))}".rstrip(),
         f"{PICKED_LINE} {', '.join(map(printable, sparsity.picked))}".rstrip(),
         "",
@@ -42,7 +42,7 @@ def sparsity_text(record: Explained) -> str:
         ]
         for row in sparsity.rows
     ]
-    lines += table(header, rows, caps=(38, 32, 32, 12), right=(3,), gap=True)
+    lines += table(header, rows, right=(3,), gap=True)
     lines += ["", *network_lines(record), ""]
     for row in sparsity.rows:
         lines += wrap(f"{printable(row.layer)}: {sentence(row, record)}")
@@ -329,7 +329,7 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
 
 def layer_text(row: SparsityRow, record: EngineRecord) -> str:
     """Everything known about one layer's choice, a line per fact: first what it runs."""
-    lines = [f"{printable(row.layer)}   {row.verdict}: {row.reason}"]
+    lines = wrap(f"{printable(row.layer)}   {row.verdict}: {row.reason}")
     for key, value in (*_runs(row, record), *layer_facts(row, record)):
         lines += wrap(f"  {key:9} {printable(value)}", indent=12)
     return "\n".join(lines) + "\n"

@@ -82,7 +82,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
              "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}"]
             for b in paid
         ]  # fmt: skip
-        lines += [*table(["layer", "us saved", "energy lost", "us per % lost"], rows, [60, 10, 12, 14], range(1, 4)), ""]
+        lines += [*table(["layer", "us saved", "energy lost", "us per % lost"], rows, range(1, 4)), ""]
     if others:
         lines += wrap(f"Saves nothing: {', '.join(layer for b in others for layer in b.layers)}")
     if not paid:

@@ -14,13 +14,12 @@ ALONE = "output SNR, top-1 kept: of the outputs with that layer alone pruned, be
 
 
 def text(result: Result) -> str:
-    """The table and the verdict, lines of at most 120 columns."""
+    """The table and the verdict, lines as wide as the terminal."""
     measured = result.accuracy is not None
     header = ["layer", "weights", "energy lost", *(["in file's order"] if result.permuted else []),
               *(["output SNR", "top-1 kept"] if measured else []), "verdict"]  # fmt: skip
     rows = [_cells(r, result.permuted, measured) for r in result.rows]
-    caps = [34, 16, 11, *([15] if result.permuted else []), *([10, 10] if measured else []), 40]
-    lines = [*table(header, rows, caps, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
+    lines = [*table(header, rows, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
     return "\n".join([*lines, *summary(result)]) + "\n"
 
 
