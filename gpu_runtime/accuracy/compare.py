@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -138,26 +139,14 @@ def compare(
 def _run(
     models: _Models, engine: Engine, context: Context, samples: Sequence[Arrays], tolerance: Tolerance, progress: Listener
 ) -> Comparison:
-    outer = {inner_name(o.name): o.name for o in engine.outputs}
-    written = {layer.name: layer.outputs[0].name for layer in engine.plan.layers if layer.outputs and layer.type != "reformat"}
-    shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
-    exponents = engine.plan.range.exponents if engine.plan.range else {}
-    names = sorted(set(shared.values()))
-    exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
-    types = {name: dtype for name, _, dtype in sessions.inputs_of(exact)}
-    half, original = None, sessions.session(models.original) if models.is_pruned else None
+    tensors = _Tensors.of(models, engine)
+    oracle = _Oracle(models, sorted(set(tensors.shared.values())))
     outputs = {o.name: _Sums() for o in engine.outputs}
-    layers = {layer: _Sums() for layer in shared}
-    pruning = Difference()
+    layers = {layer: _Sums() for layer in tensors.shared}
     with np.errstate(all="ignore"):
         for i, feeds in enumerate(samples):
             progress(Progress("onnxruntime", f"sample {i + 1}"))
-            fed = {name: a.astype(types[name]) for name, a in feeds.items()}
-            y = sessions.run(exact, fed)
-            if half is None:
-                high = {name: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for name, a in y.items() if a.dtype.kind == "f"}
-                half = sessions.session(rounding.shown(rounding.rounded(models.pruned, high), names), optimize=False)
-            rough = sessions.run(half, fed)
+            y, rough = oracle.answers(feeds)
             progress(Progress("run", f"sample {i + 1} {'in the CPU emulator' if context.emulated else 'on the GPU'}"))
             traced = context.trace(feeds)
             for name, got in context.outputs().items():
@@ -165,20 +154,61 @@ def _run(
                     raise ValueError(f"output {name!r} is {got.shape} in the engine and {y[name].shape} in the model: give the "
                                      "model that the engine was built from")  # fmt: skip
                 outputs[name].add(got, y[name], rough[name], tolerance)
-            for layer, tensor in shared.items():
+            for layer, tensor in tensors.shared.items():
                 if layer in traced and y[tensor].size == traced[layer].size:
-                    value = traced[layer].astype(np.float64) * 2.0 ** -exponents.get(written[layer], 0)
+                    value = traced[layer].astype(np.float64) * tensors.scales[layer]
                     layers[layer].add(value, y[tensor], rough[tensor], tolerance)
-            if original is not None:
-                before = sessions.run(original, fed)
-                pruning.add({name: y[name] for name in before}, before)
-    rows = tuple(_row(layer, shared[layer], sums, tolerance) for layer, sums in layers.items() if sums.count)
-    unnamed = tuple(layer for layer in written if layer not in layers or not layers[layer].count)
-    noise = [math.sqrt(s.noise / s.signal) for s in pruning.outputs.values() if s.signal]
+    rows = tuple(_row(layer, tensors.shared[layer], sums, tolerance) for layer, sums in layers.items() if sums.count)
+    unnamed = tuple(layer for layer in tensors.written if layer not in layers or not layers[layer].count)
+    noise = [math.sqrt(s.noise / s.signal) for s in oracle.pruning.outputs.values() if s.signal]
     return Comparison(
         len(samples), tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()), rows, unnamed, context.emulated,
-        models.same_file, pruning.accuracy() if original is not None else None, max(noise, default=None),
+        models.same_file, oracle.pruning.accuracy() if models.is_pruned else None, max(noise, default=None),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """By layer of the engine: the tensor that it writes, the ONNX tensor that this is, and what its stored values are times to
+    be the model's."""
+
+    written: Mapping[str, str]
+    shared: Mapping[str, str]
+    scales: Mapping[str, float]
+
+    @classmethod
+    def of(cls, models: _Models, engine: Engine) -> _Tensors:
+        outer = {inner_name(o.name): o.name for o in engine.outputs}
+        layers = engine.plan.layers
+        written = {layer.name: layer.outputs[0].name for layer in layers if layer.outputs and layer.type != "reformat"}
+        shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
+        exponents = engine.plan.range.exponents if engine.plan.range else {}
+        return cls(written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()})
+
+
+class _Oracle:
+    """onnxruntime's sessions: of the model as the engine has its weights, exact and rounded to FP16, and of the original."""
+
+    def __init__(self, models: _Models, names: Sequence[str]):
+        self._models, self._names = models, names
+        self._exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
+        self._types = {name: dtype for name, _, dtype in sessions.inputs_of(self._exact)}
+        self._original = sessions.session(models.original) if models.is_pruned else None
+        self._half: Any = None  # made of what the first sample reaches
+        self.pruning = Difference()
+
+    def answers(self, feeds: Arrays) -> tuple[Arrays, Arrays]:
+        """Tensors by name, exact and rounded; what pruning did to the outputs is added up."""
+        fed = {name: a.astype(self._types[name]) for name, a in feeds.items()}
+        y = sessions.run(self._exact, fed)
+        if self._half is None:
+            high = {name: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for name, a in y.items() if a.dtype.kind == "f"}
+            rounded = rounding.rounded(self._models.pruned, high)
+            self._half = sessions.session(rounding.shown(rounded, self._names), optimize=False)
+        if self._original is not None:
+            before = sessions.run(self._original, fed)
+            self.pruning.add({name: y[name] for name in before}, before)
+        return y, sessions.run(self._half, fed)
 
 
 def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:

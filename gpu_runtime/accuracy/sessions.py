@@ -54,26 +54,33 @@ def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arr
     wanted = {name for name, *_ in inputs}
     if set(given) != wanted:
         raise ValueError(f"inputs: expected the names {sorted(wanted)}, got {sorted(given)}")
-    fitted, counts = {}, set()
-    for name, shape, dtype in inputs:
-        a = np.asarray(given[name])
-        pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
-        whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
-        first = shape[0] if shape and isinstance(shape[0], int) else None
-        if not whole or (first is not None and (a.shape[0] % first or not a.shape[0])):
-            text = "x".join(str(d) if isinstance(d, int) else "?" for d in shape)
-            raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {_text(a.shape)}")
-        if a.dtype != dtype and (a.dtype.kind != "f" or dtype.kind != "f"):
-            raise ValueError(f"input {name!r}: expected dtype {dtype}, got {a.dtype}")
-        if a.dtype.kind == "f" and not np.isfinite(a).all():
-            raise ValueError(f"input {name!r} holds NaN or infinity: nothing can be compared on it")
-        fitted[name] = a.astype(dtype)
-        counts.add(1 if first is None else a.shape[0] // first)
+    fitted = {name: _fitted(name, shape, dtype, np.asarray(given[name])) for name, shape, dtype in inputs}
+    counts = {_count(shape, fitted[name]) for name, shape, _ in inputs}
     if len(counts) > 1:
         raise ValueError("inputs: expected as many samples in each, got different numbers along their first axes")
     count = counts.pop()
     for i in range(count):
         yield {name: a if count == 1 else np.split(a, count)[i] for name, a in fitted.items()}
+
+
+def _count(shape: Sequence[object], a: np.ndarray) -> int:
+    """How many samples of that shape an array holds; one, where its first axis is free."""
+    return a.shape[0] // shape[0] if shape and isinstance(shape[0], int) else 1
+
+
+def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) -> np.ndarray:
+    """An array in the type of an input. ValueError where it is none for it."""
+    pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
+    whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
+    first = shape[0] if shape and isinstance(shape[0], int) else None
+    if not whole or (first is not None and (a.shape[0] % first or not a.shape[0])):
+        text = "x".join(str(d) if isinstance(d, int) else "?" for d in shape)
+        raise ValueError(f"input {name!r}: expected shape {text} (or several along the first axis), got {_text(a.shape)}")
+    if a.dtype != dtype and (a.dtype.kind != "f" or dtype.kind != "f"):
+        raise ValueError(f"input {name!r}: expected dtype {dtype}, got {a.dtype}")
+    if a.dtype.kind == "f" and not np.isfinite(a).all():
+        raise ValueError(f"input {name!r} holds NaN or infinity: nothing can be compared on it")
+    return a.astype(dtype)
 
 
 def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:

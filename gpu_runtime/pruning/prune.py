@@ -123,12 +123,7 @@ def prune(
         name_nodes(checked.graph.node)
         rows, chosen = _rows(checked.graph, choice)
         if permute and chosen:
-            unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
-            fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
-            moving = [w for w in chosen if w.name not in fixed]
-            unmoved = channels.unmoved(channels.permute(checked, moving, shapes or {}, fixed, progress), moving)
-            chosen = [w for w in _distinct(checked.graph) if w.name in unpermuted]
-            rows = [replace(r, unpermuted=unpermuted.get(r.weight), unmoved=unmoved.get(r.weight, "")) for r in rows]
+            rows, chosen = _ordered(checked, rows, chosen, shapes or {}, progress)
         dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
         before = {w.name: found for w in chosen if (found := prune_one(w))}
     rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]
@@ -138,6 +133,19 @@ def prune(
                              progress)  # fmt: skip
         rows = [_measured(r, accuracy) for r in rows]
     return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy)
+
+
+def _ordered(
+    checked: onnx.ModelProto, rows: list[Pruned], chosen: list[Weight], shapes: Mapping[str, tuple[int, ...]],
+    progress: Listener,
+) -> tuple[list[Pruned], list[Weight]]:  # fmt: skip
+    """Channels put in another order in place -> the rows with what that did, and the weights anew."""
+    unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
+    fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4
+    moving = [w for w in chosen if w.name not in fixed]
+    unmoved = channels.unmoved(channels.permute(checked, moving, shapes, fixed, progress), moving)
+    rows = [replace(r, unpermuted=unpermuted.get(r.weight), unmoved=unmoved.get(r.weight, "")) for r in rows]
+    return rows, [w for w in _distinct(checked.graph) if w.name in unpermuted]
 
 
 def _values(w: Weight) -> np.ndarray:
