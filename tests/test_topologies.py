@@ -1,0 +1,68 @@
+"""Networks that people deploy today: each builds in as few launches as it was brought to, and computes what onnxruntime does,
+dense and pruned to 2:4 by force."""
+
+import io
+
+import numpy as np
+import onnx
+import pytest
+
+import gpu_runtime as gr
+from benchmarks import topologies
+from tests.engines import BOUND, SPARSE_DEVICE, emulated
+from tests.reference_run import network as network_of
+from tests.reference_run import ort_run, relative_error, run
+
+# Name -> (most launches on an H200 at batch 1, the size of image that it is executed at here).
+MOST = {
+    "timm_edgenext_x_small": (180, 224), "timm_fastvit_t8": (78, 64), "timm_ghostnet_100": (122, 64),
+    "timm_hrnet_w18_small": (101, 64), "timm_mixnet_s": (179, 64), "timm_mobileone_s0": (45, 64), "timm_nfnet_l0": (120, 64),
+    "timm_poolformer_s12": (146, 64), "timm_repvgg_a0": (24, 64), "timm_res2net50_26w_4s": (149, 64),
+    "timm_resnest14d": (55, 224), "timm_rexnet_100": (120, 64), "tv_convnext_tiny": (101, 64), "tv_efficientnet_b0": (101, 64),
+    "tv_lraspp": (80, 224), "tv_mobilenet_v3_large": (77, 64), "tv_regnet_y_400mf": (97, 64), "tv_resnext50": (55, 64),
+}  # fmt: skip
+
+
+@pytest.fixture
+def network(request, tmp_path):
+    """(a network of this name, its image's size here)."""
+    if request.param not in topologies.NAMES:
+        pytest.skip(f"{request.param} is not in {topologies.FOLDER}: set GPU_RUNTIME_TOPOLOGIES to the folder of topologies")
+    return topologies.filled(request.param), MOST[request.param]
+
+
+def test_all_that_are_given_are_tried():
+    assert not topologies.NAMES or set(topologies.NAMES) == set(MOST)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("network", MOST, indirect=True)
+def test_launches(network, tmp_path):
+    model, (most, _) = network
+    onnx.save(model, tmp_path / "m.onnx")
+    assert len(gr.build(tmp_path / "m.onnx", device="h200").plan.steps) <= most
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sparsity", ["disable", "force"])
+@pytest.mark.parametrize("network", MOST, indirect=True)
+def test_values(network, sparsity, tmp_path):
+    """Within BOUND, or three times what rounding every tensor to FP16 costs by itself."""
+    model, (_, size) = network
+    model = topologies.resized(model, size)
+    onnx.save(model, tmp_path / "m.onnx")
+    pruned = io.BytesIO()
+    engine = gr.build(
+        tmp_path / "m.onnx", device=SPARSE_DEVICE, sparsity=sparsity, save_pruned=pruned if sparsity == "force" else None
+    )
+    asked = onnx.load_from_string(pruned.getvalue()) if sparsity == "force" else model
+    feeds = {i.name: np.random.default_rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.inputs}
+    got, expected = emulated(engine, feeds), ort_run(asked, feeds)
+    for name, y in expected.items():
+        error = relative_error(got[name], y)
+        assert error < BOUND or error < 3 * relative_error(_rounded(asked, feeds)[name], y), error
+
+
+def _rounded(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What NumPy gives where every tensor is rounded to FP16 and nothing is fused: FP16's own error."""
+    return run(network_of(model), feeds, fp16=True)
