@@ -2,12 +2,13 @@
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
     python -m benchmarks.bench_plan --run --table all
+    python -m benchmarks.bench_plan --sparsity enable --table today
 
-NAME is a script's network (benchmarks.networks, benchmarks.light), a file, or a model in GPU_RUNTIME_MODELS; shape sets its
-first input's size (super_resolution:180x320 gives a script's network its arguments). "all" is every model in GPU_RUNTIME_MODELS
-and every light network. `--run` executes it in the emulator and adds the bytes that its launches touch, each 32-byte sector
-once per launch, and the CPU seconds of emulation by kernel. `--table` ends with the table of docs/networks.md. Times are
-predicted and say for which GPU.
+NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.topologies), a file, or a model in
+GPU_RUNTIME_MODELS; shape sets its first input's size (super_resolution:180x320 gives a script's network its arguments). "all"
+is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
+it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
+emulation by kernel. `--table` ends with the table of docs/networks.md. Times are predicted and say for which GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
-from benchmarks import light
+from benchmarks import light, topologies
 from benchmarks.networks import NETWORKS
 from gpu_runtime.runtime.plan_record import LaunchStep
 
@@ -43,9 +44,10 @@ def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | No
     name, _, size = item.partition(":")
     size = size or SIZES.get(name, "")
     sizes = tuple(int(d) for d in size.split("x")) if size else ()
-    if name in NETWORKS or name in light.NAMES:
+    if name in NETWORKS or name in light.NAMES or name in topologies.NAMES:
         path = folder / f"{name}.onnx"
-        onnx.save(NETWORKS[name](*sizes) if name in NETWORKS else light.light(name), path)
+        drawn = light.light if name in light.NAMES else topologies.filled
+        onnx.save(NETWORKS[name](*sizes) if name in NETWORKS else drawn(name), path)
         return path, None
     for path in (Path(name), MODELS / f"{name}.onnx"):
         if path.exists():
@@ -154,6 +156,8 @@ def main(names, run, device, sparsity, as_json, table) -> None:
     rows, items = [], list(names or NETWORKS)
     if items == ["all"]:
         items = [*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES]
+    if items == ["today"]:
+        items = [*topologies.NAMES]
     with tempfile.TemporaryDirectory() as folder:
         for item in items:
             rows.append(measure(*find(item, Path(folder)), device, sparsity, run))
