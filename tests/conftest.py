@@ -20,6 +20,7 @@ from tests.reference_run import model, node
 ROOT = Path(__file__).parents[1]
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", ROOT.parent / "shared" / "models"))
 DIGITS = ROOT / "benchmarks" / "digits"
+os.environ.pop("COLUMNS", None)  # texts are as wide as without a terminal, whichever process starts the tests
 
 
 def pytest_configure():

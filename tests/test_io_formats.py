@@ -258,7 +258,7 @@ def test_command_line(tmp_path):
     args = ["build", str(path), "-o", str(engine), "--device=h200", f"--exportLayerInfo={layers}"]
     done = CliRunner().invoke(program, [*args, "--inputIOFormats=uint8:hwc", "--outputIOFormats=fp16:chw16+hwc8"])
     assert done.exit_code == 0, done.output
-    assert json.loads(layers.read_text())["Layers"][0]["Inputs"][0]["Format/Datatype"] == "Channel major UINT8 format"
+    assert json.loads(layers.read_text())["Layers"][0]["Inputs"][0]["Format/Datatype"] == "Channel major UInt8 format"
     loaded = gr.load(engine)
     assert str(loaded.inputs[0].format) == "uint8:hwc" and str(loaded.outputs[0].format) in ("fp16:chw16", "fp16:hwc8")
     check(path, loaded)

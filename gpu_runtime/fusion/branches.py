@@ -22,6 +22,7 @@ from gpu_runtime.fusion.layers import Layer
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
 APART, MERGED = "apart", "merged"
+MOST_MERGED = 32  # convolutions: the one's name has all of theirs
 MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a dense one of few taps would multiply
 Group = tuple[str, tuple[str, ...]]
 
@@ -187,7 +188,7 @@ def _merged(joined: _Joined, layers: Sequence[Layer]) -> tuple[list[Layer], Grou
     takes far more weights than the branches."""
     last, form = joined.layer, joined.form
     pads = _pads(form, shape_of(last.output)[2:])
-    if pads is None or form.w.size > MOST_GROWTH * _weights(form, layers):
+    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * _weights(form, layers):
         return None
     inside = _inside(form, last, layers)
     if len(inside) + joined.count < 3:  # a convolution's own input, which its epilogue takes in as a residual
