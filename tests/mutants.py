@@ -221,7 +221,8 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
         json.dumps(layer_info.layer_info(made.record))
         report.plan_text(made.record)
         wording.sparsity_text(made.record)
-        Context._load = lambda self, steps, *_: [None] * len(steps)  # kernels are compiled from the launches, which are elsewhere
+        # Kernels are compiled from the launches, which are elsewhere.
+        Context._load = lambda self, steps, *_: [None] * len(steps)
         Context(made, device="emulator").close()
     except EngineError as e:
         return f"refused\t{e}"
