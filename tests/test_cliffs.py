@@ -56,8 +56,9 @@ NETWORKS = {
                node("Reciprocal", "d", "r"), node("Mul", "r k", "y")],
     "joined": [SMALL, node("Concat", "d a", "c", axis=1), node("Log", "c", "y")],
     "pooled": [SMALL, node("MaxPool", "d", "p", kernel_shape=(2, 2)), node("Log", "p", "y")],
-    "convolved": [node("Conv", "a w2", "p"), node("Conv", "a w", "q"), node("Sub", "p q", "d"), node("Reciprocal", "d", "r"),
-                  node("Mul", "r k", "s"), node("Conv", "s w", "y")],
+    # The Relu, of positive values, keeps the two from being one exact convolution.
+    "convolved": [node("Conv", "a w2", "p"), node("Conv", "a w", "q0"), node("Relu", "q0", "q"), node("Sub", "p q", "d"),
+                  node("Reciprocal", "d", "r"), node("Mul", "r k", "s"), node("Conv", "s w", "y")],
     "rows": [SMALL, node("ReduceLogSum", "d", "y", axes=(1,), keepdims=1)],
 }  # fmt: skip
 
