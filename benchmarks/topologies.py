@@ -22,11 +22,10 @@ def filled(name: str, seed: int = 0) -> onnx.ModelProto:
     """The network with normal weights of their own means and deviations; those that were positive, as variances, stay so."""
     model = onnx.load(FOLDER / f"{name}.onnx")
     drawn = json.loads((FOLDER / f"{name}.json").read_text())
-    rng = np.random.default_rng(seed)
-    for t in model.graph.initializer:
+    for k, t in enumerate(model.graph.initializer):
         if t.name in drawn:
             mean, deviation, least = drawn[t.name]
-            a = rng.normal(mean, deviation, tuple(t.dims))
+            a = np.random.default_rng(seed + k).normal(mean, deviation, tuple(t.dims))
             a = np.abs(a) + 1e-3 if least > 0 else a
             t.CopyFrom(numpy_helper.from_array(a.astype(np.float32), t.name))
     return model
