@@ -28,8 +28,7 @@ def products(model: ir.Model) -> None:
     for last in [n for n in model.graph if n.op_type == "Transpose"]:
         if not _to_channels(last):
             continue
-        region = _region(last)
-        if any(node.op_type == "MatMul" for node in region):
+        if region := _region(last):
             _turn(model, last, region)
 
 
@@ -49,7 +48,7 @@ def _from_channels(node: ir.Node | None) -> bool:
 
 def _region(last: ir.Node) -> list[ir.Node]:
     """The nodes before `last`, in order, that only each other and `last` read, and whose meaning does not depend on where the
-    channels are."""
+    channels are; none without a product among them."""
     inside = {last}
     todo = [operand(last).producer()]
     while todo:
@@ -62,8 +61,8 @@ def _region(last: ir.Node) -> list[ir.Node]:
         inside.add(node)
         todo += [v.producer() for v in operands(node)]
     inside.discard(last)
-    graph = last.graph
-    return [node for node in graph if node in inside] if isinstance(graph, ir.Graph) else []
+    graph, some = last.graph, any(node.op_type == "MatMul" for node in inside)
+    return [node for node in graph if node in inside] if some and isinstance(graph, ir.Graph) else []
 
 
 def _turns(node: ir.Node, last: ir.Node) -> bool:

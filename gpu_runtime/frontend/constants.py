@@ -33,6 +33,8 @@ def fold(model: ir.Model) -> None:
         nested = any(a.type in NESTED for a in node.attributes.values())
         if node.op_type == "Constant" or not arrays or nested or any(a is None for a in arrays.values()):
             continue
+        if any(v.is_graph_output() for v in node.outputs):  # a network output stays its node's
+            continue
         allowed(node)
         _replace(model, node, _evaluated(node, {name: a for name, a in arrays.items() if a is not None}))
 
@@ -70,11 +72,8 @@ def _evaluated(node: ir.Node, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def _replace(model: ir.Model, node: ir.Node, arrays: list[np.ndarray]) -> None:
-    """Stored arrays in the place of a node's outputs; one that is a network output stays the node's."""
-    named = [v for v in node.outputs if v.name]
-    if any(v.is_graph_output() for v in named):
-        return
-    for value, array in zip(named, arrays, strict=True):
+    """Stored arrays in the place of a node's outputs."""
+    for value, array in zip([v for v in node.outputs if v.name], arrays, strict=True):
         if is_read(value):
             ir.convenience.replace_all_uses_with(value, stored(model, f"{name_of(value)} (folded)", array))
     model.graph.remove(node, safe=True)
