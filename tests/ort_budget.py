@@ -17,6 +17,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 import gpu_runtime as gr
+from gpu_runtime.accuracy.rounding import in_fp32
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 FACTOR, RANGE_SHARE = 3, 1e-4
@@ -43,7 +44,7 @@ class Budget:
 
 def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[str, Budget]:
     """{output: Budget} of the model at `path` for these inputs."""
-    model = to_fp32(onnx.load(path))
+    model = in_fp32(onnx.load(path))
     feeds = {name: np.asarray(x, np.float32) for name, x in feeds.items()}
     reference, rounded = run(model, feeds), run(with_casts(model), feeds)
     if not all(np.isfinite(y).all() for y in rounded.values()):  # its range is too small: the same precision, 16 times further
@@ -85,26 +86,6 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def to_fp32(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with every FP16 weight, constant, Cast, input and output in FP32."""
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
-    graph = wide.graph
-    for t in graph.initializer:
-        _widen(t)
-    for node in graph.node:
-        for a in node.attribute:
-            if a.type == onnx.AttributeProto.TENSOR:
-                _widen(a.t)
-            if node.op_type == "Cast" and a.name == "to" and a.i == TensorProto.FLOAT16:
-                a.i = TensorProto.FLOAT
-    for v in (*graph.input, *graph.output):
-        if v.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            v.type.tensor_type.elem_type = TensorProto.FLOAT
-    del graph.value_info[:]
-    return wide
-
-
 def with_casts(model: onnx.ModelProto, scale: float = 1.0) -> onnx.ModelProto:
     """An FP32 model whose float tensors are rounded to FP16 by a Cast and back after each op; constants stay as they are.
 
@@ -132,8 +113,3 @@ def with_casts(model: onnx.ModelProto, scale: float = 1.0) -> onnx.ModelProto:
                 helper.make_node("Mul", [f"{name} back", "up to fp16's range"], [name]),
             ))  # fmt: skip
     return cast
-
-
-def _widen(t: TensorProto) -> None:
-    if t.data_type == TensorProto.FLOAT16:
-        t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float32), t.name))

@@ -13,11 +13,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 import gpu_runtime as gr
 from cuda_kernels.emulator import Stats
+from gpu_runtime.accuracy.rounding import in_fp32
 from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.runtime.engine import Engine
 from tests.conftest import DIGITS, MODELS, model_path
 from tests.engines import SPARSE_DEVICE
-from tests.ort_budget import budgets, run, to_fp32
+from tests.ort_budget import budgets, run
 
 pytestmark = pytest.mark.slow
 
@@ -291,7 +292,7 @@ def test_error_is_that_of_fp16(build, execute, name, sparsity):
 @pytest.mark.parametrize("name", ["squeezenet11_fp16", "resnet20_cifar10", "mnist8"])
 def test_the_budget_has_no_room_for_weights_of_8_bits(name):
     feeds = {NETWORKS[name].input: NETWORKS[name].x().astype(np.float32)}
-    coarse = to_fp32(onnx.load(model_path(name)))
+    coarse = in_fp32(onnx.load(model_path(name)))
     for w in coarse.graph.initializer:
         if w.data_type == TensorProto.FLOAT:
             bits = numpy_helper.to_array(w).view(np.uint32)

@@ -54,9 +54,9 @@ class _Joined:
 
 def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
     """The layers, with each sum of branches also as one convolution, and the groups of that choice."""
-    result, groups = list(layers), list[Group]()
+    result, groups, sizes = list(layers), list[Group](), _weights(layers)
     for joined in _sums(layers):
-        found = _merged(joined, result)
+        found = _merged(joined, result, sizes)
         if found is not None:
             result, group = found
             groups.append(group)
@@ -183,12 +183,12 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 # ---- the one convolution
 
 
-def _merged(joined: _Joined, layers: Sequence[Layer]) -> tuple[list[Layer], Group] | None:
+def _merged(joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]) -> tuple[list[Layer], Group] | None:
     """The layers with a sum's branches under an option, and as one convolution under the other; None where that cannot be, or
     takes far more weights than the branches."""
     last, form = joined.layer, joined.form
     pads = _pads(form, shape_of(last.output)[2:])
-    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * _weights(form, layers):
+    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * sum(sizes[n] for n in form.convs):
         return None
     inside = _inside(form, last, layers)
     if len(inside) + joined.count < 3:  # a convolution's own input, which its epilogue takes in as a residual
@@ -217,9 +217,9 @@ def _pads(form: _Linear, image: tuple[int, ...]) -> tuple[int, ...] | None:
     return (*form.before, *behind)
 
 
-def _weights(form: _Linear, layers: Sequence[Layer]) -> int:
-    sizes = {name_of(layer.node): layer.weights["w"].size for layer in layers if layer.op == "Conv" and "w" in layer.weights}
-    return sum(sizes[name] for name in form.convs)
+def _weights(layers: Sequence[Layer]) -> dict[str, int]:
+    """Convolution's node -> the number of its weights."""
+    return {name_of(layer.node): layer.weights["w"].size for layer in layers if layer.op == "Conv" and "w" in layer.weights}
 
 
 def _inside(form: _Linear, last: Layer, layers: Sequence[Layer]) -> set[ir.Value]:
