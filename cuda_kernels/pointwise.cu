@@ -21,8 +21,7 @@
 
 enum {
   OP_ADD = 20, OP_SUB, OP_RSUB, OP_MUL, OP_DIV, OP_RDIV, OP_MAX, OP_MIN, OP_POW, OP_RPOW, OP_PRELU,
-  OP_ABS = 40, OP_CEIL, OP_ELU, OP_ERF, OP_EXP, OP_FLOOR, OP_GELU, OP_GELU_TANH, OP_LOG, OP_MISH, OP_ROUND, OP_SIGN,
-  OP_SOFTPLUS, OP_SOFTSIGN, OP_SQRT, OP_SQUARE, OP_THRESHOLDED_RELU
+  OP_ABS = 40, OP_CEIL, OP_ERF, OP_EXP, OP_FLOOR, OP_LOG, OP_ROUND, OP_SIGN, OP_SOFTSIGN, OP_SQRT, OP_SQUARE, OP_THRESHOLDED_RELU
 };
 // Kinds of sources. Constants are FP32 in the order n, h, w, c, with c padded to whole vectors.
 enum { TENSOR = 1, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL, TENSOR_F32, TENSOR_F32_ONE_CHANNEL };
@@ -58,20 +57,12 @@ __device__ __forceinline__ float apply(float v, float b, float p, float q) {
   if (OP == OP_PRELU) return v >= 0.f ? v : v * b;
   if (OP == OP_ABS) return fabsf(v);
   if (OP == OP_CEIL) return ceilf(v);
-  if (OP == OP_ELU) return v > 0.f ? v : p * (__expf(v) - 1.f);
   if (OP == OP_ERF) return erff(v);
   if (OP == OP_EXP) return __expf(v);
   if (OP == OP_FLOOR) return floorf(v);
-  if (OP == OP_GELU) return 0.5f * v * (1.f + erff(v * 0.70710678f));
-  if (OP == OP_GELU_TANH) return 0.5f * v * (1.f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
   if (OP == OP_LOG) return logf(v);
-  if (OP == OP_MISH) {  // tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2); from v = 20 on that is 1
-    const float e = __expf(fminf(v, 20.f)), n = e * (e + 2.f);
-    return v * (n / (n + 2.f));
-  }
   if (OP == OP_ROUND) return rintf(v);
   if (OP == OP_SIGN) return v > 0.f ? 1.f : v < 0.f ? -1.f : v;
-  if (OP == OP_SOFTPLUS) return fmaxf(v, 0.f) + log1pf(__expf(-fabsf(v)));
   if (OP == OP_SOFTSIGN) return v / (1.f + fabsf(v));
   if (OP == OP_SQRT) return sqrtf(v);
   if (OP == OP_SQUARE) return v * v;

@@ -39,7 +39,7 @@ from tactics.problems.reductions import REDUCTIONS, NormalizeProblem, ReduceProb
 from tactics.step import linear
 from tactics.tactic import Tactic
 
-PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5)}
+PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5), "elu": (0.5,)}
 ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)
 RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"))
 
@@ -96,7 +96,7 @@ CONVS: dict[str, Problem] = {
 }
 
 BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
-STAGE_PARAMS = {"elu": (0.5,), "thresholded_relu": (0.3,)}
+STAGE_PARAMS = {"thresholded_relu": (0.3,)}
 ODD = (2, 40, 5, 3)
 POINTWISE: dict[str, Problem] = {
     "pointwise_copy": PointwiseProblem(*ODD),

@@ -22,6 +22,14 @@ def _prelu(v: np.ndarray, slope: np.ndarray | float = 0.25) -> np.ndarray:
     return np.where(v >= 0, v, v * slope)
 
 
+def _erf(v: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float32])(v)
+
+
+def _softplus(v: np.ndarray) -> np.ndarray:
+    return np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v)))
+
+
 # name -> (number of parameters, meaning). `prelu` has its slope per channel as a weight. Order: include/activation.cuh.
 ACTIVATIONS: dict[str, tuple[int, Meaning]] = {
     "none": (0, lambda v: v),
@@ -34,32 +42,23 @@ ACTIVATIONS: dict[str, tuple[int, Meaning]] = {
     "hard_sigmoid": (2, lambda v, a, b: np.clip(a * v + b, 0, 1)),
     "hard_swish": (0, lambda v: v * np.clip(v / 6 + 0.5, 0, 1)),
     "tanh": (0, np.tanh),
+    "elu": (1, lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0)))),
+    "gelu": (0, lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5)))),
+    "gelu_tanh": (0, lambda v: 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))),
+    "mish": (0, lambda v: v * np.tanh(_softplus(v))),
+    "softplus": (0, _softplus),
 }
-
-
-def _erf(v: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float32])(v)
-
-
-def _softplus(v: np.ndarray) -> np.ndarray:
-    return np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v)))
-
 
 # name -> (number of parameters, meaning). Order: pointwise.cu.
 FUNCTIONS: dict[str, tuple[int, Meaning]] = {
     "abs": (0, np.abs),
     "ceil": (0, np.ceil),
-    "elu": (1, lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0)))),
     "erf": (0, _erf),
     "exp": (0, np.exp),
     "floor": (0, np.floor),
-    "gelu": (0, lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5)))),
-    "gelu_tanh": (0, lambda v: 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))),
     "log": (0, np.log),
-    "mish": (0, lambda v: v * np.tanh(_softplus(v))),
     "round": (0, np.round),  # halves to even
     "sign": (0, np.sign),
-    "softplus": (0, _softplus),
     "softsign": (0, lambda v: v / (1 + np.abs(v))),
     "sqrt": (0, np.sqrt),
     "square": (0, np.square),
@@ -88,8 +87,8 @@ CODES = {
 }
 # Instructions of one element; for what is not here, about 2.
 INSTRUCTIONS = {
-    "sigmoid": 8, "silu": 8, "tanh": 20, "div": 8, "rdiv": 8, "pow": 60, "rpow": 60, "erf": 25, "exp": 3, "gelu": 30,
-    "gelu_tanh": 25, "log": 12, "mish": 12, "softplus": 10, "softsign": 10, "sqrt": 8, "elu": 6, "hard_swish": 4,
+    "sigmoid": 8, "silu": 8, "tanh": 20, "div": 8, "rdiv": 8, "pow": 60, "rpow": 60, "erf": 25, "exp": 3, "gelu": 20,
+    "gelu_tanh": 12, "log": 12, "mish": 12, "softplus": 10, "softsign": 10, "sqrt": 8, "elu": 6, "hard_swish": 4,
 }  # fmt: skip
 
 
