@@ -134,6 +134,8 @@ ROWS: dict[str, Problem] = {
     "group_norm_small": NormalizeProblem(2, 24, 5, 4, "standard", "chw", 6, 1e-5, "c"),
     "layer_norm": NormalizeProblem(2, 19, 1, 40, "standard", "w", epsilon=1e-5, affine="w"),
     "layer_norm_chw": NormalizeProblem(2, 20, 3, 5, "standard", "chw", epsilon=1e-5, affine="chw"),
+    "layer_norm_vectors": NormalizeProblem(2, 20, 3, 6, "standard", "chw", epsilon=1e-5),
+    "softmax_vectors": NormalizeProblem(2, 3, 5, 48, "softmax", "w"),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
     **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
        for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -92,8 +93,25 @@ def _lanes(rows: int, elements: int, inner: bool) -> tuple[int, int]:
     return lanes, THREADS // lanes
 
 
+def _flat(p: Problem, tactic: Tactic) -> tuple[Problem, Tactic]:
+    """The same rows read as vectors of 8, where the last axes of linear FP16 tensors make them: memory is that of one image
+    whose channels are a row's elements and whose pixels are the rows."""
+    if not isinstance(p, NormalizeProblem) or p.groups > 1 or not "nchw".endswith(p.axes):
+        return p, tactic
+    length = prod(p.out_shape[-len(p.axes) :])
+    same_constants = p.affine in ("", "w") and p.affine in ("", p.axes)  # of more axes they lie in another order
+    if length % 8 or not same_constants or any(str(f) != "fp16:chw" for f in (*tactic.ins, tactic.out)):
+        return p, tactic
+    rows = prod(p.out_shape) // length
+    same = replace(p, n=1, c=length, h=1, w=rows, axes="c", affine="c" if p.affine else "")
+    return same, replace(tactic, ins=(Format("fp16", "hwc8"),), out=Format("fp16", "hwc8"))
+
+
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p, strided = problem, strided or own_strides(problem, tactic)
+    p = problem
+    if strided is None:
+        p, tactic = _flat(problem, tactic)
+        strided = own_strides(p, tactic)
     vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, tactic)
     c_fast = vec == 8 or not linear(tactic.ins[0])
     mix = "c" in p.axes
@@ -129,6 +147,8 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits."""
+    steps = launches(problem, tactic)
+    problem, tactic = _flat(problem, tactic)
     shifted = problem.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)
     passes = 1 + shifted + (problem.kind in NORMALIZATIONS)
     read = num_bytes(tactic.ins[0], problem.in_shapes[0])
@@ -137,4 +157,4 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     again = passes if 2 * vec * prod(inside) > L1_BYTES else 1
     elements = num_elements(tactic.ins[0], problem.in_shapes[0])
     work = elements * passes * (60 / vec + 4)  # taking positions apart, addresses, conversions
-    return streamed(device, launches(problem, tactic), read * again, num_bytes(tactic.out, problem.out_shape), work)
+    return streamed(device, steps, read * again, num_bytes(tactic.out, problem.out_shape), work)
