@@ -30,7 +30,7 @@ from gpu_runtime.frontend.queries import (
     shape_of,
     single_reader,
 )
-from gpu_runtime.fusion import branches
+from gpu_runtime.fusion import branches, concats
 from gpu_runtime.fusion.chains import activation_after, chain_at
 from gpu_runtime.fusion.layers import (
     CONVOLUTIONS,
@@ -106,7 +106,7 @@ def fuse(imported: Imported) -> Fused:
         if found.waits is not None:
             state.waiting[found.waits.output] = found.waits
     placed.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
-    layers, more = _with_prologues([layer for _, layer in placed])
+    layers, more = _with_prologues(concats.into_convolutions([layer for _, layer in placed]))
     layers, merged = branches.offer(layers)
     return Fused(imported, tuple(layers), (*groups, *more, *merged))
 
