@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import channels_first, constants, normalize
+from gpu_runtime.frontend import channels_first, constants, normalize, split_attention
 from gpu_runtime.frontend.check import LARGEST_TENSOR, MOST_DIMS, unusable_size
 from gpu_runtime.frontend.load import first_line
 from gpu_runtime.frontend.queries import attribute, is_read, is_static, name_of, operand, operands, shape_of
@@ -52,7 +52,8 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _drop_identities, normalize.plain_gemms, normalize.float_exponents, normalize.pads_into_windows,
         normalize.softmax_where_it_lies, normalize.join_constants, normalize.whole_batches,
-        common.RemoveUnusedNodesPass(), channels_first.products, common.RemoveUnusedNodesPass(), common.TopologicalSortPass(),
+        common.RemoveUnusedNodesPass(), channels_first.products, split_attention.of_two, common.RemoveUnusedNodesPass(),
+        common.TopologicalSortPass(),
     )  # fmt: skip
     try:
         with _logged() as caught:

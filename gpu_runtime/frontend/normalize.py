@@ -51,7 +51,7 @@ def plain_gemms(model: ir.Model) -> None:
         folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
         if folds and (not attribute(node, "transA", 0) if right is not None else left is None and not scales):
             continue
-        build = _Steps(model, name_of(node))
+        build = Steps(model, name_of(node))
         y = _product(build, node, folds)
         if len(node.inputs) > 2 and node.inputs[2] is not None and not folds:
             y = build.add("_sum", "Add", y, _addend(build, node))
@@ -66,7 +66,7 @@ def _addend_folds(node: ir.Node) -> bool:
     return constant(node.inputs[1]) is not None and addend is not None and math.prod(addend.shape[:-1]) == 1
 
 
-def _product(build: _Steps, node: ir.Node, folds: bool) -> ir.Value:
+def _product(build: Steps, node: ir.Node, folds: bool) -> ir.Value:
     """A Gemm's product and factor, and its addend where that `folds`."""
     a, b, left = operand(node, 0), operand(node, 1), constant(node.inputs[0])
     alpha, turn_a, turn_b = attribute(node, "alpha", 1.0), attribute(node, "transA", 0), attribute(node, "transB", 0)
@@ -81,7 +81,7 @@ def _product(build: _Steps, node: ir.Node, folds: bool) -> ir.Value:
     return y if alpha == 1 else build.add("_scaled", "Mul", y, build.stored("_alpha", alpha))
 
 
-def _addend(build: _Steps, node: ir.Node) -> ir.Value:
+def _addend(build: Steps, node: ir.Node) -> ir.Value:
     """A Gemm's third operand times beta."""
     c, beta = operand(node, 2), attribute(node, "beta", 1.0)
     array = constant(c)
@@ -198,7 +198,7 @@ def join_constants(model: ir.Model) -> None:
         if {v.dtype for v in tensors} != {ir.DataType.FLOAT} or not any(shape_of(v)[axis] for v in constants):
             continue
         addend, pieces = _apart(node, axis)
-        build, names = _Steps(model, name_of(node)), iter(f"_{i}" for i in range(len(pieces) + 1))
+        build, names = Steps(model, name_of(node)), iter(f"_{i}" for i in range(len(pieces) + 1))
         parts = []
         for i, piece in enumerate(pieces):
             value = piece.value
@@ -263,7 +263,7 @@ def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: 
     return own[first:] != over[first:] if stored else len(over) > 2 or not both
 
 
-class _Steps:
+class Steps:
     """Nodes that together do what one did, and their constants; every name begins with that node's."""
 
     def __init__(self, model: ir.Model, name: str) -> None:
