@@ -31,6 +31,7 @@ from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import cliffs, ranges, sample
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.rewrites import (
+    attention,
     back_to_back,
     blocks,
     channels,
@@ -268,8 +269,8 @@ def _deviation(
 def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
-        blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge, squeeze_excite.offer,
-        back_to_back.offer,
+        attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
+        squeeze_excite.offer, back_to_back.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

@@ -19,6 +19,7 @@ from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_m
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference
 from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
+from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.convolution import Epilogue, Prologue
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
@@ -231,6 +232,10 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     ),
     "prologue": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
     "back_to_back": BackToBackProblem(_BETWEEN, conv_case(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
+    "attention_channels": AttentionProblem(
+        2, 3, 8, 8, 20, 20, ((40, 72, 1, 1),), (40, 24, 1, 1), *(Operand(0, 24 * i, (1440, 8, 1, 72)) for i in range(3)),
+        Operand(1, 0, (480, 8, 1, 24)), unit=True, epsilon=1e-12,
+    ),
     "squeeze_excite": SqueezeExciteProblem(
         PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
     ),

@@ -47,6 +47,7 @@ TYPES = {
     "PointwiseProblem": "pointwise", "MoveProblem": "move",
     "ConcatProblem": "concat", "ReformatProblem": "reformat",
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
+    "AttentionProblem": "attention",
     "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
 }  # fmt: skip
 

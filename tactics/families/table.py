@@ -23,6 +23,8 @@ from tactics.families import (
     reduce,
     squeeze_excite,
 )
+from tactics.families.attention import channels
+from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
@@ -48,7 +50,7 @@ OF_KERNEL = {
     "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "reduce": reduce,
     "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "matmul_fp32": matmul,
-    "library": array_function,
+    "cross_covariance": channels, "library": array_function,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
@@ -56,7 +58,7 @@ OF_PROBLEM = {
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
-    LibraryProblem: (array_function,),
+    AttentionProblem: (channels,), LibraryProblem: (array_function,),
 }  # fmt: skip
 # What the kernels of a family can do beside its computation: where a problem needs more, the difference is the logged reason.
 SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
@@ -65,7 +67,7 @@ SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
     conv_fp32: frozenset({Feature.RESIDUAL, Feature.DEPTH_TO_SPACE}),
     **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), frozenset({Feature.RESIDUAL})),
     **dict.fromkeys(
-        (back_to_back, squeeze_excite, gather, array_function, matmul, movement, pointwise, reduce), frozenset()
+        (back_to_back, squeeze_excite, gather, array_function, matmul, channels, movement, pointwise, reduce), frozenset()
     ),
 }
 TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone

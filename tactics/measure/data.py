@@ -13,6 +13,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from tactics.format import DTYPES
+from tactics.problems.attention import AttentionProblem
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
@@ -140,6 +141,18 @@ def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weigh
     return {name: rng.uniform(-2, 2, p.span(p.affine)).astype(np.float32) for name in names}
 
 
+def _attention_weights(p: AttentionProblem, rng: Rng, seed: int | None) -> Weights:
+    """Scores near unit variance; of what is added, a third of the columns is out of reach, never all of a row's."""
+    spread = np.sqrt(p.inner) if not p.unit else 0.1
+    weights = {"scale": (rng.uniform(0.5, 2, p.heads) / spread).astype(np.float32)}
+    if p.bias:
+        bias = rng.standard_normal(p.span(p.bias)).astype(np.float32)
+        if "w" in p.bias:
+            bias[..., 1::3] = -np.inf
+        weights["bias"] = bias
+    return weights
+
+
 def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
     return {f"c{i}": rng.integers(0, 2, shape).astype(DTYPES[d]) for i, (shape, d) in enumerate(p.constants)}
 
@@ -151,5 +164,5 @@ INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
 WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     ConvProblem: _convolution_weights, ConvTransposeProblem: _convolution_weights, BackToBackProblem: _pair_weights,
     SqueezeExciteProblem: _pair_weights, PointwiseProblem: _pointwise_weights, NormalizeProblem: _normalize_weights,
-    LibraryProblem: _library_weights,
+    AttentionProblem: _attention_weights, LibraryProblem: _library_weights,
 }  # fmt: skip

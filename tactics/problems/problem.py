@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tactics.problems.attention import AttentionProblem
 from tactics.problems.convolution import (
     BackToBackProblem,
     ConvProblem,
@@ -255,6 +256,6 @@ class MatmulProblem(Problem):
 # Every kind: what a file may name.
 AnyProblem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
-    | MoveProblem | ConcatProblem | MatmulProblem | ReformatProblem | ViewProblem | GatherProblem | ResizeProblem
-    | ReduceProblem | NormalizeProblem | LibraryProblem
+    | MoveProblem | ConcatProblem | MatmulProblem | AttentionProblem | ReformatProblem | ViewProblem | GatherProblem
+    | ResizeProblem | ReduceProblem | NormalizeProblem | LibraryProblem
 )  # fmt: skip

@@ -1,0 +1,337 @@
+"""Attention offered as one launch: what stands between the products that give queries, keys and values and the one that reads
+the result. Splits, reshapes and transpositions on the way are followed element by element; where they leave an operand at
+equal steps of the tensor that it began in, they are strides of the one kernel.
+
+Apart or as one is a choice of the plan. What other ops read as well stays under both options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from gpu_runtime.network import Network, Op, Options, computes, unique
+from gpu_runtime.rewrites.strides import backwards, farthest, fitted, forwards, producer
+from tactics.problems.attention import AttentionProblem, Operand
+from tactics.problems.gather import ViewProblem
+from tactics.problems.pointwise_ops import Stage
+from tactics.problems.problem import MatmulProblem, PointwiseProblem
+from tactics.problems.protocol import Problem
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
+
+APART, ONE = "apart", "one"
+MOST_ELEMENTS = 1 << 23  # of an operand, or of all scores, that is followed
+UNBOUNDED = 1e30  # an upper end of a Clip from which on it is none
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An operand: where it lies in `tensor`; `factor` it is multiplied by; `unit`: epsilon, where its rows have length 1; the
+    ops that lead there."""
+
+    tensor: str
+    index: np.ndarray
+    factor: float = 1.0
+    unit: float | None = None
+    through: tuple[Op[Problem], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """`one` op for all of `region`, whose op `last` gives the same tensor."""
+
+    one: Op[AttentionProblem]
+    region: list[Op[Problem]]
+    last: Op[Problem]
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What happens to the scores between product and softmax, all of it in their order (batch, head, row, column)."""
+
+    scale: np.ndarray
+    bias: np.ndarray | None = None
+    mask: tuple[str, np.ndarray] | None = None
+    through: list[Op[Problem]] = field(default_factory=list)
+
+
+def offer(network: Network) -> Network:
+    """The network with the alternatives added."""
+    options = Options(network)
+    taken: set[int] = set()
+    for op in network.ops:
+        found = _attention_of(network, op) if computes(op, MatmulProblem) else None
+        if found is None or taken & {id(o) for o in found.region}:
+            continue
+        taken |= {id(o) for o in found.region}
+        group = f"attention {found.one.name}"
+        options.group(group, APART, ONE)
+        for inner in found.region:
+            options.limit(inner, group, APART)
+        options.behind(found.last, replace(found.one, when=((group, ONE),)))
+    return options.network()
+
+
+def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
+    """Attention whose second product is `second`."""
+    found = _weights_of(network, second)
+    if found is None:
+        return None
+    softmax, on_way, values, y = found
+    path = _to_first(network, softmax)
+    if path is None or second.when:
+        return None
+    first, between = path
+    sizes = (*first.problem.batch, first.problem.m, first.problem.n)
+    if prod(sizes) > MOST_ELEMENTS or max(map(prod, (*first.problem.in_shapes, *second.problem.in_shapes))) > MOST_ELEMENTS:
+        return None
+    scores = _scored(between, sizes)
+    if scores is None or prod(second.problem.batch) != prod(sizes[:2]):
+        return None
+    q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), unit=True) for i in (0, 1))
+    if q.unit != k.unit:  # one alone is left where it is
+        q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), unit=False) for i in (0, 1))
+    v = _moved(network, _Side(values[0], values[1].reshape(*sizes[:2], sizes[3], -1)))[0]
+    out, y, after = forwards(network, second.output, y.reshape(*sizes[:3], -1))
+    core = [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after]
+    return _built(network, scores, (q, k, v), (out, y), core)
+
+
+def _built(
+    network: Network, scores: _Scores, sides: tuple[_Side, _Side, _Side], result: tuple[str, np.ndarray],
+    core: list[Op[Problem]],
+) -> _Found | None:  # fmt: skip
+    """`result`: the tensor that is given, and where in it; `core`: the ops that lead there."""
+    q, k, v = sides
+    (batch, heads, rows, inner), out = q.index.shape, result[0]
+    columns, width = v.index.shape[2:]
+    names = unique((q.tensor, k.tensor, v.tensor, *((scores.mask[0],) if scores.mask else ())))
+    at = {name: i for i, name in enumerate((*names, out))}
+    placed = {name: (side.tensor, side.index) for name, side in zip("qkv", sides, strict=True)} | {"y": result}
+    placed |= {"mask": scores.mask} if scores.mask else {}
+    lies = {name: Operand(at[t], *fit) for name, (t, index) in placed.items() if (fit := fitted(index)) is not None}
+    fp16 = not (set(names) & set(network.only) or network.is_fp32(out) or out in network.reads_wide)
+    if len(lies) < len(placed) or not fp16 or len(at) != len(names) + 1:
+        return None
+    scale = (scores.scale * q.factor * k.factor).astype(np.float32)
+    weights = {"scale": scale}
+    axes = ""
+    if scores.bias is not None:
+        axes = "".join(a for i, a in enumerate("nchw") if np.ptp(np.nan_to_num(scores.bias), axis=i).any()) or "w"
+        weights["bias"] = scores.bias[tuple(slice(None) if a in axes else slice(1) for a in "nchw")].astype(np.float32)
+    problem = AttentionProblem(
+        batch, heads, rows, columns, inner, width, tuple(network.tensors[t] for t in names), network.tensors[out],
+        lies["q"], lies["k"], lies["v"], lies["y"], lies.get("mask"), axes, q.unit is not None, q.unit or 0.0,
+    )  # fmt: skip
+    region = _region(network, core, out)
+    last = next(op for op in region if op.output == out)
+    name = " + ".join(op.name for op in core if isinstance(op.problem, (MatmulProblem, NormalizeProblem)))
+    return _Found(Op(name, problem, names, out, weights, unique(n for op in region for n in op.nodes)), region, last)
+
+
+def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Problem]]:
+    """Of `core` what nothing needs beside the one op: what only such ops read; in the network's order."""
+    inside = {id(op) for op in core}
+    found: dict[int, Op[Problem]] = {}
+    for op in reversed(network.ops):
+        if id(op) not in inside or op.when:
+            continue
+        only = op.output not in network.output_names and all(id(r) in found for r in network.readers[op.output])
+        if op.output == out or only:
+            found[id(op)] = op
+    return list(reversed(found.values()))
+
+
+# ---- products and what lies between them
+
+
+def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
+    """Elements of operand i: (*batch, rows or columns, inner)."""
+    shape, turned = p.in_shapes[i], (p.trans_a, not p.trans_b)[i]
+    index = np.arange(prod(shape)).reshape(shape)
+    index = index.swapaxes(2, 3) if turned else index
+    return np.broadcast_to(index, (*p.batch, *index.shape[2:]))
+
+
+def _weights_of(
+    network: Network, second: Op[MatmulProblem]
+) -> tuple[Op[NormalizeProblem], list[Op[Problem]], tuple[str, np.ndarray], np.ndarray] | None:
+    """(softmax, ops between it and the product, the values' tensor and elements (*batch, column, width), the output's
+    (*batch, row, width)) where one operand of a product is a softmax's result, or the other one its transposed."""
+    p = second.problem
+    if prod(p.batch) * max(p.m * p.k, p.k * p.n, p.m * p.n) > MOST_ELEMENTS:
+        return None
+    y = np.arange(prod(p.out_shape)).reshape(p.out_shape)
+    for i in (0, 1):
+        # As the left operand [row, column], as the right one [column, row]: `_operand_index` has the row first for both.
+        whole = _operand_index(p, i)
+        for tensor, index, through in ((second.inputs[i], whole, ()), *backwards(network, second.inputs[i], whole)):
+            op = producer(network, tensor)
+            if not computes(op, NormalizeProblem) or op.problem.kind != "softmax":
+                continue
+            if np.array_equal(index.reshape(-1), np.arange(index.size)):
+                other = _operand_index(p, 1 - i).swapaxes(2, 3)
+                return op, list(through), (second.inputs[1 - i], other), y if i == 0 else y.swapaxes(2, 3)
+    return None
+
+
+def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[MatmulProblem], list[Op[Problem]]] | None:
+    """(the product whose elements, in their order, the softmax is of, the ops between them in that order)."""
+    p, between = softmax.problem, list[Op[Problem]]()
+    row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == 1 else 0
+    op, tensor = producer(network, softmax.inputs[0]), softmax.inputs[0]
+    while op is not None and not softmax.when:
+        if len(network.readers[tensor]) != 1 or tensor in network.output_names:
+            return None
+        if computes(op, MatmulProblem):
+            return (op, between[::-1]) if op.problem.n == row else None
+        if computes(op, PointwiseProblem):
+            q = op.problem
+            whole = [t for t, axes in zip(op.inputs, q.tensors, strict=True) if q.span(axes) == q.out_shape]
+            tensor = next((t for t in whole if _leads_to_product(network, t)), "")
+        elif computes(op, ViewProblem):
+            tensor = op.inputs[0]
+        else:
+            return None
+        between.append(op)
+        op = producer(network, tensor) if tensor else None
+    return None
+
+
+def _leads_to_product(network: Network, tensor: str) -> bool:
+    op = producer(network, tensor)
+    while computes(op, ViewProblem) or computes(op, PointwiseProblem):
+        op = producer(network, op.inputs[0])
+    return computes(op, MatmulProblem)
+
+
+def _scored(between: list[Op[Problem]], sizes: tuple[int, int, int, int]) -> _Scores | None:
+    """What the ops between product and softmax do to the scores: factors of each head, and what is added."""
+    scores, before = _Scores(np.ones(sizes[1])), ""
+    for op in between:
+        if computes(op, PointwiseProblem):
+            chain = "t0" if not before or op.inputs[0] == before else f"t{op.inputs.index(before)}"
+            stages = op.problem.stages
+            if chain != "t0":
+                if len(stages) != 1 or stages[0].op != "add":
+                    return None
+                stages = (Stage("add", operand="t0"),)
+            if not all(_staged(scores, op, stage, sizes) for stage in stages):
+                return None
+        before = op.output
+        scores.through.append(op)
+    return scores
+
+
+def _staged(scores: _Scores, op: Op[PointwiseProblem], stage: Stage, sizes: tuple[int, int, int, int]) -> bool:
+    """Whether a stage is one that scores may have; it is added to them."""
+    if stage.op not in ("mul", "div", "add", "sub"):
+        return False
+    p = op.problem
+    if stage.operand.startswith("t"):
+        at = int(stage.operand[1:])
+        if stage.op != "add" or scores.mask is not None:
+            return False
+        span = p.span(p.tensors[at])
+        index = np.broadcast_to(np.arange(prod(span)).reshape(span), p.out_shape).reshape(sizes)
+        scores.mask = op.inputs[at], index
+        return True
+    value = np.broadcast_to(_constant(op, stage), p.out_shape).reshape(sizes)
+    if stage.op in ("add", "sub"):
+        scores.bias = (value if stage.op == "add" else -value) + (0 if scores.bias is None else scores.bias)
+        return True
+    factor = value if stage.op == "mul" else 1 / value
+    of_head = factor[:1, :, :1, :1]
+    if scores.mask is not None or not np.array_equal(factor, np.broadcast_to(of_head, sizes)):
+        return False
+    scores.scale = scores.scale * of_head.reshape(-1)
+    scores.bias = None if scores.bias is None else scores.bias * factor
+    return True
+
+
+def _constant(op: Op[PointwiseProblem], stage: Stage) -> np.ndarray:
+    """The constant that a stage takes, of as many dimensions as the tensors."""
+    if not stage.operand:
+        return np.full((1, 1, 1, 1), stage.params[0], np.float64)
+    p = op.problem
+    return np.asarray(op.weights[stage.operand], np.float64).reshape(p.span(p.constants[int(stage.operand[1:])]))
+
+
+# ---- operands
+
+
+def _moved(network: Network, side: _Side) -> tuple[_Side, _Side]:
+    """(the farthest place from which on an operand that is only moved lies at equal steps, the farthest of all)."""
+    best = now = side
+    for tensor, index, through in backwards(network, side.tensor, side.index):
+        now = replace(side, tensor=tensor, index=index, through=(*side.through, *through))
+        best = now if fitted(index) is not None else best
+    return best, now
+
+
+def _side(network: Network, tensor: str, index: np.ndarray, *, unit: bool) -> _Side:
+    """An operand of the scores as far back as it can be followed; the farthest place from which on it lies at equal steps."""
+    best = now = _Side(tensor, index)
+    while True:
+        nearer, now = _moved(network, now)
+        best = nearer if fitted(nearer.index) is not None else best
+        op = producer(network, now.tensor)
+        if not computes(op, PointwiseProblem) or op.when:
+            return best
+        if now.unit is None and (factor := _factor(op)) is not None:
+            now = replace(now, tensor=op.inputs[0], factor=now.factor * factor, through=(*now.through, op))
+        elif unit and now.unit is None and (found := _unit(network, op, now.index)) is not None:
+            now = replace(now, tensor=op.inputs[0], unit=found[0], through=(*now.through, *found[1]))
+        else:
+            return best
+        best = now if fitted(now.index) is not None else best
+
+
+def _factor(op: Op[PointwiseProblem]) -> float | None:
+    """The one number that an op multiplies by or divides by."""
+    p = op.problem
+    if len(p.stages) != 1 or p.stages[0].op not in ("mul", "div") or p.tensors != ("nchw",):  # one tensor: no operand is one
+        return None
+    value = _constant(op, p.stages[0])
+    if value.size != 1 or not value.all():
+        return None
+    return float(value.item() if p.stages[0].op == "mul" else 1 / value.item())
+
+
+def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tuple[float, tuple[Op[Problem], ...]] | None:
+    """(epsilon, ops) where the op divides x by the length of its rows, or by epsilon if that is longer, and these rows are the
+    operand's: all elements that differ in its last index, and no others."""
+    p = op.problem
+    if [s.op for s in p.stages] != ["div"] or p.stages[0].operand != "t1" or p.tensors[0] != "nchw":
+        return None
+    shape = p.span(p.tensors[1])
+    length = np.broadcast_to(np.arange(prod(shape)).reshape(shape), p.out_shape).reshape(-1)
+    tensor, length, moved = farthest(network, op.inputs[1], length)
+    least = producer(network, tensor)
+    epsilon = _least(least) if computes(least, PointwiseProblem) else None
+    if least is None or epsilon is None:
+        return None
+    tensor, length, passed = farthest(network, least.inputs[0], length)
+    made = producer(network, tensor)
+    if not computes(made, ReduceProblem) or made.problem.kind != "l2" or made.inputs[0] != op.inputs[0]:
+        return None
+    r = made.problem
+    rows = np.broadcast_to(np.arange(prod(r.out_shape)).reshape(r.out_shape), r.in_shapes[0]).reshape(-1)
+    of_operand = rows[index]
+    one_row = rows.size // prod(r.out_shape) == index.shape[3] and bool((of_operand == of_operand[..., :1]).all())
+    return (epsilon, (op, *moved, least, *passed, made)) if one_row and np.array_equal(rows, length) else None
+
+
+def _least(op: Op[PointwiseProblem]) -> float | None:
+    """The least value that an op lets through, of one that does nothing else."""
+    p = op.problem
+    if len(p.stages) != 1 or p.tensors != ("nchw",):
+        return None
+    stage = p.stages[0]
+    if stage.op == "clip" and stage.params[0] > 0 and stage.params[1] > UNBOUNDED:
+        return float(stage.params[0])
+    if stage.op == "max" and (value := _constant(op, stage)).size == 1 and value.item() > 0:
+        return float(value.item())
+    return None

@@ -1,0 +1,5 @@
+"""Attention in one launch. Read channels.py first.
+
+Enters and leaves: as in the folder above. operands: where operands lie in a format's memory, as both kernels are told it;
+channels: cross_covariance.cu, few scores over long rows.
+"""

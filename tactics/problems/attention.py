@@ -1,0 +1,141 @@
+"""Attention: softmax of the products of queries and keys, times values; every operand read where it lies. Frozen, hashable.
+
+As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tactics.problems.protocol import Problem, Shape4, spanned
+
+Steps = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where four indices lie in a tensor whose elements are counted row-major: element `start` + the sum of index * step.
+
+    `tensor`: which of the problem's inputs it is. So the queries of one product that gives queries, keys and values are a part
+    of its output, and heads that a transposition brings forward are steps of another size. A step of 0 repeats.
+    """
+
+    tensor: int
+    start: int
+    step: Steps
+
+    def __str__(self) -> str:
+        return f"t{self.tensor}+{self.start}:{','.join(map(str, self.step))}"
+
+    def last(self, sizes: Sequence[int]) -> int:
+        """The largest element that is touched."""
+        return self.start + sum((n - 1) * s for n, s in zip(sizes, self.step, strict=True))
+
+    def seen(self, flat: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+        """The operand in a contiguous array of the tensor's elements, as a view."""
+        strides = tuple(s * flat.itemsize for s in self.step)
+        return np.lib.stride_tricks.as_strided(flat[self.start :], tuple(sizes), strides)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem(Problem):
+    """y[b,h,i,e] = sum over j of softmax over j (scale[h] * sum over c of q[b,h,i,c] k[b,h,j,c] + bias[b,h,i,j]) * v[b,h,j,e].
+
+    `q`: (batch, heads, rows, inner), `k`: (batch, heads, columns, inner), `v`: (batch, heads, columns, width), `y`: (batch,
+    heads, rows, width), each element of `out` once. Tokens attend to tokens where rows and columns are tokens; channels to
+    channels (cross-covariance attention) where they are channels and inner and width are tokens. `tensors`: the inputs' shapes.
+    `mask`: (batch, heads, rows, columns) of a tensor, added to the scores, as is the constant "bias", which spans the axes
+    `bias` of "nchw", these four; "" without. `unit`: rows of q and k are divided by their length first, or by `epsilon` if that
+    is longer. Weights: "scale" [heads], "bias".
+    """
+
+    batch: int
+    heads: int
+    rows: int
+    columns: int
+    inner: int
+    width: int
+    tensors: tuple[Shape4, ...]
+    out: Shape4
+    q: Operand
+    k: Operand
+    v: Operand
+    y: Operand
+    mask: Operand | None = None
+    bias: str = ""
+    unit: bool = False
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.heads, self.rows, self.columns, self.inner, self.width) < 1:
+            raise ValueError(f"attention: every size must be positive, got {self}")
+        if self.bias != "".join(a for a in "nchw" if a in self.bias):
+            raise ValueError(f"attention: expected axes in the order nchw, got {self.bias!r}")
+        for name, operand, sizes in self.operands():
+            tensor = (*self.tensors, self.out)[operand.tensor] if 0 <= operand.tensor <= len(self.tensors) else (0,)
+            if min(operand.start, *operand.step) < 0 or operand.last(sizes) >= prod(tensor):
+                raise ValueError(f"attention: {name} leaves its tensor, got {self}")
+        count, end = 1, prod(self.out)
+        sizes = self.batch, self.heads, self.rows, self.width
+        for step, size in sorted((s, n) for s, n in zip(self.y.step, sizes, strict=True) if n > 1):
+            if step != count:
+                raise ValueError(f"attention: expected each element of the output once, got {self}")
+            count *= size
+        if count != end or self.y.tensor != len(self.tensors):
+            raise ValueError(f"attention: expected each element of the output once, got {self}")
+
+    def __str__(self) -> str:
+        sizes = f"n{self.batch} h{self.heads} i{self.rows} j{self.columns} c{self.inner} e{self.width}"
+        dims = " ".join("x".join(map(str, s)) for s in (*self.tensors, self.out))
+        more = f" mask={self.mask}" if self.mask else ""
+        more += (f" bias_{self.bias}" if self.bias else "") + (f" unit eps{self.epsilon:g}" if self.unit else "")
+        return f"attention {sizes} {dims} q={self.q} k={self.k} v={self.v} y={self.y}{more}"
+
+    @property
+    def score_sizes(self) -> Shape4:
+        return self.batch, self.heads, self.rows, self.columns
+
+    def operands(self) -> list[tuple[str, Operand, Shape4]]:
+        """(name, operand, its sizes), the output last."""
+        b, h, i, j = self.score_sizes
+        sizes = {"q": (i, self.inner), "k": (j, self.inner), "v": (j, self.width), "mask": (i, j), "y": (i, self.width)}
+        all_of = {"q": self.q, "k": self.k, "v": self.v, "mask": self.mask, "y": self.y}
+        return [(name, o, (b, h, *sizes[name])) for name, o in all_of.items() if o is not None]
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return self.tensors
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.out
+
+    @property
+    def macs(self) -> int:
+        return prod(self.score_sizes) * (self.inner + self.width)
+
+    def span(self, axes: str) -> Shape4:
+        """The shape of a constant over the scores that spans `axes`."""
+        return spanned(self.score_sizes, axes)
+
+    def reference(self, *tensors: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """FP32 arrays of in_shapes; scale [heads], bias with as many values as it spans; FP32 out."""
+        flat = [np.ascontiguousarray(x, np.float32).reshape(-1) for x in tensors]
+        q, k, v = (o.seen(flat[o.tensor], sizes) for name, o, sizes in self.operands() if name in "qkv")
+        if self.unit:
+            q, k = (x / np.maximum(np.sqrt((x * x).sum(3, keepdims=True)), self.epsilon) for x in (q, k))
+        scores = q @ k.swapaxes(2, 3) * np.asarray(scale, np.float32).reshape(-1, 1, 1)
+        if self.mask is not None:
+            scores = scores + self.mask.seen(flat[self.mask.tensor], self.score_sizes)
+        if bias is not None:
+            scores = scores + np.asarray(bias, np.float32).reshape(self.span(self.bias))
+        with np.errstate(invalid="ignore"):
+            weight = np.exp(scores - scores.max(3, keepdims=True))
+        weight /= weight.sum(3, keepdims=True)
+        y = np.empty(prod(self.out), np.float32)
+        self.y.seen(y, (*self.score_sizes[:3], self.width))[...] = weight @ v
+        return y.reshape(self.out)
