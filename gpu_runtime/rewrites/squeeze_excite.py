@@ -1,19 +1,17 @@
-"""Global average and the two fully connected layers behind it, offered as one launch, and the two layers alone as one.
+"""Global average and the two fully connected layers behind it, offered as one launch.
 
-One block reads a whole image, which pays for small ones; of a large one many blocks form the average first. Apart or as one
-is a choice of the plan. As in back_to_back, only where neither layer fits the 2:4 pattern: the one launch is dense.
+Apart or as one is a choice of the plan: an image's last block reads all weights of the second layer, so that of many hidden
+values the layers are faster apart. As in back_to_back, only where neither layer fits the 2:4 pattern: the one launch is dense.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from gpu_runtime.network import Network, Op, Options, computes
 from tactics.families.squeeze_excite import reason_against
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.problems.protocol import Problem
 
-APART, ONE, LAYERS = "apart", "one", "layers as one"
+APART, ONE = "apart", "one"
 
 
 def offer(network: Network) -> Network:
@@ -31,19 +29,16 @@ def offer(network: Network) -> Network:
             continue
         layer = f"{first.layer} -> {second.layer}"
         group = f"{layer} (squeeze-excite)"
-        options.group(group, APART, ONE, LAYERS)
-        options.limit(pool, group, APART, LAYERS)
-        for op in (first, second):
+        options.group(group, APART, ONE)
+        ops = pool, first, second
+        for op in ops:
             options.limit(op, group, APART)
         weights = {**first.weights, **{f"{name}2": array for name, array in second.weights.items()}}
-        average = replace(pool.problem, h=1, w=1, r=1, s=1)  # of an average
-        whole = SqueezeExciteProblem(pool.problem, first.problem, second.problem)
-        for option, before, problem in ((ONE, pool, whole), (LAYERS, None, replace(whole, average=average))):
-            used = [op for op in (before, first, second) if op is not None]
-            options.behind(pool, Op(
-                " + ".join(op.name for op in used), problem, used[0].inputs, second.output, weights,
-                tuple(node for op in used for node in op.nodes), ((group, option),), layer, (first.layer, second.layer),
-            ))  # fmt: skip
+        options.behind(second, Op(
+            " + ".join(op.name for op in ops), SqueezeExciteProblem(pool.problem, first.problem, second.problem), pool.inputs,
+            second.output, weights, tuple(node for op in ops for node in op.nodes), ((group, ONE),), layer,
+            (first.layer, second.layer),
+        ))  # fmt: skip
     return options.network()
 
 

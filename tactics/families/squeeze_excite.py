@@ -1,26 +1,29 @@
 """Squeeze-excite's scale in one launch (squeeze_excite.cu): global average, two fully connected layers; packing and time.
 
-Apart these are three launches of a few microseconds each that fill no GPU. One block per image does them in a row, which pays
-as long as an image's pixels are few enough for one SM to read.
+Apart these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, each
+multiplies its share of the average with the first layer's weights, and the last of an image's blocks does the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from cuda_kernels.device import Device
+from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
-THREADS, ROOM = 512, 12  # as in squeeze_excite.cu
-MAX_CHANNELS, MAX_HIDDEN = 4096, 1024  # what lies between, in FP32, fits 48 KiB of shared memory
+THREADS, AHEAD, MAX_HIDDEN = 512, 4, 1024  # as in squeeze_excite.cu
+RESIDENT = 2  # blocks of an SM, by threads and registers
+MOST_BLOCKS = 128  # of an image: what the last one adds up
+SYNC_CLK = 60  # of a barrier of a block, and the few instructions around it
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
@@ -32,8 +35,10 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
             return "no two fully connected layers behind the average"
         if p.groups > 1 or p.needs or p.epilogue.act.name == "prelu":
             return "groups, a residual, a depth-to-space, a pool, a prologue or PRelu"
-    if max(first.c, second.k) > MAX_CHANNELS or first.k > MAX_HIDDEN:
-        return f"more than {MAX_CHANNELS} channels or {MAX_HIDDEN} hidden values"
+    if pool.n > MAX_GRID[1]:
+        return f"{pool.n} images: a grid holds at most {MAX_GRID[1]} along y"
+    if first.k > MAX_HIDDEN:
+        return f"more than {MAX_HIDDEN} hidden values"
     return ""
 
 
@@ -47,18 +52,38 @@ def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic
         yield Tactic("squeeze_excite", None, (x,), y), reason
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of an image a block reads: `vecs` vectors of 8 channels of `run` pixels; `slices` times `runs` blocks read all."""
+
+    vecs: int
+    run: int
+    slices: int
+    runs: int
+
+
+def share(p: SqueezeExciteProblem) -> Share:
+    """A thread loads AHEAD vectors at once, or more where that would be more than MOST_BLOCKS."""
+    c8, pixels = -(-p.average.c // 8), p.average.h * p.average.w
+    vecs = next(v for v in (8, 4, 2, 1) if 4 * (-(-c8 // v) * v) <= 5 * c8 or v == 1)  # a fifth of the threads idle at most
+    slices, at_once = -(-c8 // vecs), THREADS // vecs * AHEAD
+    runs = max(1, min(-(-pixels // at_once), MOST_BLOCKS // slices))
+    run = -(-pixels // runs)
+    return Share(vecs, run, slices, -(-pixels // run))
+
+
 def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
     x, y = own_strides(p, tactic)
-    one, two = p.first, p.second
+    one, two, part = p.first, p.second, share(p)
     c8, k8 = padded_channels("hwc8", p.average.c) // 8, padded_channels(tactic.out.layout, two.k) // 8
-    smem = 4 * (c8 * ROOM + -(-one.k // 4) * 4 + THREADS // 32 * 8 * ROOM)
     of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
     args = {name: of_one[name] for name in ("nonfinite", "x", "y")} | {"w1": of_one["w"], "b1": of_one["bias"]}
-    args |= {"w2": of_two["w"], "b2": of_two["bias"]} | view_args("in", x) | view_args("out", y)
-    args |= ints(c8=c8, pixels=pixels, mid=one.k, k=two.k, k8=k8) | floats(scale=1 / pixels)
+    args |= {"w2": of_two["w"], "b2": of_two["bias"], "partial": ("workspace", 0), "counters": ("counters", 0)}
+    args |= view_args("in", x) | view_args("out", y) | ints(c8=c8, pixels=pixels, mid=one.k, k=two.k, k8=k8)
+    args |= ints(vecs=part.vecs, run=part.run, runs=part.runs) | floats(scale=1 / pixels)
     args |= alpha_beta(one, "1") | alpha_beta(two, "2")
-    values = {"ACT1": act_code(one), "ACT2": act_code(two)}
-    return (launch("squeeze_excite", values, (p.average.n, 1, 1), THREADS, smem, args),)
+    values, n, blocks = {"ACT1": act_code(one), "ACT2": act_code(two)}, p.average.n, part.slices * part.runs
+    return (launch("squeeze_excite", values, (blocks, n, 1), THREADS, 0, args, n * blocks * one.k * 4, n * 4),)
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -82,11 +107,22 @@ def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def predict(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """An SM reads its image, then both layers' weights; each of the three waits for the one before."""
-    image = num_bytes(tactic.ins[0], (1, *p.in_shapes[0][1:]))
-    weights = 2 * p.first.k * (padded_channels("hwc8", p.average.c) + padded_channels("hwc8", p.second.k))
-    turns = -(-p.average.c // 64)
-    clk = (image + weights) / sm_l2(device, p.average.n) + turns * 2 * L2_LATENCY_CLK + 4 * LATENCY_CLK
-    sm = math.ceil(p.average.n / device.num_sms) * clk / device.clock_mhz
+    """All blocks read and multiply their shares, then an image's last block does the rest, load behind load. Weights are
+    fetched into L2 while the pixels arrive."""
+    part, n, mid = share(p), p.average.n, p.first.k
+    blocks, k8 = part.slices * part.runs, padded_channels(tactic.out.layout, p.second.k) // 8
+    at_once = THREADS // part.vecs * AHEAD  # pixels, of each vector
+    own = 16 * part.vecs * (part.run + mid) / sm_l2(device, n * blocks)
+    own += -(-part.run // at_once) * LATENCY_CLK + L2_LATENCY_CLK + 5 * SYNC_CLK  # pixels, then weights
+    handed = 3 * L2_LATENCY_CLK + 2 * SYNC_CLK  # sums stored, arrival counted and read
+    width = min(-(-mid // 32) * 32, THREADS)
+    turns = -(-mid // width) * -(-blocks // (8 * (THREADS // width)))  # of 8 loads at once
+    last = 4 * blocks * mid / sm_l2(device, n) + turns * L2_LATENCY_CLK + 2 * SYNC_CLK
+    width = min(k8, THREADS)
+    turns = -(-k8 // width) * -(-mid // (4 * (THREADS // width)))  # of 4
+    last += 16 * k8 * mid / sm_l2(device, n) + turns * L2_LATENCY_CLK + 2 * SYNC_CLK
+    at_a_time = device.num_sms * RESIDENT
+    clk = math.ceil(n * blocks / at_a_time) * own + handed + math.ceil(n / at_a_time) * last
+    weights = 2 * mid * (padded_channels("hwc8", p.average.c) + 8 * k8)
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape), weights)
-    return result(device, {"latency": sm, **moved})
+    return result(device, {"latency": clk / device.clock_mhz, **moved})
