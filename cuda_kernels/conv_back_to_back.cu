@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_again(const BackToBackParams& p, u32 z,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_back_to_back(const __grid_constant__ BackToBackParams p) {
-  const auto add_stage = [](u32 stage, float (&acc)[MT][NT][4]) { multiply(stage, acc); };
+  const auto add_stage = [](const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) { multiply(p, stage, acc); };
   convolve<A_TILE, 0, true>(p.c, add_stage, [&](const ConvParams& c, float (&acc)[MT][NT][4], u32 smem, int, int pixel0) {
     ConvParams first = c;
     first.k = p.k1, first.bias = p.bias1, first.slope = p.slope1, first.alpha = p.alpha1, first.beta = p.beta1;

@@ -16,7 +16,7 @@ constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 
 constexpr int E_TILE = 32 * 4;   // its metadata
 constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE;
 
-__device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
+__device__ __forceinline__ void multiply(const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tile_m = warp / WARPS_N * MT, warp_n = warp % WARPS_N * WN;
   u32 e[MT];
@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
     const u32 constants = stage + B_AT + B_BYTES;
-    const Affine f0(constants, k * 4), f1(constants, k * 4 + 1), f2(constants, k * 4 + 2), f3(constants, k * 4 + 3);
+    const Prologue f0(p, constants, k * 4), f1(p, constants, k * 4 + 1), f2(p, constants, k * 4 + 2), f3(p, constants, k * 4 + 3);
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
@@ -46,5 +46,5 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_sparse24(const __grid_constant__ ConvParams p) {
-  convolve<A_TILE, E_TILE>(p, [](u32 stage, float (&acc)[MT][NT][4]) { multiply(stage, acc); });
+  convolve<A_TILE, E_TILE>(p, [](const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) { multiply(p, stage, acc); });
 }

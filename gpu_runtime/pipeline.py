@@ -35,6 +35,7 @@ from gpu_runtime.rewrites import (
     back_to_back,
     blocks,
     channels,
+    gates,
     shared_concats,
     siblings,
     squeeze_excite,
@@ -270,7 +271,7 @@ def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
-        squeeze_excite.offer, back_to_back.offer,
+        squeeze_excite.offer, back_to_back.offer, gates.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

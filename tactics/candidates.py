@@ -54,7 +54,8 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
     alone = len(tactic.ins) == 1
     for x, y in product(others(tactic.ins[0], ins[0], ANY_INPUT), others(tactic.out, out if alone else (), ANY_OUTPUT)):
         yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
-    same = {str(f) for f in (tactic.ins if tactic.kernel in FP32_OUTPUT else tactic.ins[1:])} | {str(tactic.out)}
+    others_in = tactic.ins if tactic.kernel in FP32_OUTPUT else [f for f in tactic.ins[1:] if f != tactic.ins[0]]
+    same = {str(f) for f in others_in} | {str(tactic.out)}  # of convolutions a residual; a gate lies as the first input does
     if tactic.kernel in FP32_OUTPUT | FP32_OUTPUT_OF_ANY and same == {"fp16:chw"}:
         yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
 

@@ -51,6 +51,8 @@ def _grouped(fields: dict) -> dict:
     inside = {f: fields.pop(f) for f in Epilogue.__dataclass_fields__ if f in fields}
     if "scaled" in fields:
         fields["prologue"] = Prologue(fields.pop("scaled"))
+    if "gated" in fields:
+        fields["prologue"] = Prologue(gated=True, act=fields.pop("gated"))
     return fields | {"epilogue": Epilogue(**inside)}
 
 

@@ -11,13 +11,14 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from cuda_kernels.device import named
+from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_tiles, padded_k
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
+from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
@@ -216,20 +217,26 @@ def test_stream_k_is_offered_where_the_last_round_leaves_the_gpu_idle():
     assert any(blocks % 132 == 0 for blocks in streams(32) - {0}) and streams(4096) == {0}
 
 
-# ---- scale, shift and ReLU in front of a 1x1 convolution
+# ---- scale, shift and ReLU, or a gate and an activation, in front of a 1x1 convolution
 
 PRE = {
     "plain": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
     "odd": conv_case(1, 44, 5, 5, 24, 1, 1, (2, 2), residual=True, sparse24=True, scaled=True),
+    "gate": conv_case(3, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, gated=NONE),
+    "gate and ReLU": conv_case(2, 200, 6, 6, 24, 1, 1, residual=True, sparse24=True, gated=RELU),
+    "gate and clip": conv_case(
+        1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, sparse24=True, gated=Activation("clip", (-0.2, 1.5)),
+    ),
 }
 
 
-@pytest.mark.parametrize("problem", PRE.values(), ids=PRE)
-def test_prologues_compile_without_spills(problem):
-    by_tile = {(t.kernel, t.tile): t for t in candidates(problem, DEVICE) if not linear(t.ins[0])}
+@pytest.mark.parametrize("name, sm", [*((name, DEVICE.sm) for name in PRE), *(("gate and clip", sm) for sm in ARCHITECTURES)])
+def test_prologues_compile_without_spills(name, sm):
+    device = replace(DEVICE, sm=sm, smem_per_block=SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))])
+    by_tile = {(t.kernel, t.tile): t for t in candidates(PRE[name], device) if not linear(t.ins[0])}
     for tactic in by_tile.values():
-        (launch,) = launches(problem, tactic)
-        takes(launch.kernel, launch.values, DEVICE.sm)
+        (launch,) = launches(PRE[name], tactic)
+        takes(launch.kernel, launch.values, sm)
 
 
 PROLOGUES = {(name, t.kernel, t.tile): t for name, problem in PRE.items() for t in candidates(problem, DEVICE)}
@@ -238,6 +245,7 @@ PROLOGUES = {(name, t.kernel, t.tile): t for name, problem in PRE.items() for t 
 def test_every_tile_can_have_a_prologue_and_nothing_else_can():
     tiles = {("conv_dense", t) for t in DENSE_TILES} | {("conv_sparse24", t) for t in SPARSE_TILES}
     assert {(name, *tile) for name in PRE for tile in tiles} <= set(PROLOGUES)
+    assert all(t.ins[-1] == t.ins[0] for (name, *_), t in PROLOGUES.items() if PRE[name].prologue.gated)
     every = [t for problem in PRE.values() for t in candidates(problem, DEVICE)]
     assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in every)
 

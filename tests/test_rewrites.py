@@ -5,13 +5,14 @@ import pytest
 
 from gpu_runtime.network import Options, exists
 from gpu_runtime.pipeline import alternatives
-from gpu_runtime.rewrites import back_to_back, blocks, channels, shared_concats, siblings, squeeze_excite, upsampling
+from gpu_runtime.rewrites import back_to_back, blocks, channels, gates, shared_concats, siblings, squeeze_excite, upsampling
 from tests.reference_run import check_against_ort, model, network, node
 
 rng = np.random.default_rng(11)
 PASSES = {
     "blocks": blocks.offer, "channels": channels.offer, "upsampling": upsampling.offer, "concats": shared_concats.share,
     "siblings": siblings.merge, "squeeze-excite": squeeze_excite.offer, "back to back": back_to_back.offer,
+    "gates": gates.offer,
 }  # fmt: skip
 BOUND, ROUNDED = 1e-5, 1e-3  # relative error; the latter where one launch of two layers rounds what lies between to FP16
 

@@ -18,6 +18,8 @@
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
 //   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
+//   GATE  1: x is x * gate per image and channel, of such a kernel; 2: max(x * gate, 0), 3: that between `low` and `high`;
+//         blockIdx.y is then the image
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
 #ifndef D2S
 #define D2S 0
@@ -28,6 +30,9 @@
 #ifndef PRO
 #define PRO 0
 #endif
+#ifndef GATE
+#define GATE 0
+#endif
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
 constexpr int MT = WM / 16, NT = WN / 8;             // its MMA tiles
@@ -37,6 +42,7 @@ constexpr int B_BYTES = BN * BK * 2;
 static_assert(BM % (16 * WARPS_M) == 0 && BN % (16 * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
 static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle knows 64- and 128-byte rows");
 static_assert(OUT_LINEAR || !OUT_F32, "FP32 results are stored one by one");
+static_assert(!PRO || !GATE, "one of both is in front of a convolution");
 static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
 static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each thread loads the same number of chunks");
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
@@ -78,6 +84,11 @@ struct ConvParams {
 #endif
 #if PRO
   const char* affine;  // [K/32][scale | shift][32] halfs
+#endif
+#if GATE
+  const __half* gate;
+  int g_n, g_block, g_log2v;  // its strides; n is 1
+  float low, high;
 #endif
 };
 

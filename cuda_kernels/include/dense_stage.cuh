@@ -5,7 +5,7 @@
 constexpr int A_TILE = BK / 16 * 512;  // bytes of one 16-row tile per stage
 constexpr int B_AT = BM / 16 * A_TILE;
 
-__device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
+__device__ __forceinline__ void multiply(const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tile_m = warp / WARPS_N * MT, warp_n = warp % WARPS_N * WN;
   // ldmatrix.x4: matrices 0, 1 are K halves of pixels 0-7, matrices 2, 3 of pixels 8-15.
@@ -15,7 +15,8 @@ __device__ __forceinline__ void multiply(u32 stage, float (&acc)[MT][NT][4]) {
     uint4 a[MT];
 #pragma unroll
     for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
-    const Affine low(stage + B_AT + B_BYTES, k * 2), high(stage + B_AT + B_BYTES, k * 2 + 1);
+    const u32 constants = stage + B_AT + B_BYTES;
+    const Prologue low(p, constants, k * 2), high(p, constants, k * 2 + 1);
 #pragma unroll
     for (int j = 0; j < NT; j += 2) {
       uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + row, k * 2 + half));

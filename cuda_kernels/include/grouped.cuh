@@ -26,6 +26,24 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
 #endif
   return p;
 }
+#elif GATE
+// Gates are one image's: blockIdx.y is the image, of which pixels, and so tiles, are counted apart.
+template <int A_TILE, int E_TILE>
+__device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
+  ConvParams p = all;
+  const long long image = blockIdx.y;
+  p.x += image * p.x_n;
+  p.gate += image * p.g_n;
+  p.y += image * p.y_n * (OUT_F32 ? 2 : 1);  // in halfs
+#if RES
+  p.residual += image * p.r_n;
+#endif
+#if SPLIT
+  p.partial = static_cast<char*>(p.partial) + image * gridDim.x * SPLIT * (BM * BN * 4);
+  p.counters += image * p.tiles;
+#endif
+  return p;
+}
 #else
 template <int A_TILE, int E_TILE>
 __device__ __forceinline__ const ConvParams& of_group(const ConvParams& all) {

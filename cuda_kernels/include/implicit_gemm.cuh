@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_weights(const char* from, long long stride,
 }
 
 // A kernel's file gives the bytes of one 16-row tile per stage, A_TILE of weights and E_TILE of metadata (0: dense), and
-// Multiply(stage, acc), which adds one stage's products, and Finish(p, acc, smem, m0, pixel0), which stores the tile: epilogue,
+// Multiply(p, stage, acc), which adds one stage's products, and Finish(p, acc, smem, m0, pixel0), which stores the tile: epilogue,
 // unless ONE_M_TILE says that a block has all channels, of which another product may be made first. A stage in shared memory: weights | metadata | pixels | prologue.
 template <int A_TILE, int E_TILE, bool ONE_M_TILE, class Multiply, class Finish>
 __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply, Finish finish) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
     auto load_a = [&](int tile, u32 to) {
       load_weights<A_TILE>(weights + tile * A_TILE, a_stride, a_tiles, to);
       if (E_TILE) load_weights<E_TILE>(metadata + tile * E_TILE, e_stride, a_tiles, to + E_AT);
-      load_prologue(p, share.first + tile, to + B_AT + B_BYTES);
+      load_constants(p, share.first + tile, to + B_AT + B_BYTES);
     };
     Pixels pixels;
     pixels.init(p, pixel0, share.first);
@@ -57,6 +57,7 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
       if (stage < share.count) {
         pixels.load(p, to);
         pixels.finish(to);
+        load_gate(p, share.first + stage, to + B_BYTES);
       }
       cp_async_commit();
     }
@@ -71,9 +72,10 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
       if (more) {
         pixels.load(p, to + B_AT);
         load_a(tile + STAGES - 1, to);
+        load_gate(p, share.first + tile + STAGES - 1, to + B_AT + B_BYTES);
       }
       cp_async_commit();
-      multiply(smem + read * STAGE_BYTES, acc);
+      multiply(p, smem + read * STAGE_BYTES, acc);
       if (more) pixels.finish(to + B_AT);
       read = read + 1 == STAGES ? 0 : read + 1;
       write = write + 1 == STAGES ? 0 : write + 1;

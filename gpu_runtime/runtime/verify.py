@@ -178,7 +178,7 @@ def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
     placed = [t.is_placed for t in layer.tensors]
     if any(placed) and tactic.kernel not in STRIDED:
         raise _Fault(f"{tactic.kernel} reads and writes whole tensors")
-    if Feature.RESIDUAL in problem.needs and placed[-2] != placed[-1] and tactic.kernel not in STRIDED_RESIDUAL:
+    if Feature.RESIDUAL in problem.needs and placed[1] != placed[-1] and tactic.kernel not in STRIDED_RESIDUAL:
         raise _Fault(f"{tactic.kernel} reads a residual as it writes its output")
 
 

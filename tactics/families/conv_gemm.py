@@ -25,6 +25,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
+from tactics.problems.prologue import Prologue
 from tactics.reason import Reason
 from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import (
@@ -35,6 +36,7 @@ from tactics.step import (
     act_code,
     alpha_beta,
     conv_pointers,
+    floats,
     ints,
     launch,
     linear,
@@ -43,11 +45,14 @@ from tactics.step import (
     window_args,
 )
 from tactics.tactic import Tactic, Tile, these
+from tactics.tiles import DENSE_TILES, REGISTERS, SPARSE_TILES
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
 SMEM_BYTES_PER_CLK = 128
+GATE_BYTES = 128  # that gates take of a stage
+PLAIN = Prologue()
 # Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. With it, stages of
 # 128x256x32 reach 62 % of an A100's peak and sparse ones of 256x128x64 56 %; a model of their machine code says 57 to 71 and
 # 48 to 61 %, and for CUTLASS's 82 to 92 and 72 to 86 %.
@@ -58,39 +63,6 @@ FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address a
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
-
-# Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
-# record of what is compiled (tests/golden/compiled.json), of vectors in and out.
-REGISTERS = {
-    (False, 16, 128, 64, 4): 96, (False, 32, 64, 64, 4): 88, (False, 32, 128, 64, 4): 116, (False, 64, 32, 64, 2): 92,
-    (False, 64, 64, 64, 2): 117, (False, 64, 128, 64, 2): 174, (False, 64, 256, 32, 4): 232, (False, 128, 64, 64, 2): 184,
-    (False, 128, 128, 32, 2): 232, (False, 128, 128, 32, 4): 144, (False, 128, 128, 64, 4): 164,
-    (False, 128, 256, 32, 4): 222, (False, 256, 128, 32, 2): 228, (True, 16, 128, 64, 4): 107, (True, 32, 64, 64, 4): 91,
-    (True, 32, 128, 64, 4): 128, (True, 64, 32, 64, 2): 95, (True, 64, 64, 64, 2): 134, (True, 64, 128, 64, 2): 195,
-    (True, 64, 256, 64, 4): 254, (True, 128, 64, 64, 2): 183, (True, 128, 128, 64, 2): 248, (True, 128, 128, 64, 4): 170,
-    (True, 128, 256, 64, 4): 242, (True, 256, 128, 64, 2): 244,
-}  # fmt: skip
-
-# Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
-# to each. 16 and 32 rows serve layers with few output channels.
-DENSE_TILES = tuple(
-    Tile(*t)
-    for t in (
-        (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
-        (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
-        (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
-        (16, 128, 64, 1, 4, 4),
-    )
-)  # fmt: skip
-SPARSE_TILES = tuple(
-    Tile(*t)
-    for t in (
-        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
-        (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
-        (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
-        (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
-    )
-)  # fmt: skip
 
 
 def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
@@ -114,8 +86,9 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         yield "conv_sparse24", str(dense_only)
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
         for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
-            tactic = Tactic(kernel, tile, (x, y) if p.epilogue.residual else (x,), y)
-            reason = tile_reason(tactic, device, p.prologue.scaled) or problem_reason(p, tactic)
+            ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))
+            tactic = Tactic(kernel, tile, ins, y)
+            reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)
             yield tactic, reason
             for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
                 yield replace(tactic, tile=shared), ""
@@ -136,7 +109,8 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
-    if out_of_registers(tactic) or m.count > 1 or rounds > 8 or math.ceil(rounds) < 1.1 * rounds or tiles * stages < 2 * blocks:
+    full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds
+    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks:
         return ()
     return (replace(t, stream=blocks),)
 
@@ -164,6 +138,11 @@ def merged(p: ConvProblem) -> Merged:
     return min(found)[2]
 
 
+def parts(p: ConvProblem) -> int:
+    """How many products of matrices a convolution is, each with tiles of its own: groups, or images where each has a gate."""
+    return p.n if p.prologue.gated else merged(p).count
+
+
 def _divisors(n: int) -> list[int]:
     low = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*low, *(n // d for d in low)})
@@ -177,14 +156,14 @@ def out_of_registers(tactic: Tactic) -> bool:
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
-    if p.prologue.scaled and linear(tactic.ins[0]):
-        return "the input's scale and shift are applied to whole vectors"
+    if p.prologue.needs and linear(tactic.ins[0]):
+        return "the input's scale and shift, or its gate, are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
+    if parts(p) > MAX_GRID[1]:
+        return f"{parts(p)} groups, or images with gates: a grid holds at most {MAX_GRID[1]} along y"
     if m.count == 1:
         return ""
-    if m.count > MAX_GRID[1]:
-        return f"{m.count} groups: a grid holds at most {MAX_GRID[1]} along y"
     if tactic.gemm.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
@@ -196,9 +175,9 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     return ""
 
 
-def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
+def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
     """Why this tile cannot run there, or an empty string."""
-    tile, smem = tactic.gemm, conv_smem(tactic, pre)
+    tile, smem = tactic.gemm, conv_smem(tactic, prologue)
     if smem > device.smem_per_block:
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
@@ -209,10 +188,11 @@ def tile_reason(tactic: Tactic, device: Device, pre: bool = False) -> str:
     return ""
 
 
-def conv_smem(tactic: Tactic, pre: bool = False) -> int:
+def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
     """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
     t = tactic.gemm
-    return max(t.stages * (stage_bytes(tactic) + 4 * t.k * pre), t.m * t.n * 2 + t.n * 4)
+    constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
+    return max(t.stages * (stage_bytes(tactic) + constants), t.m * t.n * 2 + t.n * 4)
 
 
 def stage_bytes(tactic: Tactic) -> int:
@@ -230,15 +210,16 @@ def padded_k(problem: ConvProblem) -> int:
 def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
-    t, m, store = tactic.gemm, merged(p), store or _store(p)
+    t, store = tactic.gemm, store or _store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
-    blocks = t.stream or tiles // m.count * t.split
+    count = parts(p)
+    blocks = t.stream or tiles // count * t.split
     args = arguments(p, tactic, store, strided)
     if shared:
-        args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=tiles // m.count)}
-    scratch = (m.count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, tiles * 4) if shared else (0, 0)
-    smem = conv_smem(tactic, p.prologue.scaled)
-    return (launch(tactic.kernel, values(p, tactic, store), (blocks, m.count, 1), t.threads, smem, args, *scratch),)
+        args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=tiles // count)}
+    scratch = (count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, tiles * 4) if shared else (0, 0)
+    smem = conv_smem(tactic, p.prologue)
+    return (launch(tactic.kernel, values(p, tactic, store), (blocks, count, 1), t.threads, smem, args, *scratch),)
 
 
 def _store(p: ConvProblem) -> Store | None:
@@ -254,20 +235,27 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), "ACT": act_code(p), "RES": residual_order(p),
         "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.epilogue.d2s} if store else {}),
-        **({"GROUPED": 1} if merged(p).count > 1 else {}), **({"PRO": 1} if p.prologue.scaled else {}),
+        **({"GROUPED": 1} if merged(p).count > 1 else {}), **_prologue(p.prologue),
         **({"OUT_F32": 1} if y.dtype == "fp32" else {}),
     }  # fmt: skip
+
+
+def _prologue(prologue: Prologue) -> dict[str, int]:
+    return {**({"PRO": 1} if prologue.scaled else {}), **({"GATE": prologue.gate} if prologue.gated else {})}
 
 
 def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
     """Of the struct ConvParams (include/conv.cuh), without those of a split K."""
     m, x_fmt, y_fmt, up = merged(p), tactic.ins[0], tactic.out, p.epilogue.up
     one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
+    residual, gate = p.in_shapes[1 : 1 + p.epilogue.residual], p.in_shapes[1 + p.epilogue.residual :]
     x, *added, y = strided or (
-        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if up == 1 else s) for s in p.in_shapes[1:]), strides(y_fmt, out),
+        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if up == 1 else s) for s in residual),
+        *(strides(x_fmt, s) for s in gate), strides(y_fmt, out),
     )  # fmt: skip
+    gates = [added.pop() for _ in gate]
     args = conv_pointers(p, name) | {"meta": ("weights", "meta" + name) if tactic.sparse else NULL}
-    args |= ints(n=p.n, c=one.c, h=p.h, w_in=p.w, k=one.k, p=p.p, q=p.q, r=p.r, s=p.s) | window_args(p)
+    args |= ints(n=1 if gates else p.n, c=one.c, h=p.h, w_in=p.w, k=one.k, p=p.p, q=p.q, r=p.r, s=p.s) | window_args(p)
     args |= ints(c8=-(-one.c // 8), k_tiles=padded_k(one) // tactic.gemm.k, m16=-(-num_rows(one, y_fmt.layout) // 16))
     args |= view_args("x_", x) | view_args("y_", y) | alpha_beta(p)
     args |= ints(y_c=padded_channels(y_fmt.layout, out[1]) if m.count == 1 else one.out_shape[1])
@@ -279,7 +267,16 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
         args |= _residual_pixels(p, store, added[0].pixel)
     if m.count > 1:
         args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
+    for s in gates:
+        args |= _gate(p, s)
     return args | ({"affine": ("weights", "affine")} if p.prologue.scaled else {})
+
+
+def _gate(p: ConvProblem, s: Strides) -> Args:
+    """The gate, which is the last input, and what its product is clipped to."""
+    low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
+    strided = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v)
+    return {"gate": ("in", len(p.in_shapes) - 1), **strided, **floats(low=low, high=high)}
 
 
 def _pixels(store: Store, step: int) -> Args:
@@ -303,7 +300,8 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     """Output tiles of a tactic, of all groups: blocks, before K is split."""
     m = merged(p)
     channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
-    return m.count * -(-p.epilogue.d2s**2 * channels // tactic.gemm.m) * -(-p.n * p.p * p.q // tactic.gemm.n)
+    images = 1 if p.prologue.gated else p.n  # of which the pixels are counted together
+    return parts(p) * -(-p.epilogue.d2s**2 * channels // tactic.gemm.m) * -(-images * p.p * p.q // tactic.gemm.n)
 
 
 @lru_cache(maxsize=1024)
@@ -391,8 +389,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
     # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
     issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
-    if p.prologue.scaled:  # every row of warps scales its two halfs of a pixel with two instructions, 4 warps at once
-        mma += t.warps_m * t.n * t.k / 64 / 4 * 2
+    # Every row of warps scales its two halfs of a pixel, 4 warps at once.
+    mma += t.warps_m * t.n * t.k / 64 / 4 * p.prologue.instructions
     l2 = stage_bytes(tactic) / sm_l2(device, blocks)
     # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
@@ -407,7 +405,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     sm = per_sm * (loop + end) + math.ceil(per_sm / resident) * (FILL_CLK + EPILOGUE_CLK) - early
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
+    x = num_bytes(tactic.ins[0], p.in_shapes[0]) + (num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0)
+    moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, weights)
     worst = max(clk, key=clk.__getitem__)
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}, sparse=tactic.sparse)
 

@@ -26,6 +26,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
+from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 POSITIVE = frozenset(("log", "sqrt", "pow", "rpow", "log_sum"))  # of these, and of divisors, the domain is kept away from 0
@@ -52,6 +53,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
         more = {name: weights[name] for name in ("scale", "shift") if name in weights}
+        more |= {"gate": inputs[-1]} if Feature.GATED_INPUT in problem.needs else {}
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
     return problem.reference(*inputs, **weights)
 

@@ -37,7 +37,7 @@ from tactics.measure.data import images, of_images, random_data, reference
 from tactics.problems import codec
 from tactics.problems.array_functions import bound
 from tactics.problems.convolution import depth_to_space, space_to_depth
-from tactics.problems.pointwise_ops import ACTIVATIONS
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE
 from tactics.problems.problem import (
     ConvProblem,
     Problem,
@@ -362,6 +362,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         if p.prologue.scaled:
             scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
             x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
+        if p.prologue.gated:
+            x = (x.astype(np.float32) * inputs[-1].astype(np.float32)).astype(np.float16)
+            act = p.prologue.act
+            x = cupy.clip(x, *map(np.float16, act.params)) if act.params else cupy.maximum(x, 0) if act != NONE else x
         end = p.epilogue
         residual: Any = None
         if end.residual:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem, Shape4
 from tactics.problems.window_sums import window_sums
 
@@ -25,7 +26,9 @@ def key(problem: Problem, kind: str) -> str:
 def _parts(record: Any) -> Iterator[str]:
     for f in fields(record):
         v = getattr(record, f.name)
-        if isinstance(v, (Prologue, Epilogue)):
+        if isinstance(v, Prologue):
+            yield from (f"in_{part}" if part != "scaled" else part for part in _parts(v))
+        elif isinstance(v, Epilogue):
             yield from _parts(v)
         elif isinstance(record, Epilogue) and v == f.default:
             continue
@@ -40,18 +43,6 @@ def _parts(record: Any) -> Iterator[str]:
                 yield str(v)
         else:
             yield v if isinstance(v, str) else f"{f.name}{v}"
-
-
-@dataclass(frozen=True, slots=True)
-class Prologue:
-    """What a convolution does to its input first. `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16
-    values; of 1 x 1 kernels without padding only."""
-
-    scaled: bool = False
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        return frozenset({Feature.SCALED_INPUT} if self.scaled else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ class ConvProblem(Problem):
         end = self.epilogue
         if any(d % end.up for d in self.out_shape[2:]):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
-        if self.prologue.scaled and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
+        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
             raise ValueError(f"conv: only a 1 x 1 kernel without padding or groups scales its input first, got {self}")
         if self.k % end.d2s**2:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
@@ -149,7 +140,8 @@ class ConvProblem(Problem):
     def in_shapes(self) -> tuple[Shape4, ...]:
         x, (n, k, high, wide) = (self.n, self.c, self.h, self.w), self.out_shape
         u = self.epilogue.up
-        return (x, (n, k, high // u, wide // u)) if self.epilogue.residual else (x,)
+        added = ((n, k, high // u, wide // u),) if self.epilogue.residual else ()
+        return (x, *added, (self.n, self.c, 1, 1)) if self.prologue.gated else (x, *added)
 
     @property
     def out_shape(self) -> Shape4:
@@ -165,14 +157,16 @@ class ConvProblem(Problem):
 
     def reference(
         self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
-        scale: Given = None, shift: Given = None,
+        scale: Given = None, shift: Given = None, gate: Given = None,
     ) -> np.ndarray:  # fmt: skip
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c]),
-        FP32 out. Bias and slope belong to the k channels before depth-to-space.
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c], gate
+        [n,c,1,1]), FP32 out. Bias and slope belong to the k channels before depth-to-space.
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
             x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
+        if gate is not None:
+            x = self.prologue.act.apply(np.asarray(x, np.float32) * np.asarray(gate, np.float32))
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
         y = window_sums(xp, np.asarray(w, np.float32), (self.p, self.q), self.stride, self.dilation)
         if bias is not None:

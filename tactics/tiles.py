@@ -1,0 +1,36 @@
+"""The tiles that convolutions on tensor cores are tried with, and the registers that they take."""
+
+from tactics.tactic import Tile
+
+# Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
+# record of what is compiled (tests/golden/compiled.json), of vectors in and out.
+REGISTERS = {
+    (False, 16, 128, 64, 4): 96, (False, 32, 64, 64, 4): 88, (False, 32, 128, 64, 4): 116, (False, 64, 32, 64, 2): 92,
+    (False, 64, 64, 64, 2): 117, (False, 64, 128, 64, 2): 174, (False, 64, 256, 32, 4): 232, (False, 128, 64, 64, 2): 184,
+    (False, 128, 128, 32, 2): 232, (False, 128, 128, 32, 4): 144, (False, 128, 128, 64, 4): 164,
+    (False, 128, 256, 32, 4): 222, (False, 256, 128, 32, 2): 228, (True, 16, 128, 64, 4): 107, (True, 32, 64, 64, 4): 91,
+    (True, 32, 128, 64, 4): 128, (True, 64, 32, 64, 2): 95, (True, 64, 64, 64, 2): 134, (True, 64, 128, 64, 2): 195,
+    (True, 64, 256, 64, 4): 254, (True, 128, 64, 64, 2): 183, (True, 128, 128, 64, 2): 248, (True, 128, 128, 64, 4): 170,
+    (True, 128, 256, 64, 4): 242, (True, 256, 128, 64, 2): 244,
+}  # fmt: skip
+
+# Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
+# to each. 16 and 32 rows serve layers with few output channels.
+DENSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
+        (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
+        (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
+        (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
+SPARSE_TILES = tuple(
+    Tile(*t)
+    for t in (
+        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
+        (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
+        (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
+        (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
+    )
+)  # fmt: skip
