@@ -36,6 +36,7 @@ from gpu_runtime.rewrites import (
     blocks,
     channels,
     gates,
+    grid,
     shared_concats,
     siblings,
     squeeze_excite,
@@ -271,7 +272,7 @@ def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
-        squeeze_excite.offer, back_to_back.offer, gates.offer,
+        grid.offer, squeeze_excite.offer, back_to_back.offer, gates.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

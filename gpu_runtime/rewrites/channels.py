@@ -118,7 +118,7 @@ def _gives(op: Op[ConvProblem]) -> bool:
     return bool(op.layer) and op.problem.groups == 1 and not op.problem.needs - {Feature.SCALED_INPUT, Feature.MAX_POOL}
 
 
-def _of_channels(p: Problem, channels: int) -> Problem | None:
+def of_channels(p: Problem, channels: int) -> Problem | None:
     """The same pool, resize or window of rows and columns for so many channels; None for what mixes channels."""
     if isinstance(p, (PoolProblem, ResizeProblem)):
         return replace(p, c=channels)
@@ -150,7 +150,7 @@ class _Weights:
                 self._join(op)
             elif order is not None and computes(op, ConvProblem):
                 self._convolve(op, order)
-            elif order is not None and (problem := _of_channels(op.problem, self.tensors[order.source][1])):
+            elif order is not None and (problem := of_channels(op.problem, self.tensors[order.source][1])):
                 self._as_stored(op, order, _Stored(problem, order.index, op.weights))
 
     def component(self, op: Op[Problem]) -> str:
@@ -184,7 +184,7 @@ class _Weights:
             return False
         if computes(op, ConvProblem):
             return self._convolution_takes(op, tensor)
-        if _of_channels(op.problem, 1):
+        if of_channels(op.problem, 1):
             return self._all_or_more(op)
         return not op.when and (op.output in self.orders or (computes(op, ConcatProblem) and op.problem.axis == 1))
 

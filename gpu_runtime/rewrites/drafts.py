@@ -1,0 +1,220 @@
+"""Other forms of a network, offered part by part: what of a form hangs together and differs is one option of a group.
+
+A form computes the same outputs. Tensors that it names as the network does hold the same values in both; so two of its
+changes hang together where one reads or gives what exists in one of the two only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cuda_kernels import sparse24
+from gpu_runtime.network import Literal, Network, Op, Options, computes
+from tactics.problems.gather import GatherProblem
+from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
+from tactics.problems.protocol import Feature, Problem, Shape4
+
+APART = "apart"
+ROWS, COLUMNS = ("w", "b", "slope"), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Channel i of a tensor is channel `index[i]` of `source`, which has `channels`."""
+
+    source: str
+    index: tuple[int, ...]
+    channels: int
+
+    @property
+    def first(self) -> int | None:
+        """Where the tensor begins in `source`, if it is neighbouring channels of that; else None."""
+        start = self.index[0]
+        return start if self.index == tuple(range(start, start + len(self.index))) else None
+
+    def of(self, shape: Shape4) -> Problem:
+        """What makes a tensor of this shape out of the source: a part of it, in place where it lies well, or a gather."""
+        n, c, h, w = shape
+        if self.first is not None:
+            return MoveProblem(n, self.channels, h, w, "window", (c, h, w), (self.first, 0, 0))
+        return GatherProblem((n, self.channels, h, w), index=((), self.index, (), ()))
+
+    def padded(self, shape: Shape4) -> Problem:
+        """What makes the source out of a tensor of this shape, zeros between."""
+        n, c, h, w = shape
+        if self.first is not None:
+            return MoveProblem(n, c, h, w, "window", (self.channels, h, w), (-self.first, 0, 0))
+        table = np.full(self.channels, -1)
+        table[list(self.index)] = np.arange(c)
+        return GatherProblem(shape, index=((), tuple(table.tolist()), (), ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One form; `at`: name of an op -> position, in the network that it is a form of, of the op in whose place it stands."""
+
+    network: Network
+    at: Mapping[str, int]
+
+
+def unchanged(network: Network) -> Draft:
+    return Draft(network, {op.name: i for i, op in enumerate(network.ops)})
+
+
+# ---- convolutions over other channels
+
+
+def is_dense(network: Network, op: Op[Problem] | None) -> bool:
+    """Whether an op is a convolution whose rows and columns may be spread over more channels."""
+    if not computes(op, ConvProblem) or not op.layer or op.problem.groups > 1 or has_own_type(network, op):
+        return False
+    return not op.problem.needs & {Feature.DEPTH_TO_SPACE, Feature.GATED_INPUT} and set(op.weights) <= {*ROWS, *COLUMNS}
+
+
+def has_own_type(network: Network, op: Op[Problem]) -> bool:
+    """Whether a tensor of the op has no choice of formats: what is made instead of it would have every choice."""
+    return any(network.is_fp32(t) or t in network.only for t in (*op.inputs, op.output))
+
+
+def spread(array: np.ndarray, index: Sequence[int], count: int, axis: int = 0, fill: float = 0.0) -> np.ndarray:
+    """`count` entries along an axis, entry i of the array at `index[i]`, `fill` elsewhere."""
+    shape = (*array.shape[:axis], count, *array.shape[axis + 1 :])
+    wide = np.full(shape, fill, np.float32)
+    wide[(slice(None),) * axis + (list(index),)] = array
+    return wide
+
+
+def with_rows(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvProblem]:
+    """The convolution with `count` output channels: its own at `index`, what zeros give elsewhere."""
+    rows = {name: spread(a, index, count) for name, a in op.weights.items() if name in ROWS}
+    return replace(op, problem=replace(op.problem, k=count), weights={**op.weights, **rows})
+
+
+def with_columns(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvProblem]:
+    """The convolution over `count` channels, its own at `index`: the others' weights are zeros."""
+    columns = {name: spread(a, index, count, int(name == "w")) for name, a in op.weights.items() if name in COLUMNS}
+    fits = op.problem.sparse24 and count % 4 == 0 and bool(sparse24.fits(columns["w"]).all())
+    return replace(op, problem=replace(op.problem, c=count, sparse24=fits), weights={**op.weights, **columns})
+
+
+# ---- forms
+
+
+def completed(
+    network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing: Mapping[str, tuple[str, Problem]]
+) -> Draft:
+    """The form of these ops at their positions, with a copy for each tensor that is read but not given. `missing`: such a
+    tensor -> (what it is made of, how)."""
+    made = list(ops)
+    given = {t.name for t in network.inputs} | {op.output for _, op in made}
+    read = dict.fromkeys([t for _, op in made for t in op.inputs] + [t.name for t in network.outputs])
+    copies: dict[str, list[Op[Problem]]] = {}
+    for t in read:
+        if t not in given:
+            source, problem = missing[t]
+            when = _when([op for _, op in made if op.output == source])
+            copies.setdefault(source, []).append(Op(f"{t} of {source}", problem, (source,), t, when=when))
+    last = {op.output: i for i, (_, op) in enumerate(made)}
+    placed = [(-1, copy) for t in network.inputs for copy in copies.get(t.name, ())]
+    for i, (at, op) in enumerate(made):
+        placed.append((at, op))
+        if last[op.output] == i:
+            placed += [(at, copy) for copy in copies.get(op.output, ())]
+    tensors = {**network.tensors, **{op.output: op.problem.out_shape for _, op in placed}}
+    form = replace(network, ops=tuple(op for _, op in placed), tensors=tensors).pruned()
+    return Draft(form, {op.name: max(at, 0) for at, op in placed})
+
+
+def _when(givers: Sequence[Op[Problem]]) -> tuple[Literal, ...]:
+    """The options under which one of the ops exists, of groups that all of them depend on."""
+    common = set.intersection(*({group for group, _ in op.when} for op in givers)) if givers else set()
+    return tuple(dict.fromkeys(pair for op in givers for pair in op.when if pair[0] in common))
+
+
+def offer(network: Network, forms: Mapping[str, Draft], title: str) -> Network:
+    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name."""
+    options, changes = Options(network), _Changes(network, forms)
+    for ops in changes.components():
+        given_up = {option: [op for op in ops if op.name in changes.gone[option]] for option in forms}
+        made = {option: [op for op in changes.new[option] if changes.root(op) == changes.root(ops[0])] for option in forms}
+        asked = _distinct({option: made[option] for option in forms if given_up[option] or made[option]})
+        group = f"{title} {ops[0].output}"
+        options.group(group, APART, *asked)
+        for op in ops:
+            options.limit(op, group, APART, *(option for option in asked if op.name not in changes.gone[option]))
+        behind: dict[tuple, tuple[Op[Problem], int, list[str]]] = {}
+        for option in asked:
+            for op in made[option]:
+                behind.setdefault(_key(op), (op, forms[option].at[op.name], []))[2].append(option)
+        for op, at, used in behind.values():
+            when = (*op.when, *((group, option) for option in used))
+            options.behind(network.ops[at], replace(op, name=f"{op.name} ({used[0]})", when=when))
+    return options.network()
+
+
+def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:
+    """The options, the first alone of those that are the same."""
+    found: dict[frozenset, str] = {}
+    for option, ops in made.items():
+        found.setdefault(frozenset(map(_key, ops)), option)
+    return list(found.values())
+
+
+def _key(op: Op[Problem]) -> tuple:
+    """What two ops that are one have in common."""
+    weights = tuple((name, a.tobytes()) for name, a in op.weights.items())
+    return op.name, op.inputs, op.output, op.problem, op.nodes, op.when, weights
+
+
+class _Changes:
+    """`gone`: option -> names of the network's ops that its form does without; `new`: option -> ops of the form alone."""
+
+    def __init__(self, network: Network, forms: Mapping[str, Draft]) -> None:
+        self.network = network
+        self.gone: dict[str, set[str]] = {}
+        self.new: dict[str, list[Op[Problem]]] = {}
+        self._parent: dict[int, int] = {}
+        own = {id(op) for op in network.ops}
+        for option, form in forms.items():
+            kept = {id(op) for op in form.network.ops}
+            self.gone[option] = {op.name for op in network.ops if id(op) not in kept}
+            self.new[option] = [op for op in form.network.ops if id(op) not in own]
+            self._join(form.network, [op for op in network.ops if id(op) not in kept], self.new[option])
+
+    def root(self, op: Op[Problem]) -> int:
+        at = id(op)
+        while at in self._parent:
+            at = self._parent[at]
+        return at
+
+    def components(self) -> Iterator[list[Op[Problem]]]:
+        """The network's ops whose changes hang together, in order."""
+        found: dict[int, list[Op[Problem]]] = {}
+        for op in self.network.ops:
+            if any(op.name in gone for gone in self.gone.values()):
+                found.setdefault(self.root(op), []).append(op)
+        return iter(found.values())
+
+    def _join(self, form: Network, gone: Sequence[Op[Problem]], new: Sequence[Op[Problem]]) -> None:
+        givers: dict[str, Op[Problem]] = {}
+        for op in (*gone, *new):
+            self._unite(givers.setdefault(op.output, op), op)
+        for ops, other in ((gone, form), (new, self.network)):
+            known = {t.name for t in other.inputs} | {op.output for op in other.ops}
+            for op in ops:
+                for t in op.inputs:
+                    if t not in known:
+                        self._unite(givers[t], op)
+
+    def _unite(self, a: Op[Problem], b: Op[Problem]) -> None:
+        first, second = self.root(a), self.root(b)
+        if first != second:
+            self._parent[second] = first
+
+
+def is_joined(op: Op[Problem]) -> bool:
+    """Whether an op is a Concat of channels."""
+    return computes(op, ConcatProblem) and op.problem.axis == 1

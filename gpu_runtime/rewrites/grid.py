@@ -1,0 +1,287 @@
+"""Pieces of tensors whose channels are no multiples of 8, each padded to whole vectors: then it needs no copy to be joined to
+others, split off or added to part of them. The convolution that gives a padded tensor has rows of zeros, those that read it
+columns of zeros.
+
+What lies between pieces is what zeros become on their way: no reader's weights reach it, but as nothing times infinity is NaN,
+it has to be finite. So each op that computes channel by channel is asked what it makes of it; one that may make infinity or NaN
+keeps its own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, product
+
+import numpy as np
+
+from gpu_runtime.network import Network, Op, computes
+from gpu_runtime.rewrites import drafts
+from gpu_runtime.rewrites.channels import of_channels
+from gpu_runtime.rewrites.drafts import (
+    ROWS,
+    Draft,
+    Placed,
+    completed,
+    has_own_type,
+    is_dense,
+    is_joined,
+    spread,
+    unchanged,
+    with_columns,
+    with_rows,
+)
+from gpu_runtime.rewrites.layouts import Link, Piece, Pieces
+from tactics.problems.gather import ResizeProblem
+from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
+from tactics.problems.protocol import Feature, Problem
+
+FP16_MAX = 65504.0
+MOST_VALUES = 16  # that may lie between pieces of one tensor; beyond, ops that compute channel by channel keep their own
+Values = frozenset[float]
+ZERO: Values = frozenset({0.0})
+
+
+def on_grid(draft: Draft) -> Draft:
+    """The form of a network in which every piece begins at a whole vector; the same one where each does."""
+    kept: set[str] = set()  # names of ops that keep their own tensors
+    while True:
+        grid = _Grid(draft, kept)
+        if not grid.pieces_moved:
+            return draft
+        ops = grid.ops()
+        if not grid.unsafe:
+            return completed(draft.network, ops, grid.missing())
+        kept |= grid.unsafe
+
+
+def _links(op: Op[Problem]) -> Iterator[Link]:
+    """Which channels of the op's tensors lie alike. None for a convolution over all channels."""
+    p, y = op.problem, op.output
+    if isinstance(p, ConcatProblem):
+        yield from (
+            Link(t, 0, y, first, c) for t, first, c in zip(op.inputs, (0, *accumulate(p.sizes)), p.sizes, strict=False)
+        )
+    elif isinstance(p, MoveProblem) and p.is_part:
+        yield Link(op.inputs[0], p.start[0], y, 0, p.out[0])
+    elif isinstance(p, PointwiseProblem):
+        yield from (Link(t, 0, y, 0, p.c) for t, axes in zip(op.inputs, p.tensors, strict=True) if "c" in axes)
+    elif isinstance(p, ConvProblem) and p.groups == 1:
+        yield from (Link(t, 0, y, 0, p.k) for t in op.inputs[1:])
+    else:
+        yield from (Link(t, 0, y, 0, p.out_shape[1]) for t in op.inputs)
+
+
+def _known(network: Network, op: Op[Problem]) -> bool:
+    """Whether the op can compute over padded tensors."""
+    p = op.problem
+    if has_own_type(network, op):
+        return False
+    if isinstance(p, ConvProblem):
+        depthwise = 1 < p.groups == p.c == p.k and p.needs <= {Feature.RESIDUAL} and set(op.weights) <= {*ROWS}
+        return is_dense(network, op) or (depthwise and bool(op.layer))
+    if isinstance(p, PointwiseProblem):
+        return p.c > 1 and all("c" in axes or _only_scales(p, i) for i, axes in enumerate(p.tensors))
+    return is_joined(op) or (isinstance(p, MoveProblem) and p.is_part) or of_channels(p, 1) is not None
+
+
+def _only_scales(p: PointwiseProblem, tensor: int) -> bool:
+    """Whether the tensor is nothing but a factor of what is zero between pieces."""
+    return tensor > 0 and all(s.op == "mul" for s in p.stages if s.operand == f"t{tensor}")
+
+
+class _Grid:
+    """One attempt, with the ops in `kept` as they are; `unsafe`: those that `ops` found to belong there as well."""
+
+    def __init__(self, draft: Draft, kept: set[str]) -> None:
+        self._of, self._network = draft, draft.network
+        self._able = {op.name for op in self._network.ops if op.name not in kept and _known(self._network, op)}
+        givers = self._network.producers
+        edge = {t.name for t in (*self._network.inputs, *self._network.outputs)}
+        # Written with its channels apart by all that give it, or by none: then who wants it so has a copy.
+        self._written = {t for t, ops in givers.items() if t not in edge and all(op.name in self._able for op in ops)}
+        links = [link for op in self._network.ops if op.name in self._able for link in self._links(op)]
+        channels = {t: shape[1] for t, shape in self._network.tensors.items()}
+        self._pieces = Pieces(links, channels, {})
+        phases = self._phases()
+        if phases:
+            self._pieces = Pieces(links, channels, phases)
+        self.pieces_moved = any(self._pieces.moved(t) for t in channels)
+        self._between: dict[str, Values | None] = {}  # tensor -> values between its pieces; None: any finite one
+        self.unsafe: set[str] = set()
+
+    def _links(self, op: Op[Problem]) -> Iterator[Link]:
+        return _links(op) if op.output in self._written else (link for link in _links(op) if link.b != op.output)
+
+    def _phases(self) -> dict[Piece, int]:
+        """What convolutions whose weights have the 2:4 pattern ask for."""
+        found: dict[Piece, int] = {}
+        for op in self._network.ops:
+            if op.name in self._able and computes(op, ConvProblem) and op.problem.groups == 1 and op.problem.sparse24:
+                t = op.inputs[0]
+                found.update({(t, at): at % 4 for at in self._pieces.starts(t)} if self._pieces.moved(t) else {})
+        return found
+
+    def _name(self, tensor: str) -> str:
+        return f"{tensor} ({self._pieces.size(tensor)} channels)"
+
+    def _reads(self, tensor: str) -> str:
+        return self._name(tensor) if self._pieces.moved(tensor) else tensor
+
+    def missing(self) -> dict[str, tuple[str, Problem]]:
+        """How a tensor is made of what it is with its channels apart, or that of it, where only the other is given."""
+        found = {}
+        for t, shape in self._network.tensors.items():
+            if self._pieces.moved(t):
+                placed = Placed(self._name(t), self._pieces.slots(t), self._pieces.size(t))
+                found[t], found[placed.source] = (placed.source, placed.of(shape)), (t, placed.padded(shape))
+        return found
+
+    def ops(self) -> list[tuple[int, Op[Problem]]]:
+        """All ops, those of tensors with channels apart changed."""
+        found = []
+        for op in self._network.ops:
+            given = op.output in self._written and self._pieces.moved(op.output)
+            touched = op.name in self._able and (given or any(map(self._pieces.moved, op.inputs)))
+            made = self._moved(op) if touched else op
+            if made is None:
+                self.unsafe.add(op.name)
+            found.append((self._of.at[op.name], made or op))
+        return found
+
+    def _moved(self, op: Op[Problem]) -> Op[Problem] | None:
+        """The op over tensors with their channels apart; None where infinity or NaN might come between them."""
+        between = self._values(op)
+        if between is not None and not all(abs(v) <= FP16_MAX for v in between):
+            return None
+        if op.output in self._written:
+            before = self._between.get(op.output, frozenset())
+            self._between[op.output] = None if between is None or before is None else between | before
+        made = self._computed(op)
+        if made is None:
+            return None
+        if op.output not in self._written:  # a convolution, with the columns alone changed
+            return replace(made, name=f"{op.name} on the grid", inputs=(self._reads(op.inputs[0]), *op.inputs[1:]))
+        inputs = tuple(map(self._reads, op.inputs))
+        return replace(made, name=f"{op.name} on the grid", inputs=inputs, output=self._reads(op.output))
+
+    def _computed(self, op: Op[Problem]) -> Op[Problem] | None:
+        """The op's problem and weights over tensors with their channels apart."""
+        p, size = op.problem, self._pieces.size(op.output)
+        if computes(op, ConvProblem) and op.problem.groups == 1:
+            x, y = op.inputs[0], op.output
+            if y in self._written and self._pieces.moved(y):
+                op = with_rows(op, self._pieces.slots(y), size)
+            return with_columns(op, self._pieces.slots(x), self._pieces.size(x)) if self._pieces.moved(x) else op
+        if op.output not in self._written:
+            return None
+        if computes(op, ConvProblem):
+            return _depthwise(op, self._pieces.slots(op.output), size)
+        if isinstance(p, ConcatProblem):
+            return replace(op, problem=replace(p, sizes=tuple(map(self._pieces.size, op.inputs))))
+        if isinstance(p, MoveProblem) and p.is_part:
+            return replace(op, problem=self._part(op, p))
+        if isinstance(p, PointwiseProblem):
+            slots, fill = self._pieces.slots(op.output), self._fill(op, p)[0]
+            weights = {
+                f"c{i}": _constant(op.weights[f"c{i}"], p, axes, slots, size, fill) for i, axes in enumerate(p.constants)
+            }
+            return replace(op, problem=replace(p, c=size), weights={**op.weights, **weights})
+        problem = of_channels(p, size)
+        return None if problem is None else replace(op, problem=problem)
+
+    def _part(self, op: Op[Problem], p: MoveProblem) -> MoveProblem:
+        x, size = op.inputs[0], self._pieces.size(op.output)
+        first = self._pieces.slots(x)[p.start[0]] - self._pieces.slots(op.output)[0]
+        return replace(p, c=self._pieces.size(x), out=(size, *p.out[1:]), start=(first, 0, 0))
+
+    # ---- what lies between pieces
+
+    def _values(self, op: Op[Problem]) -> Values | None:
+        """What the op writes between pieces, where it does; empty for what cannot be told, NaN for what may be NaN."""
+        p = op.problem
+        found = [self._between.get(t, ZERO) if self._pieces.moved(t) else ZERO for t in op.inputs]
+        if isinstance(p, ConvProblem):
+            return _of_convolution(p, found[1] if len(found) > 1 else ZERO)
+        if isinstance(p, ConcatProblem) or (isinstance(p, MoveProblem) and p.is_part):
+            return _union(found)
+        if isinstance(p, PointwiseProblem):
+            return self._fill(op, p)[1]
+        return _of_window(p, found[0])
+
+    def _fill(self, op: Op[Problem], p: PointwiseProblem) -> tuple[float, Values]:
+        """(what constants per channel are between pieces, what the op then gives there): the first that gives zeros, else the
+        first that gives finite numbers."""
+        found = [self._between.get(t, ZERO) for t in op.inputs]
+        tried = [(fill, _of_pointwise(op, p, found, fill)) for fill in (0.0, 1.0)]
+        finite = [pair for pair in tried if all(abs(v) <= FP16_MAX for v in pair[1])]
+        return next((pair for pair in finite if pair[1] == ZERO), (*finite, *tried)[0])
+
+
+def _union(found: list[Values | None]) -> Values | None:
+    sets = [values for values in found if values is not None]
+    whole = frozenset().union(*sets)
+    return whole if len(sets) == len(found) and len(whole) <= MOST_VALUES else None
+
+
+def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
+    """What rows of zeros give: the activation of the residual between its pieces, or of zero beside it."""
+    end = p.epilogue
+    if residual is None:
+        return None
+    v = np.array(sorted(residual), np.float32).reshape(1, -1, 1, 1)
+    slope = np.zeros(v.size, np.float32)
+    y = end.act.apply(np.zeros_like(v), slope) + v if end.act_first else end.act.apply(v, slope)
+    return frozenset(y.reshape(-1).tolist())
+
+
+def _of_window(p: Problem, x: Values | None) -> Values | None:
+    """What pools, resizing and windows of pixels make of values that are one number in all pixels of a channel."""
+    if x is None:
+        return None
+    if isinstance(p, PoolProblem):
+        return x if x == ZERO or p.kind == "max" or not p.count_pad else None
+    if isinstance(p, ResizeProblem):
+        return x | {p.extrapolation} if x == ZERO else None
+    return x | {p.fill} if isinstance(p, MoveProblem) else None
+
+
+def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | None], fill: float) -> Values:
+    """NaN where the values of a tensor cannot be told."""
+    found: set[float] = set()
+    flat = [ZERO | {1.0} if "c" not in axes else values for values, axes in zip(tensors, p.tensors, strict=True)]
+    constants: dict[str, Values] = {}
+    for i, axes in enumerate(p.constants):
+        own = op.weights[f"c{i}"]
+        constants[f"c{i}"] = frozenset({fill} if "c" in axes else np.unique(own)[: MOST_VALUES + 1].tolist())
+    sets = [values for values in (*flat, *constants.values()) if values is not None]
+    if len(sets) < len(flat) + len(constants) or np.prod([len(s) for s in sets]) > MOST_VALUES:
+        return frozenset({float("nan")})
+    one = replace(p, n=1, c=1, h=1, w=1)
+    for values in product(*sets):
+        xs = [np.full((1, 1, 1, 1), v, np.float32) for v in values[: len(flat)]]
+        cs = {name: np.float32([v]) for name, v in zip(constants, values[len(flat) :], strict=True)}
+        with np.errstate(all="ignore"):
+            found.add(float(one.reference(*xs, **cs).reshape(-1)[0]))
+    factors = any("c" not in axes for axes in p.tensors)  # of any size: then only zero stays what it is
+    return frozenset(found) if not factors or found == {0.0} else frozenset({float("nan")})
+
+
+def _depthwise(op: Op[ConvProblem], slots: tuple[int, ...], size: int) -> Op[ConvProblem]:
+    weights = {name: spread(a, slots, size) for name, a in op.weights.items()}
+    return replace(op, problem=replace(op.problem, c=size, k=size, groups=size), weights=weights)
+
+
+def _constant(
+    array: np.ndarray, p: PointwiseProblem, axes: str, slots: tuple[int, ...], size: int, fill: float
+) -> np.ndarray:
+    """A constant over the padded channels, if it has one value for each channel."""
+    return spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
+
+
+TITLE, GRID = "channels on the grid:", "on the grid"
+
+
+def offer(network: Network) -> Network:
+    """The network with an option for each part of it that pieces off the grid hold together."""
+    return drafts.offer(network, {GRID: on_grid(unchanged(network))}, TITLE)

@@ -1,0 +1,124 @@
+"""Where each channel of each tensor lies when every piece that is split off or joined begins at a whole vector of 8 channels.
+
+What ops share, channel by channel, they cut alike: where a Split or a Concat cuts one tensor, all that are added to it, pooled
+or split from it are cut too. Between two cuts lies a piece; every piece that another follows is padded to whole vectors. So all
+tensors that hold a piece hold it in the same way, and each is a place in the other.
+
+A piece whose readers have 2:4 weights begins within its vector at that channel of four at which it began in the tensor they
+read: four channels of the padded tensor are then channels of one group of the other, and zeros.
+
+>>> pieces = Pieces([Link("x", 0, "a", 0, 26), Link("x", 26, "b", 0, 26)], {"x": 52, "a": 26, "b": 26}, {})
+>>> pieces.size("x"), pieces.size("a"), pieces.slots("x")[25:28]
+(58, 32, (25, 32, 33))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+VECTOR = 8
+Piece = tuple[str, int]  # a tensor, and the channel of it at which the piece begins
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Channels `a_first` .. + `count` of tensor `a` and those from `b_first` of `b` lie alike."""
+
+    a: str
+    a_first: int
+    b: str
+    b_first: int
+    count: int
+
+    def turned(self) -> Link:
+        return Link(self.b, self.b_first, self.a, self.a_first, self.count)
+
+
+class Pieces:
+    """`channels`: of every tensor. `phases`: (tensor, a channel) -> at which of four channels it is to lie, where a piece
+    begins there; of several that ask for the same piece the first is heard."""
+
+    def __init__(self, links: Sequence[Link], channels: Mapping[str, int], phases: Mapping[Piece, int]) -> None:
+        self._channels = channels
+        self._links: dict[str, list[Link]] = {}
+        for link in links:
+            self._links.setdefault(link.a, []).append(link)
+            self._links.setdefault(link.b, []).append(link.turned())
+        self._cuts: dict[str, set[int]] = {t: {0} for t in self._links}
+        self._cut()
+        self._parent: dict[Piece, Piece] = {}
+        for link in links:
+            for at in self._cuts[link.a]:
+                if link.a_first <= at < link.a_first + link.count:
+                    self._unite((link.a, at), (link.b, at - link.a_first + link.b_first))
+        self._phase: dict[Piece, int] = {}
+        for (t, at), phase in phases.items():
+            for cut in self._cuts.get(t, ()):
+                if cut == at:
+                    self._phase.setdefault(self._root((t, cut)), phase)
+        self._followed = {self._root((t, at)) for t in self._cuts for at, _ in self._in(t)[:-1]}
+
+        self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def size(self, tensor: str) -> int:
+        """Channels of the tensor, those between its pieces included."""
+        return self._layout(tensor)[0]
+
+    def slots(self, tensor: str) -> tuple[int, ...]:
+        """Where each of its channels lies."""
+        return self._layout(tensor)[1]
+
+    def _layout(self, tensor: str) -> tuple[int, tuple[int, ...]]:
+        if tensor not in self._known:
+            self._known[tensor] = self._laid(tensor)
+        return self._known[tensor]
+
+    def _laid(self, tensor: str) -> tuple[int, tuple[int, ...]]:
+        found: list[int] = []
+        first = 0
+        for at, count in self._in(tensor):
+            start = first + self._phase.get(self._root((tensor, at)), 0)
+            found += range(start, start + count)
+            first += self._width(tensor, at, count)
+        return first, tuple(found)
+
+    def moved(self, tensor: str) -> bool:
+        """Whether it has channels between its pieces, or before the first or behind the last."""
+        return tensor in self._cuts and self.size(tensor) != self._channels[tensor]
+
+    def starts(self, tensor: str) -> list[int]:
+        """The channels at which its pieces begin."""
+        return sorted(self._cuts.get(tensor, {0}))
+
+    def _in(self, tensor: str) -> list[tuple[int, int]]:
+        """(first channel, count) of each piece."""
+        starts = self.starts(tensor)
+        return [(a, b - a) for a, b in zip(starts, (*starts[1:], self._channels[tensor]), strict=True)]
+
+    def _width(self, tensor: str, at: int, count: int) -> int:
+        root = self._root((tensor, at))
+        end = self._phase.get(root, 0) + count
+        return -(-end // VECTOR) * VECTOR if root in self._followed or end > count else count
+
+    def _cut(self) -> None:
+        """Cut all tensors where one that shares channels with them is."""
+        todo = [(t, at) for t, links in self._links.items() for x in links for at in (x.a_first, x.a_first + x.count)]
+        while todo:
+            t, at = todo.pop()
+            if at in self._cuts[t] or at == self._channels[t]:
+                continue
+            self._cuts[t].add(at)
+            for link in self._links[t]:
+                if link.a_first <= at < link.a_first + link.count:
+                    todo.append((link.b, at - link.a_first + link.b_first))
+
+    def _root(self, piece: Piece) -> Piece:
+        while piece in self._parent:
+            piece = self._parent[piece]
+        return piece
+
+    def _unite(self, a: Piece, b: Piece) -> None:
+        first, second = self._root(a), self._root(b)
+        if first != second:
+            self._parent[second] = first
