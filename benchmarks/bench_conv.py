@@ -31,7 +31,7 @@ from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.measure.timing import Cache, driver_version, measured, quantiles
 from tactics.measure.worker import Bench, Clock
-from tactics.problems.convolution import Epilogue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
 

@@ -22,7 +22,7 @@ from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data
 from tactics.measure.worker import bind, scratch_for
-from tactics.problems.convolution import Epilogue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 
 PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True))

@@ -75,6 +75,7 @@ def run(command: list[str], seconds: float) -> tuple[int | None, str]:
 def compile_part(out: Path) -> int:
     """Every kernel that the other parts load, on all cores. A kernel that does not compile is a line of the result."""
     from concurrent.futures import ThreadPoolExecutor
+    from itertools import product
 
     from benchmarks import bench_conv
     from cuda_kernels.compile import CompileError, compile_kernel
@@ -87,7 +88,8 @@ def compile_part(out: Path) -> int:
     convs = [bench_conv.problem(name, 1) for name in bench_conv.SHAPES]
     work = [(p, t) for _, p, t in pairs(device)] + [(p, t) for p in convs for t in bench_conv.tactics(p, device)]
     wanted = dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch))
-    wanted |= dict.fromkeys([("flush_l2", ()), *(("reference_conv", (("ACT", i),)) for i in range(len(ACTIVATIONS)))])
+    by_definition = product(range(len(ACTIVATIONS)), range(3))
+    wanted |= dict.fromkeys([("flush_l2", ()), *(("reference_conv", (("ACT", i), ("RES", r))) for i, r in by_definition)])
 
     def one(item) -> str:
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cuda_kernels.device import Device, named
 from tactics.peers import Work
-from tactics.problems.convolution import Epilogue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import axis
 

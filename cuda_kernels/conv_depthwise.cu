@@ -11,15 +11,16 @@
 // STEP = d / gcd(d, stride) apart and read columns d * (j*E + s), E = stride / gcd(d, stride): every dilation slides alike.
 //
 // Compile-time: VEC (8 or 1), R, S, E_H, E_W, C_BLOCK, H_BLOCK x W_BLOCK threads over the patch, TH x TW, ACT, RES,
-// MULTIPLIED (1: K > C).
+// AFFINE, LAST (include/activation.cuh), MULTIPLIED (1: K > C).
 #include "activation.cuh"
 #include "tensor.cuh"
 
 constexpr int THREADS = C_BLOCK * H_BLOCK * W_BLOCK;
 constexpr int COLS = (TW - 1) * E_W + S, ROWS = (TH - 1) * E_H + R;  // of input under a thread's outputs
+constexpr int VECTORS = AFFINE ? 4 : 2;                              // per channel: bias, slope, and scale, shift
 constexpr int PART = VEC == 8 ? 4 : 1, PARTS = VEC / PART;           // channels whose products are formed at once
 // Parts stand half of the banks apart, so that storing both parts of 4 chunks at once meets no bank twice.
-constexpr int PART_BYTES = ((R * S + 2) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
+constexpr int PART_BYTES = ((R * S + VECTORS) * C_BLOCK * PART * 4 + 127) / 128 * 128 + 64;
 static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
 static_assert(THREADS <= 1024, "a block has at most 1024 threads");
 static_assert(PARTS * PART_BYTES <= 48 * 1024, "the weights lie in static shared memory");
@@ -41,6 +42,13 @@ struct DepthwiseParams {
   int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w, step_h, step_w;
   int tiles_h, tiles_w, phases_h, phases_w;  // patches of one interleaved convolution; how many of those there are
   float alpha, beta;
+#if AFFINE
+  const float* scales;  // [w_pitch]
+  const float* shifts;
+#endif
+#if LAST
+  float alpha_last, beta_last;
+#endif
 };
 
 struct Place {  // what a thread computes; channels and pixels past the tensor's end included
@@ -67,7 +75,7 @@ __device__ __forceinline__ Place place(const DepthwiseParams& p) {
   return at;
 }
 
-// The block's weights, bias and slope as FP32: [part][tap][chunk][PART]; taps R*S and R*S + 1 are bias and slope.
+// The block's weights and vectors as FP32: [part][tap][chunk][PART]; taps from R*S on are bias, slope, scale and shift.
 __device__ __forceinline__ u32 staged(u32 base, int part, int tap, int local) {
   return base + part * PART_BYTES + (tap * C_BLOCK + local) * (PART * 4);
 }
@@ -93,10 +101,14 @@ __device__ __forceinline__ void stage_weights(const DepthwiseParams& p, int chan
     for (int part = 0; part < PARTS; ++part) put(staged(base, part, tap, local), v + part * PART);
   }
 #pragma unroll
-  for (int row = 0; row < (ACT == ACT_PRELU ? 2 : 1); ++row) {
+  for (int row = 0; row < VECTORS; ++row) {
+    if (row == 1 && ACT != ACT_PRELU) continue;
     for (int i = threadIdx.x; i < C_BLOCK * PARTS; i += THREADS) {
       const int channel = channel0 + i * PART;
       const float* from = (row ? p.slope : p.bias) + channel;
+#if AFFINE
+      if (row > 1) from = (row == 2 ? p.scales : p.shifts) + channel;
+#endif
       float v[PART] = {};
       if (channel < p.w_pitch) {
         if (PART == 4) {
@@ -217,6 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
 
   // Bias, residual and activation in FP32, one rounding.
   float bias[VEC], slope[VEC];
+  Tail tail[VEC];
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
     float v[PART] = {};
@@ -226,6 +239,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
     if (ACT == ACT_PRELU) get(staged(weights, part, R * S + 1, at.local), v);
 #pragma unroll
     for (int c = 0; c < PART; ++c) slope[part * PART + c] = v[c];
+    if (AFFINE) get(staged(weights, part, R * S + 2, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].scale = v[c];
+    if (AFFINE) get(staged(weights, part, R * S + 3, at.local), v);
+#pragma unroll
+    for (int c = 0; c < PART; ++c) tail[part * PART + c].shift = v[c];
   }
 #pragma unroll
   for (int a = 0; a < TH; ++a) {
@@ -246,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_depthwise(const __
       float v[VEC];
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
-        v[c] = finish<ACT, RES>(acc[a][b][c] + bias[c], added[b][c], p.alpha, p.beta, slope[c]);
+        v[c] = finish<ACT, RES>(p, acc[a][b][c] + bias[c], added[b][c], slope[c], tail[c]);
         if (at.channel + c >= p.k) v[c] = 0.f;  // padded channels stay zero
       }
       store_vec(p.y + to + b * step * p.out.pixel, v, p.nonfinite);

@@ -9,7 +9,7 @@
 // Plain on purpose: it runs where a layer's values leave FP16, which is rare, and there it is to be right. The one trick is
 // that sums lie in registers: each pixel that is loaded serves K_THREAD products, each weight P_THREAD.
 //
-// Compile-time: K_THREAD (1, 4 or 8), P_THREAD, X_F32, ADDED_F32, Y_F32 (1: that tensor is FP32), ACT, RES.
+// Compile-time: K_THREAD (1, 4 or 8), P_THREAD, X_F32, ADDED_F32, Y_F32 (1: that tensor is FP32), ACT, RES, AFFINE, LAST.
 #include "activation.cuh"
 #include "types.cuh"
 
@@ -34,6 +34,13 @@ struct ConvFp32Params {
   int block, crd, out_w;                 // depth-to-space of block x block pixels, in the order CRD or DCR; y's width
   int r, s, stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
   float alpha, beta;
+#if AFFINE
+  const float* scales;  // [k]
+  const float* shifts;
+#endif
+#if LAST
+  float alpha_last, beta_last;
+#endif
 };
 
 __device__ __forceinline__ void load_weights(const float* from, float (&w)[K_THREAD]) {
@@ -101,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_fp32(const __grid_con
       const int at = pixel + corner / p.block * p.out_w + corner % p.block;
       const float added = RES ? load_one(p.residual + p.added.at(image[i], c, at)) : 0.f;
       const float slope = ACT == ACT_PRELU ? p.slope[k] : 0.f;
-      const float v = finish<ACT, RES>(acc[i][j] + p.bias[k], added, p.alpha, p.beta, slope);
+      const float v = finish<ACT, RES>(p, acc[i][j] + p.bias[k], added, slope, tail_of(p, k));
       store_one(p.y + p.out.at(image[i], c, at), v, p.nonfinite);
     }
     if (tile == all_tiles - 1)  // padded channels are zero

@@ -16,7 +16,7 @@
 //   PIXELS   output pixels of a block, at most: tile_h x tile_w of one image
 //   IN_CHUNKS, OUT_CHUNKS   16-byte chunks of 8 channels per pixel in the patch and in the staging tile of the output
 //   NT   8-wide tiles that cover a unit's output channels; ODD   1: a unit has an odd number of them
-//   IN_LINEAR, OUT_LINEAR, ACT, RES   as in conv.cuh
+//   IN_LINEAR, OUT_LINEAR, ACT, RES, AFFINE, LAST   as in conv.cuh
 constexpr int THREADS = 32 * WARPS_UNIT * WARPS_PIXEL;
 constexpr int MT = PIXELS / 16 / WARPS_PIXEL;  // a warp's 16-pixel tiles
 constexpr int STAGING_BYTES = PIXELS * OUT_CHUNKS * 16;
@@ -48,6 +48,13 @@ struct GroupedParams {
   int r_n, r_block, r_pixel, r_log2v;       // the residual's strides: it or y may lie inside another tensor
   int first, row_pixels, column_pixels;     // output (row, col) is pixel first + row * row_pixels + col * column_pixels of y
   float alpha, beta;
+#if AFFINE
+  const float* scales;  // [k]
+  const float* shifts;
+#endif
+#if LAST
+  float alpha_last, beta_last;
+#endif
 };
 
 // What a block computes: a tile of one image's output pixels, and a run of units.
@@ -177,8 +184,8 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
       const u32 bits = lds_32(at);
       added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
     }
-    v0 = finish<ACT, RES>(v0, added.x, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel] : 0.f);
-    v1 = finish<ACT, RES>(v1, added.y, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f);
+    v0 = finish<ACT, RES>(p, v0, added.x, ACT == ACT_PRELU ? p.slope[channel] : 0.f, tail_of(p, channel));
+    v1 = finish<ACT, RES>(p, v1, added.y, ACT == ACT_PRELU ? p.slope[channel + 1] : 0.f, tail_of(p, channel + 1));
     const __half2 h = __floats2half2_rn(v0, v1);
     watch.see(h);
     sts_32(at, *reinterpret_cast<const u32*>(&h));
@@ -189,7 +196,8 @@ __device__ __forceinline__ void stage_pair(const GroupedParams& p, u32 staging, 
     if (!(e ? ok1 : ok0)) continue;
     const u32 at = staged(staging, m + e, n);
     const float added = RES ? __half2float(__ushort_as_half(lds_16(at))) : 0.f;
-    const float v = finish<ACT, RES>(e ? v1 : v0, added, p.alpha, p.beta, ACT == ACT_PRELU ? p.slope[channel + e] : 0.f);
+    const float slope = ACT == ACT_PRELU ? p.slope[channel + e] : 0.f;
+    const float v = finish<ACT, RES>(p, e ? v1 : v0, added, slope, tail_of(p, channel + e));
     const __half h = __float2half_rn(v);
     watch.see(h);
     sts_16(at, __half_as_ushort(h));

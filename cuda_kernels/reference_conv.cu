@@ -3,7 +3,7 @@
 // What large shapes are checked against on a GPU. No tiles, no tensor cores, no formats: nothing it shares with the kernels
 // under test but the activation (which small shapes check against NumPy).
 //
-// Compile-time: ACT.
+// Compile-time: ACT, RES, AFFINE, LAST (include/conv.cuh).
 #include "activation.cuh"
 #include "ptx.cuh"
 
@@ -18,6 +18,13 @@ struct ReferenceParams {
   int c, h, w, k, p, q, r, s, groups;
   int stride_h, stride_w, pad_t, pad_l, dil_h, dil_w;
   float alpha, beta;
+#if AFFINE
+  const float* scales;  // [k]
+  const float* shifts;
+#endif
+#if LAST
+  float alpha_last, beta_last;
+#endif
 };
 
 extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_constant__ ReferenceParams p) {
@@ -39,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_co
           sum += __half2float(x[(static_cast<long long>(c) * p.h + h) * p.w + w]) * __half2float(weights[(c * p.r + i) * p.s + j]);
         }
     if (p.bias) sum += p.bias[k];
-    if (p.residual) sum += __half2float(p.residual[id]);
-    p.y[id] = activate<ACT>(sum, p.alpha, p.beta, p.slope ? p.slope[k] : 0.f);
+    const float added = RES ? __half2float(p.residual[id]) : 0.f;
+    p.y[id] = finish<ACT, RES>(p, sum, added, p.slope ? p.slope[k] : 0.f, tail_of(p, k));
   }
 }

@@ -16,7 +16,8 @@ import numpy as np
 
 from cuda_kernels.params import arrange
 from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
-from tactics.problems.pointwise_ops import ACTIVATIONS
+from tactics.problems.epilogue import AFFINE
+from tactics.problems.pointwise_ops import ACTIVATIONS, INSTRUCTIONS, NONE
 from tactics.problems.problem import ConvProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.tactic import Tactic
@@ -125,8 +126,9 @@ def spread_args(name: str, s: Strides, axes: str, width: int, rows: bool) -> Arg
 
 
 def conv_pointers(p: ConvProblem, name: str = "") -> Args:
-    """What every convolution's struct begins with; `name` is appended to the names of the weight sections."""
-    return {
+    """The addresses in every convolution's struct; `name` is appended to the names of the weight sections."""
+    more: Args = {vector: ("weights", vector + name) for vector in AFFINE} if p.epilogue.affine else {}
+    return more | {
         "nonfinite": NONFINITE, "x": ("in", 0), "w": ("weights", "w" + name), "bias": ("weights", "b" + name),
         "slope": ("weights", "slope" + name) if p.epilogue.act.name == "prelu" else NULL,
         "residual": ("in", 1) if p.epilogue.residual else NULL, "y": ("out", 0),
@@ -143,6 +145,7 @@ def pixel_args(store: Store) -> Args:
     return ints(first=first, row_pixels=row, column_pixels=column)
 
 
+ACTIVATION_CODES = {name: i for i, name in enumerate(ACTIVATIONS)}
 CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
 
 
@@ -172,14 +175,24 @@ def own_strides(problem: Problem, tactic: Tactic) -> tuple[Strides, ...]:
     return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
 
 
+def epilogue_values(problem: ConvProblem) -> dict[str, int]:
+    """What the kernels are told of the epilogue (include/activation.cuh): ACT; RES, 0 no residual, 1 added before the
+    activation, 2 after it; AFFINE and LAST where something follows."""
+    end = problem.epilogue
+    values = {"ACT": act_code(problem), "RES": (2 if end.act_first else 1) if end.residual else 0}
+    last = {"LAST": ACTIVATION_CODES[end.last.name]} if end.last != NONE else {}
+    return values | ({"AFFINE": 1} if end.affine else {}) | last
+
+
+def epilogue_instructions(problem: ConvProblem) -> int:
+    """Instructions per output that its epilogue takes beyond those of a bias and a ReLU, which every family counts."""
+    end = problem.epilogue
+    return sum(INSTRUCTIONS.get(act.name, 2) - 2 for act in (end.act, end.last)) + int(end.affine)
+
+
 def act_code(problem: ConvProblem) -> int:
     """The activation's number in include/activation.cuh."""
-    return list(ACTIVATIONS).index(problem.epilogue.act.name)
-
-
-def residual_order(problem: ConvProblem) -> int:
-    """The kernels' RES: 0 no residual, 1 added before the activation, 2 after it."""
-    return (2 if problem.epilogue.act_first else 1) if problem.epilogue.residual else 0
+    return ACTIVATION_CODES[problem.epilogue.act.name]
 
 
 def f32_values(x: Format, y: Format) -> dict[str, int]:
@@ -189,9 +202,13 @@ def f32_values(x: Format, y: Format) -> dict[str, int]:
 
 
 def alpha_beta(problem: ConvProblem, number: str = "") -> Args:
-    """The activation's parameters; `number` is appended to their names."""
-    a, b = (*problem.epilogue.act.params, 0.0, 0.0)[:2]
-    return floats(**{"alpha" + number: a, "beta" + number: b})
+    """The activations' parameters; `number` is appended to the names of the first one's."""
+    (a, b), last = (*problem.epilogue.act.params, 0.0, 0.0)[:2], problem.epilogue.last
+    args = floats(**{"alpha" + number: a, "beta" + number: b})
+    if last != NONE:
+        a, b = (*last.params, 0.0, 0.0)[:2]
+        args |= floats(alpha_last=a, beta_last=b)
+    return args
 
 
 def grid(threads: int) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from cuda_kernels.device import named
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics import codec
 from tactics.problems.codec import to_json
-from tactics.problems.convolution import Epilogue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 from tactics.problems.problem import (
     ConcatProblem,

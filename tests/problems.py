@@ -20,7 +20,7 @@ from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference
 from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
 from tactics.problems.attention import AttentionProblem, Operand
-from tactics.problems.convolution import Epilogue, Prologue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problems.problem import (
@@ -36,6 +36,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
+from tactics.problems.prologue import Prologue
 from tactics.problems.reductions import REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.step import linear
 from tactics.tactic import Tactic
@@ -66,6 +67,14 @@ def transposed_case(*sizes, **fields) -> ConvTransposeProblem:
     return ConvTransposeProblem(*sizes, **_grouped(fields))
 
 
+# What may follow an activation: a scale and a shift, a residual, a second activation.
+TAILS: dict[str, dict] = {
+    "": {"residual": True, "act_first": True, "affine": True, "last": Activation("hard_sigmoid", (0.2, 0.5))},
+    "_affine": {"affine": True},
+    "_after_residual": {"residual": True, "affine": True},
+    "_second": {"residual": True, "act_first": True, "last": Activation("relu")},
+    "_of_two": {"last": Activation("clip", (-0.1, 0.4))},
+}
 # All of their tactics are run: every tile x format pair, without and with a residual. Odd sizes: no tile fits.
 EVERY_TACTIC: dict[str, Problem] = {
     "conv": conv_case(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True),
@@ -96,6 +105,8 @@ CONVS: dict[str, Problem] = {
         1, 16, 5, 6, 32, 3, 3, bias=True, residual=True, act=SIGMOID, act_first=True, d2s=2, sparse24=True
     ),
     **{f"conv_{a.name}": conv_case(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
+    **{f"conv_tail{name}": conv_case(2, 24, 6, 5, 40, 3, 3, bias=True, act=Activation("gelu"), sparse24=True, **how)
+       for name, how in TAILS.items()},
 }
 
 BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
@@ -224,6 +235,7 @@ DEPTHWISE: dict[str, Problem] = {
     "depthwise_larger_dilation": depthwise(1, 16, 4, 5, 3, 3, pad=(6, 6, 6, 6), dilation=(6, 6), bias=True),
     **{f"depthwise_x{m}": depthwise(1, 21, 6, 9, 3, 3, m, **SAME, act=PRELU) for m in (2, 3, 4, 5, 8, 11)},
     **{f"depthwise_{a.name}": depthwise(1, 12, 9, 3, 3, 1, bias=True, residual=True, act=a) for a in ACTS},
+    "depthwise_tail": depthwise(2, 20, 9, 7, 3, 3, **SAME, act=PRELU, **TAILS[""]),
 }
 
 _BETWEEN = conv_case(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
@@ -238,6 +250,8 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
         2, 3, 8, 8, 20, 20, ((40, 72, 1, 1),), (40, 24, 1, 1), *(Operand(0, 24 * i, (1440, 8, 1, 72)) for i in range(3)),
         Operand(1, 0, (480, 8, 1, 24)), unit=True, epsilon=1e-12,
     ),
+    "grouped_tail": conv_case(2, 36, 9, 7, 36, 3, 3, **SAME, groups=6, act=PRELU, **TAILS[""]),
+    "stem_tail": conv_case(1, 3, 20, 21, 33, 3, 3, (2, 2), (1, 1, 1, 1), bias=True, act=PRELU, **TAILS[""]),
     "squeeze_excite": SqueezeExciteProblem(
         PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
     ),

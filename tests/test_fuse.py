@@ -59,7 +59,6 @@ def test_the_activation_may_come_before_the_add():
 @pytest.mark.parametrize(
     "name, tail, outputs",
     [
-        ("activations on both sides", [node("Relu", "a", "r"), node("Add", "r x", "s"), node("Tanh", "s", "y")], "y"),
         ("a second reader", [node("Add", "a x", "y"), node("Tanh", "a", "z")], "y z"),
         ("a network output", [node("Add", "a x", "y")], "a y"),
         ("the same tensor twice", [node("Add", "a a", "y")], "y"),

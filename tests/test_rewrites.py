@@ -58,8 +58,8 @@ def test_all_options_of_one_rewrite_compute_the_same(name):
 
 
 def test_options_stand_where_they_are_said_to_and_nothing_unread_stays():
-    net = network(model([node("Conv", "x w", "a"), node("Relu", "a", "r"), node("Tanh", "r", "y")], {"x": (1, 4, 4, 4)}, "y",
-                        {"w": _w(4, 4, 1, 1)}))  # fmt: skip
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "r"), node("Softsign", "r", "y")]
+    net = network(model(nodes, {"x": (1, 4, 4, 4)}, "y", {"w": _w(4, 4, 1, 1)}))
     conv, tail = net.ops
     options = Options(net)
     assert options.network() is net

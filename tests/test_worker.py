@@ -16,7 +16,9 @@ from tactics.candidates import candidates
 from tactics.format import Format, num_bytes, to_memory
 from tactics.measure import timing, worker
 from tactics.measure.timing import Cache, Time
+from tactics.problems.epilogue import AFFINE
 from tactics.problems.problem import LibraryProblem, PoolProblem
+from tactics.step import epilogue_values
 from tactics.tactic import Tactic, Tile
 from tests.problems import CONVS, PROBLEMS
 from tests.test_timing import H200, HWC8, PROBLEM, ROOT, tactics
@@ -192,7 +194,10 @@ def test_the_worker_says_why_it_cannot_measure_here():
         timing.measured(H200, Cache("/nonexistent/times.jsonl"), compile_first=False)(PROBLEM, tactics(1))
 
 
-@pytest.mark.parametrize("name", [n for n in CONVS if n in ("conv_asymmetric", "conv_residual_prelu", "conv_clip")])
+BY_DEFINITION = "conv_asymmetric", "conv_residual_prelu", "conv_residual_after", "conv_clip", "conv_tail"
+
+
+@pytest.mark.parametrize("name", BY_DEFINITION)
 def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     launch, compiling = pytest.importorskip("cuda_kernels.launch"), pytest.importorskip("cuda_kernels.compile")
     pytest.importorskip("cuda_kernels.emulator")
@@ -202,7 +207,7 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     gpu = launch.Emulated(H200)
     arrays = {
         "x": inputs[0], "w": weights["w"].astype(np.float16), "b": weights.get("b"), "slope": weights.get("slope"),
-        "residual": inputs[1] if problem.epilogue.residual else None,
+        "residual": inputs[1] if problem.epilogue.residual else None, **{name: weights.get(name) for name in AFFINE},
     }  # fmt: skip
     at = {}
     for key, array in arrays.items():
@@ -210,9 +215,9 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
         if at[key]:
             gpu.write(at[key], array)
     y = gpu.allocate(expected.nbytes)
-    params = worker.reference_params(problem, at["x"], at["w"], at["b"], at["slope"], at["residual"], y)
-    act = list(worker.ACTIVATIONS).index(problem.epilogue.act.name)
-    kernel = gpu.load(compiling.compile_kernel("reference_conv", {"ACT": act}, "sm_90a"))
+    values = epilogue_values(problem)
+    params = worker.reference_params(problem, values, {**at, "weights": at["w"], "y": y})
+    kernel = gpu.load(compiling.compile_kernel("reference_conv", values, "sm_90a"))
     gpu.launch(kernel, (-(-expected.size // 256), 1, 1), (256, 1, 1), 0, params)
     got = gpu.read(y, expected.nbytes).view(np.float32).reshape(expected.shape)
     assert worker.relative_error(got, expected) < 1e-4

@@ -43,10 +43,37 @@ __device__ __forceinline__ float activate(float v, float a, float b, float slope
   return v;
 }
 
+// What may follow the activation. Compile-time: AFFINE   1: v * scale + shift, per channel; LAST   a second Act, behind that and
+// behind a residual of order 2.
+#ifndef AFFINE
+#define AFFINE 0
+#endif
+#ifndef LAST
+#define LAST 0
+#endif
+struct Tail {
+  float scale, shift;
+};
+
+// Of channel `row` of a kernel's parameters, which have the members only where they are compiled in.
+template <class Params>
+__device__ __forceinline__ Tail tail_of(const Params& p, int row) {
+  Tail tail = {1.f, 0.f};
+#if AFFINE
+  tail.scale = p.scales[row], tail.shift = p.shifts[row];
+#endif
+  return tail;
+}
+
 // An output before rounding. ORDER 0: no residual; 1: act(v + residual); 2: act(v) + residual.
-template <int KIND, int ORDER>
-__device__ __forceinline__ float finish(float v, float residual, float a, float b, float slope) {
+template <int KIND, int ORDER, class Params>
+__device__ __forceinline__ float finish(const Params& p, float v, float residual, float slope, Tail tail) {
   if (ORDER == 1) v += residual;
-  v = activate<KIND>(v, a, b, slope);
-  return ORDER == 2 ? v + residual : v;
+  v = activate<KIND>(v, p.alpha, p.beta, slope);
+  if (AFFINE) v = fmaf(v, tail.scale, tail.shift);
+  if (ORDER == 2) v += residual;
+#if LAST
+  v = activate<LAST>(v, p.alpha_last, p.beta_last, 0.f);
+#endif
+  return v;
 }

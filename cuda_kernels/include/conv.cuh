@@ -14,7 +14,8 @@
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
 //   SPLIT   1, 2: blocks share output tiles along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
-//   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it
+//   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it; AFFINE, LAST   what follows
+//   (include/activation.cuh)
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
 //   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
@@ -89,6 +90,13 @@ struct ConvParams {
   const __half* gate;
   int g_n, g_block, g_log2v;  // its strides; n is 1
   float low, high;
+#endif
+#if AFFINE
+  const float* scales;  // [16 * m16]
+  const float* shifts;
+#endif
+#if LAST
+  float alpha_last, beta_last;
 #endif
 };
 
@@ -221,6 +229,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
       const bool real = real_row(p, channel);
       const float bias = real ? p.bias[channel] : 0.f;
       const float slope = KIND == ACT_PRELU && real ? p.slope[channel] : 0.f;
+      const Tail tail = tail_of(p, real ? channel : 0);
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
         const int n = warp_n + j * 8;
@@ -231,8 +240,8 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
           const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
           added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         }
-        const float v0 = finish<KIND, ORDER>(acc[i][j][2 * half_tile] + bias, added.x, p.alpha, p.beta, slope);
-        const float v1 = finish<KIND, ORDER>(acc[i][j][2 * half_tile + 1] + bias, added.y, p.alpha, p.beta, slope);
+        const float v0 = finish<KIND, ORDER>(p, acc[i][j][2 * half_tile] + bias, added.x, slope, tail);
+        const float v1 = finish<KIND, ORDER>(p, acc[i][j][2 * half_tile + 1] + bias, added.y, slope, tail);
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
         watch.see(h);
         const u32 bits = *reinterpret_cast<const u32*>(&h);
@@ -264,7 +273,7 @@ __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[M
         if (row >= output_rows(p)) break;
         const float added = RES ? __half2float(p.residual[added_at + row_offset<true>(p, row)]) : 0.f;
         const float slope = ACT == ACT_PRELU ? p.slope[row] : 0.f;
-        const float v = finish<ACT, RES>(acc[i / 2][j][i % 2 * 2 + e] + p.bias[row], added, p.alpha, p.beta, slope);
+        const float v = finish<ACT, RES>(p, acc[i / 2][j][i % 2 * 2 + e] + p.bias[row], added, slope, tail_of(p, row));
         y[offset + row_offset<false>(p, row)] = v;
         watch.see(v);
       }

@@ -16,6 +16,7 @@ from gpu_runtime.text import printable
 from tactics import codec
 from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, strides, wording
 from tactics.problems.library_problem import LibraryProblem
+from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
     BackToBackProblem,
     ConvProblem,
@@ -204,7 +205,7 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
 def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem) -> Keys:
     """Of two convolutions in one launch, as the first one reads and the second one writes."""
     reads = p.first if isinstance(p, BackToBackProblem) else p
-    act = str(p.epilogue.act)
+    act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
     return {
         "ParameterType": "Deconvolution" if isinstance(p, ConvTransposeProblem) else "Convolution",
         "Kernel": [p.r, p.s],

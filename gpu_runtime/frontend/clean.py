@@ -50,7 +50,7 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
         _erase_half, normalize.split_sums, normalize.group_norms, common.ShapeInferencePass(),
         constants.fold,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        _drop_identities, normalize.plain_gemms, normalize.float_exponents, normalize.pads_into_windows,
+        _drop_identities, normalize.split_selus, normalize.plain_gemms, normalize.float_exponents, normalize.pads_into_windows,
         normalize.softmax_where_it_lies, normalize.join_constants, normalize.whole_batches,
         common.RemoveUnusedNodesPass(), channels_first.products, split_attention.of_two, common.RemoveUnusedNodesPass(),
         common.TopologicalSortPass(),

@@ -43,6 +43,15 @@ def split_sums(model: ir.Model) -> None:
         replace_by(model, node, steps)
 
 
+def split_selus(model: ir.Model) -> None:
+    """Selu -> Elu and its factor, which is a scale like any other."""
+    for node in [n for n in model.graph if n.op_type == "Selu"]:
+        build = Steps(model, name_of(node))
+        y = build.add("_elu", "Elu", operand(node), alpha=attribute(node, "alpha", 1.6732632423543772))
+        build.add("", "Mul", y, build.stored("_gamma", attribute(node, "gamma", 1.0507009873554805)))
+        replace_by(model, node, build.steps)
+
+
 def plain_gemms(model: ir.Model) -> None:
     """Gemm that is neither a convolution nor a product as it stands -> one that is, or MatMul by a constant first matrix, with
     what it did besides in operators of their own: a transposition, a factor, an addend that is not constant per column."""

@@ -43,10 +43,12 @@ from gpu_runtime.fusion.layers import (
     of_chain,
     plain,
     with_activation,
+    with_affine,
+    with_last,
 )
 from gpu_runtime.fusion.normalizations import normalization_at
 from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
-from tactics.problems.pointwise_ops import NONE, Stage
+from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
 STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
 APART = "apart"
@@ -137,13 +139,21 @@ def _convolution(node: ir.Node, state: State) -> Found | None:
     if _residual_after(layer, state) is not None:
         return Found((), (*used, *moved), waits=layer)
     layer, activation = with_activation(layer)
-    layer, last = with_depth_to_space(layer)
-    used = (*used, *moved, *activation, *last)
+    layer, affine = with_affine(layer) if activation and layer.d2s == 1 else (layer, ())
+    layer, shuffle = with_depth_to_space(layer)
+    used = (*used, *moved, *activation, *affine, *shuffle)
     add = _residual_after(layer, state) if activation and layer.op != "ConvTranspose" else None
-    if add is not None and not activation_after(add.outputs[0]):
+    if add is not None and _is_last(activation_after(add.outputs[0])):
         return Found((), used, waits=replace(layer, act_first=True))
+    layer, second = with_last(layer) if activation else (layer, ())
+    used += second
     pool = _pool_after(layer)
     return Found(((node, layer),), used) if pool is None else _pooled(layer, pool, used)
+
+
+def _is_last(found: tuple[Activation, np.ndarray | None, tuple[ir.Node, ...]] | None) -> bool:
+    """Whether a residual behind an activation may be followed by what was found: nothing, or an activation without weights."""
+    return found is None or found[0].name != "prelu"
 
 
 def _residual_after(layer: Layer, state: State) -> ir.Node | None:
@@ -188,6 +198,7 @@ def _residual(node: ir.Node, state: State) -> Found | None:
             output=apart.output,
             weights=conv.weights if slope is None else {**conv.weights, "slope": slope},
             act=conv.act if conv.act_first else act,
+            last=act if conv.act_first else NONE,
             residual=True,
             when=((group, option),),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +24,7 @@ from gpu_runtime.fusion.chains import Chain, activation_after
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
 SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
+POSITIVE = ("relu", "leaky_relu", "prelu")  # f(s x) = s f(x) for s > 0
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
@@ -31,13 +33,13 @@ class Layer:
     """One operation. `op`: the ONNX type that gives its meaning, or Chain; `node`: where its attributes stand.
 
     `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
-    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], all FP64 or
-    FP32, not yet rounded. `when`: for every group named, the option chosen must be one of those listed, or the layer does
-    not exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and
-    the activation comes before the residual. `prologue`: the input is scaled,
-    shifted and rectified first, by "scale" and "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups.
-    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before). `merged`: the nodes of
-    the convolutions that are one here.
+    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], by what its
+    result is scaled and shifted "scales" and "shifts" [K], all FP64 or FP32, not yet rounded. `when`: for every group named,
+    the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and mode of
+    depth-to-space over the result, before the residual; `act_first`: and the activation comes before the residual; `last`: a
+    second activation, behind all of that. `prologue`: the input is scaled, shifted and rectified first, by "scale" and
+    "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups. `axis`: of the output, along which the rows
+    of "w" lie (of a MatMul: the last, or the one before). `merged`: the nodes of the convolutions that are one here.
     """
 
     op: str
@@ -50,6 +52,7 @@ class Layer:
     act: Activation = NONE
     residual: bool = False
     act_first: bool = False
+    last: Activation = NONE
     stages: tuple[Stage, ...] = ()
     d2s: int = 1
     d2s_mode: str = "dcr"
@@ -169,11 +172,45 @@ def with_activation(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
         return layer, ()
     if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
         slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
-    return replace(
-        layer,
-        label=f"{layer.label} + {label(used)}",
-        nodes=layer.nodes + names(used),
-        output=used[-1].outputs[0],
-        weights=layer.weights if slope is None else {**layer.weights, "slope": slope},
-        act=act,
-    ), used
+    return _followed(layer, used, weights=layer.weights if slope is None else {**layer.weights, "slope": slope}, act=act), used
+
+
+def _followed(layer: Layer, used: tuple[ir.Node, ...], **changes: Any) -> Layer:
+    """The layer that does the nodes behind it too."""
+    y = used[-1].outputs[0]
+    return replace(layer, label=f"{layer.label} + {label(used)}", nodes=layer.nodes + names(used), output=y, **changes)
+
+
+def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
+    """The layer with the constants' scales and shifts behind its activation, and the nodes that say them.
+
+    What scales the result of a homogeneous activation by positive numbers scales its weights instead.
+    """
+    rows, used = layer.weights["w"].shape[:1], list[ir.Node]()
+    scales, shifts = np.ones(rows), np.zeros(rows)
+    y = layer.output
+    while (reader := single_reader(y)) is not None and (affine := scale_and_shift(reader, y, layer.axis)) is not None:
+        scale, shift = affine
+        scales, shifts = scales * scale, shifts * scale + shift
+        used.append(reader)
+        y = reader.outputs[0]
+    if not used:
+        return layer, ()
+    weights = dict(layer.weights)
+    if layer.act.name in POSITIVE and np.all(scales > 0):
+        for name in {"w", "b"} & weights.keys():
+            w = weights[name].astype(np.float64)
+            weights[name] = w * scales.reshape(-1, *(1,) * (w.ndim - 1))
+        scales = np.ones(rows)
+    if np.any(scales != 1) or np.any(shifts):
+        weights |= {"scales": scales, "shifts": shifts}
+    return _followed(layer, tuple(used), weights=weights), tuple(used)
+
+
+def with_last(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
+    """The layer with a second activation, and the nodes of that."""
+    found = activation_after(layer.output)
+    if found is None or found[0].name == "prelu":
+        return layer, ()
+    act, _, used = found
+    return _followed(layer, used, last=act), used

@@ -12,9 +12,10 @@ from cuda_kernels import sparse24
 from gpu_runtime.frontend.queries import Node, attribute, constant, operand, operands, shape_of
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights
-from tactics.problems.convolution import Epilogue, Prologue
+from tactics.problems.epilogue import VECTORS, Epilogue
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
+from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Problem, Shape4
 
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
@@ -92,7 +93,7 @@ def conv_transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) 
     whole = size == stride == (b, b) and pad == (0, 0) and dilation == (1, 1) and to == (h * b, w * b)
     if whole and b > 1 and (groups == 1 or c > groups):  # depthwise kernels store as they compute
         weights["w"] = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(b * b * k, c // groups, 1, 1)
-        weights.update({name: np.repeat(weights[name], b * b) for name in ("b", "slope") if name in weights})
+        weights.update({name: np.repeat(weights[name], b * b) for name in VECTORS if name in weights})
         end = replace(end, d2s=b, d2s_mode="crd")
         return ConvProblem(n, c, h, w, b * b * k, 1, 1, groups=groups, sparse24=fits, epilogue=end)
     top, left = (d * (t - 1) - p for d, t, p in zip(dilation, size, pad, strict=True))
@@ -211,7 +212,7 @@ def _rounded(kernel: np.ndarray) -> np.ndarray:
 
 
 def _epilogue(layer: Layer, weights: Mapping[str, np.ndarray]) -> Epilogue:
-    return Epilogue("b" in weights, layer.residual, layer.act)
+    return Epilogue("b" in weights, layer.residual, layer.act, affine="scales" in weights, last=layer.last)
 
 
 def _fits(weights: Mapping[str, np.ndarray], group_channels: int) -> bool:

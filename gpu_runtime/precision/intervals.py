@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from gpu_runtime.network import Network, Op, exists
+from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.pointwise_facts import ANY, POSITIVE, Interval, stage_interval
 from tactics.problems.pointwise_ops import Stage, stage_of
@@ -87,7 +88,13 @@ def _convolution(op: Op, found: Known) -> Interval:
     operand = None if slopes is None else Interval(float(np.min(slopes)), float(np.max(slopes)))
     for stage in stage_of(p.epilogue.act, "slope"):
         v = stage_interval(stage, v, operand)
-    return stage_interval(Stage("add", "t1"), v, found[op.inputs[1]]) if p.epilogue.act_first else v
+    for name, step in zip(AFFINE, ("mul", "add"), strict=True) if p.epilogue.affine else ():
+        v = stage_interval(Stage(step, "c0"), v, Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name]))))
+    if p.epilogue.act_first:
+        v = stage_interval(Stage("add", "t1"), v, found[op.inputs[1]])
+    for stage in stage_of(p.epilogue.last):
+        v = stage_interval(stage, v)
+    return v
 
 
 def _moved(op: Op, found: Known) -> Interval:

@@ -27,7 +27,7 @@ from tactics.measure.data import reference
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.pointwise_ops import MAX_STAGES, Stage
+from tactics.problems.pointwise_ops import MAX_STAGES, Activation, Stage
 from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
@@ -264,8 +264,9 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
     for op in network.ops:
         p, tensors = op.problem, (*op.inputs, op.output)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)):
-            if p.epilogue.act.name not in HOMOGENEOUS:
-                fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {p.epilogue.act.name}") | fixed
+            for act in (p.epilogue.act, p.epilogue.last):
+                if act.name not in HOMOGENEOUS:
+                    fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {act.name}") | fixed
             same = tensors[1:]
         elif isinstance(p, PointwiseProblem):
             same = ()
@@ -318,12 +319,15 @@ def _conv(op: Op, x: int, y: int) -> Op:
     if not np.isfinite(w).all() or np.abs(w - exact).max() > LOST * np.abs(exact).max():
         raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
     weights["w"] = w
-    if "b" in weights:
-        weights["b"] = weights["b"] * np.float32(2.0**y)
-    act = p.epilogue.act
-    if act.name == "clip":
-        act = replace(act, params=tuple(v * 2.0**y for v in act.params))
-    return replace(op, problem=with_epilogue(p, act=act), weights=weights)
+    for name in {"b", "shifts"} & weights.keys():
+        weights[name] = weights[name] * np.float32(2.0**y)
+    end = with_epilogue(p, act=_times(p.epilogue.act, 2.0**y), last=_times(p.epilogue.last, 2.0**y))
+    return replace(op, problem=end, weights=weights)
+
+
+def _times(act: Activation, scale: float) -> Activation:
+    """The homogeneous activation of values that are `scale` times as large, as large itself."""
+    return replace(act, params=tuple(v * scale for v in act.params)) if act.name == "clip" else act
 
 
 def _chain(op: Op, ins: list[int], out: int) -> Op:

@@ -26,6 +26,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from gpu_runtime.network import Network, Op, Options, computes, unique
 from gpu_runtime.rewrites.orders import Order, composed
+from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
@@ -105,7 +106,7 @@ def _in_rows(network: Network, orders: Mapping[str, Order]) -> Network:
         options.limit(op, group, APART)
         for maker in makers:
             options.limit(maker, group, APART)
-            rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in ("w", "b", "slope")}
+            rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in ("w", *VECTORS)}
             options.behind(maker, replace(
                 maker, name=f"{maker.name} + {op.name}", output=op.output, weights={**maker.weights, **rows},
                 nodes=(*maker.nodes, *order.nodes), when=(*maker.when, (group, IN_ROWS)),

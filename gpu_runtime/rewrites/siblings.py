@@ -21,7 +21,8 @@ import numpy as np
 
 from gpu_runtime.network import Literal, Network, Op, Options, computes
 from tactics.format import Format
-from tactics.problems.convolution import Epilogue, with_epilogue
+from tactics.problems.convolution import with_epilogue
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature

@@ -25,14 +25,14 @@ from tactics.roofline import LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import (
     Launch,
     Store,
-    act_code,
     alpha_beta,
     conv_pointers,
+    epilogue_instructions,
+    epilogue_values,
     ints,
     launch,
     linear,
     pixel_args,
-    residual_order,
     view_args,
     window_args,
 )
@@ -171,7 +171,7 @@ def launches(
     x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
-        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, "ACT": act_code(p), "RES": residual_order(p),
+        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
     }  # fmt: skip
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
@@ -192,18 +192,17 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
     w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
     sections = {"w": w.reshape(-1)}
-    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
-        if used:
-            sections[name] = np.zeros(_pitch(p), np.float32)
-            if weights.get(name) is not None:
-                sections[name][: p.k] = weights[name]
+    for name in p.epilogue.vectors:
+        sections[name] = np.zeros(_pitch(p), np.float32)
+        if weights.get(name) is not None:
+            sections[name][: p.k] = weights[name]
     return sections
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     row = 4 * _pitch(p)
-    return {"w": p.r * p.s * _pitch(p) * 2, "b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
+    return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, row)
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -214,7 +213,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     weight_loads = t.th * taps * (2 if vec == 8 else 1)
     extra = 15 if p.k > p.c and vec == 8 else 0
     columns_cost = rows * columns * (vec + 2 + extra)
-    instructions = outputs * (vec * (taps + 4) + (4 if p.epilogue.residual else 2)) + columns_cost + weight_loads * 1.5 + 60
+    each = vec * (taps + 4 + epilogue_instructions(p)) + (4 if p.epilogue.residual else 2)
+    instructions = outputs * each + columns_cost + weight_loads * 1.5 + 60
     halo_bytes = ((t.h - 1) * e_h + p.r) * ((t.w - 1) * e_w + p.s) * t.channels * 2 * _straddle(tactic.ins[0], p.c, t.channels)
     patch_bytes = t.h * t.w * t.channels * 2 * _straddle(tactic.out, p.k, t.channels)
     clk = {

@@ -19,13 +19,13 @@ from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
 from tactics.step import (
     Launch,
     Store,
-    act_code,
     alpha_beta,
     conv_pointers,
+    epilogue_instructions,
+    epilogue_values,
     ints,
     launch,
     pixel_args,
-    residual_order,
     view_args,
     window_args,
 )
@@ -64,8 +64,7 @@ def launches(
     x, *added, y = strided or own
     values = {
         "K_THREAD": _channels(p), "P_THREAD": _pixels(p), "X_F32": int(x_fmt.dtype == "fp32"),
-        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), "ACT": act_code(p),
-        "RES": residual_order(p),
+        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), **epilogue_values(p),
     }  # fmt: skip
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
     args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
@@ -83,18 +82,18 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     w = np.zeros((p.groups, _tiles(p) * wide, cg, p.r, p.s), np.float32)
     w[:, :mine] = np.asarray(weights["w"], np.float32).reshape(p.groups, mine, cg, p.r, p.s)
     w = w.reshape(p.groups, _tiles(p), wide, cg, p.r, p.s).transpose(0, 1, 4, 5, 3, 2)
-    sections = {"w": np.ascontiguousarray(w).reshape(-1), "b": np.zeros(p.k, np.float32)}
-    if weights.get("b") is not None:
-        sections["b"][:] = weights["b"]
-    if p.epilogue.act.name == "prelu":
-        sections["slope"] = np.asarray(weights["slope"], np.float32).reshape(p.k)
+    sections = {"w": np.ascontiguousarray(w).reshape(-1)}
+    for name in p.epilogue.vectors:
+        sections[name] = np.zeros(p.k, np.float32)
+        if weights.get(name) is not None:
+            sections[name][:] = weights[name]
     return sections
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
-    return {"w": w, "b": 4 * p.k} | ({"slope": 4 * p.k} if p.epilogue.act.name == "prelu" else {})
+    return {"w": w} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -103,7 +102,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     blocks = launch.grid[0]
     products = wide * deep * steps
     # A step of the inner loop: its products, per pixel a load with its test, conversion and address, the weights, the loop.
-    instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep + 30 * wide * deep
+    instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep
+    instructions += (30 + epilogue_instructions(p)) * wide * deep
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0

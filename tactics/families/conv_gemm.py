@@ -33,14 +33,14 @@ from tactics.step import (
     Args,
     Launch,
     Store,
-    act_code,
     alpha_beta,
     conv_pointers,
+    epilogue_instructions,
+    epilogue_values,
     floats,
     ints,
     launch,
     linear,
-    residual_order,
     view_args,
     window_args,
 )
@@ -233,7 +233,7 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
-        "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), "ACT": act_code(p), "RES": residual_order(p),
+        "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), **epilogue_values(p),
         "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.epilogue.d2s} if store else {}),
         **({"GROUPED": 1} if merged(p).count > 1 else {}), **_prologue(p.prologue),
         **({"OUT_F32": 1} if y.dtype == "fp32" else {}),
@@ -355,12 +355,11 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         affine = np.zeros((2, padded_k(p)), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
-    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
-        if used:
-            row = np.zeros((m.count, rows16), np.float32)
-            if weights.get(name) is not None:
-                row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
-            sections[name] = row.reshape(-1)
+    for name in p.epilogue.vectors:
+        row = np.zeros((m.count, rows16), np.float32)
+        if weights.get(name) is not None:
+            row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
+        sections[name] = row.reshape(-1)
     return sections
 
 
@@ -372,7 +371,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
     if p.prologue.scaled:
         sections["affine"] = 4 * padded_k(p)
-    return sections | {"b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
+    return sections | dict.fromkeys(p.epilogue.vectors, row)
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -415,7 +414,8 @@ def _epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes
     """Clocks of a block from its last product to its last store, latencies aside."""
     t = tactic.gemm
     stored = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
-    clk = t.m * t.n * (OUTPUT_INSTRUCTIONS + 4) / 128 + stored / bytes_per_clk  # 4 bytes of staging, in and out
+    instructions = OUTPUT_INSTRUCTIONS + epilogue_instructions(p) + 4  # 4 bytes of staging, in and out
+    clk = t.m * t.n * instructions / 128 + stored / bytes_per_clk
     if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
         clk += min(t.m, p.k) * t.n * min(16, p.k) / 32
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads them one after the other

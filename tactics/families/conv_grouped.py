@@ -25,14 +25,14 @@ from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate, t
 from tactics.step import (
     Launch,
     Store,
-    act_code,
     alpha_beta,
     conv_pointers,
+    epilogue_instructions,
+    epilogue_values,
     ints,
     launch,
     linear,
     pixel_args,
-    residual_order,
     view_args,
     window_args,
 )
@@ -206,7 +206,7 @@ def launches(
     values = {
         "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
         "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,
-        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
+        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), **epilogue_values(p),
     }  # fmt: skip
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
@@ -234,17 +234,16 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat[..., : p.r * p.s * u.chunks * 8] = taps.reshape(u.count, u.n8 * 8, -1)
     tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # unit, n8 tile, g, step, K half, t, pair
     sections = {"w": np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 5, 4, 6)).reshape(-1)}
-    for name, needed in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
-        if needed:
-            given = weights.get(name)
-            sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
+    for name in p.epilogue.vectors:
+        given = weights.get(name)
+        sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
     return sections
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     u, row = packed(p), 4 * p.k
-    return {"w": u.count * u.n8 * u.steps * 256, "b": row} | ({"slope": row} if p.epilogue.act.name == "prelu" else {})
+    return {"w": u.count * u.n8 * u.steps * 256} | dict.fromkeys(p.epilogue.vectors, row)
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
@@ -271,13 +270,15 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     staging = t.n * g.per_block * u.k * 2
     plain = 8 * (linear(tactic.ins[0])), 8 * (linear(tactic.out))  # 2-byte accesses instead of one of 16
     warps = min(resident, per_sm) * t.threads / 32
+    moves = patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])
+    ends = staging / 64 * epilogue_instructions(p)  # of 32 outputs of two bytes at once
     clk = {
         "mma": a_tiles * u.n8 * 16 * 8 * 16 / (tensor_rate(device, FULL_WARPS) * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
         "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1))
         / sm_l2(device, blocks),
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
-        "issue": (a_tiles * (8 + u.n8 * 3) + (patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])) / 16) / min(4, warps),
+        "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends) / min(4, warps),
     }
     sm = per_sm * (max(clk.values()) + throttled(device, clk["mma"])) + rounds * ROUND_CLK
     y = num_bytes(tactic.out, p.out_shape)

@@ -24,15 +24,15 @@ from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate, throttl
 from tactics.step import (
     NULL,
     Launch,
-    act_code,
     alpha_beta,
     conv_pointers,
+    epilogue_instructions,
+    epilogue_values,
     ints,
     launch,
     linear,
     member,
     own_strides,
-    residual_order,
     view_args,
     window_args,
 )
@@ -227,7 +227,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
         "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
-        "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), "ACT": act_code(p), "RES": residual_order(p),
+        "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), **epilogue_values(p),
         "POOL": int(bool(p.epilogue.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
     }  # fmt: skip
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
@@ -262,20 +262,18 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat = np.zeros((m16 * 16, g.steps * 16), np.float16)
     flat[: p.k, column[g.real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.order[g.real]]
     sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
-    for name, used in (("b", True), ("slope", p.epilogue.act.name == "prelu")):
-        if used:
-            row = np.zeros(m16 * 16, np.float32)
-            if weights.get(name) is not None:
-                row[: p.k] = weights[name]
-            sections[name] = row
+    for name in p.epilogue.vectors:
+        row = np.zeros(m16 * 16, np.float32)
+        if weights.get(name) is not None:
+            row[: p.k] = weights[name]
+        sections[name] = row
     return sections
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     g, rows16 = _geometry(p, tactic), -(-p.k // 16) * 16
-    return {"w": rows16 * g.steps * 32, "taps": g.steps * 64, "b": 4 * rows16} | (
-        {"slope": 4 * rows16} if p.epilogue.act.name == "prelu" else {})  # fmt: skip
+    return {"w": rows16 * g.steps * 32, "taps": g.steps * 64} | dict.fromkeys(p.epilogue.vectors, 4 * rows16)
 
 
 def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
@@ -304,9 +302,10 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     loop = g.steps * (max(clk.values()) + throttled(device, mma))
     patch = p.c * g.plane
     fill = FILL_CLK + math.ceil(patch / (t.threads * 8)) * LATENCY_CLK / 2
+    ends = t.m * t.n * epilogue_instructions(p) / 128
     convert = patch * 22 / 128  # about 22 instructions per element
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    sm = per_sm * (loop + convert) + math.ceil(per_sm / resident) * (fill + epilogue) + (at_work - 1) * epilogue / 2
+    sm = per_sm * (loop + convert) + math.ceil(per_sm / resident) * (fill + epilogue + ends) + (at_work - 1) * epilogue / 2
     y = num_bytes(tactic.out, p.out_shape)
     weights = -(-p.k // 16) * g.steps * 512 + g.steps * 64
     moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)

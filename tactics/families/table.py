@@ -60,12 +60,13 @@ OF_PROBLEM = {
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
     AttentionProblem: (channels,), LibraryProblem: (array_function,),
 }  # fmt: skip
+EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION})  # what every convolution can
 # What the kernels of a family can do beside its computation: where a problem needs more, the difference is the logged reason.
 SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
     conv_gemm: frozenset(Feature) - {Feature.MAX_POOL},
-    conv_stem: frozenset({Feature.RESIDUAL, Feature.MAX_POOL}),
-    conv_fp32: frozenset({Feature.RESIDUAL, Feature.DEPTH_TO_SPACE}),
-    **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), frozenset({Feature.RESIDUAL})),
+    conv_stem: EPILOGUE | {Feature.MAX_POOL},
+    conv_fp32: EPILOGUE | {Feature.DEPTH_TO_SPACE},
+    **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), EPILOGUE),
     **dict.fromkeys(
         (back_to_back, squeeze_excite, gather, array_function, matmul, channels, movement, pointwise, reduce), frozenset()
     ),

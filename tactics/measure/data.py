@@ -14,6 +14,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from tactics.format import DTYPES
 from tactics.problems.attention import AttentionProblem
+from tactics.problems.epilogue import AFFINE
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
@@ -52,7 +53,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
     """The problem's meaning over random_data's arrays: FP32 NCHW."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
-        more = {name: weights[name] for name in ("scale", "shift") if name in weights}
+        more = {name: weights[name] for name in ("scale", "shift", *AFFINE) if name in weights}
         more |= {"gate": inputs[-1]} if Feature.GATED_INPUT in problem.needs else {}
         return problem.reference(inputs[0], weights["w"], weights.get("b"), residual, weights.get("slope"), **more)
     return problem.reference(*inputs, **weights)
@@ -126,6 +127,8 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
         weights["shift"] = rng.standard_normal(p.c).astype(np.float16).astype(np.float32)
     if p.epilogue.act.name == "prelu":
         weights["slope"] = rng.uniform(0.05, 0.5, p.k).astype(np.float32)
+    for name in AFFINE if p.epilogue.affine else ():
+        weights[name] = rng.uniform(-1, 1, p.k).astype(np.float32)
     return weights
 
 

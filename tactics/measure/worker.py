@@ -37,13 +37,14 @@ from tactics.measure.data import images, of_images, random_data, reference
 from tactics.problems import codec
 from tactics.problems.array_functions import bound
 from tactics.problems.convolution import depth_to_space, space_to_depth
-from tactics.problems.pointwise_ops import ACTIVATIONS, NONE
+from tactics.problems.epilogue import AFFINE, VECTORS
+from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
     ConvProblem,
     Problem,
 )
 from tactics.problems.protocol import Feature
-from tactics.step import Arg, Args, Call, Launch, alpha_beta, ints, window_args
+from tactics.step import Arg, Args, Call, Launch, alpha_beta, epilogue_values, ints, window_args
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
@@ -356,7 +357,7 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
     cupy = gpu.cupy
     with gpu.stream:
         w = cupy.asarray(weights["w"].astype(np.float16))
-        rows = {name: cupy.asarray(weights[name]) for name in ("b", "slope") if name in weights}
+        rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
         y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
         x = inputs[0]
         if p.prologue.scaled:
@@ -371,11 +372,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         if end.residual:
             residual = inputs[1].repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = cupy.ascontiguousarray(space_to_depth(residual, end.d2s, end.d2s_mode))
-        params = reference_params(
-            p, x.data.ptr, w.data.ptr, rows["b"].data.ptr if "b" in rows else 0,
-            rows["slope"].data.ptr if "slope" in rows else 0, residual.data.ptr if end.residual else 0, y.data.ptr,
-        )  # fmt: skip
-        kernel = gpu.load(compile_kernel("reference_conv", {"ACT": list(ACTIVATIONS).index(end.act.name)}, gpu.device.sm))
+        named = {"x": x, "weights": w, "residual": residual if end.residual else None, "y": y, **rows}
+        values = epilogue_values(p)
+        params = reference_params(p, values, {name: 0 if a is None else a.data.ptr for name, a in named.items()})
+        kernel = gpu.load(compile_kernel("reference_conv", values, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
         gpu.synchronize()
         if end.pool:
@@ -383,12 +383,15 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         return cupy.ascontiguousarray(depth_to_space(y, end.d2s, end.d2s_mode))
 
 
-def reference_params(p: ConvProblem, x: int, w: int, bias: int, slope: int, residual: int, y: int) -> bytes:
-    """reference_conv.cu's parameters; 0 for a pointer that is not there."""
-    named = {"x": x, "weights": w, "bias": bias, "slope": slope, "residual": residual, "y": y}
-    args: Args = {name: ("ptr", address) for name, address in named.items()} | {"total": ("i64", p.n * p.k * p.p * p.q)}
+def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mapping[str, int]) -> bytes:
+    """reference_conv.cu's parameters; 0 for a pointer that is not there. `addresses`: of x, weights, residual, y, and of the
+    vectors by their names among the weights."""
+    vectors = {"bias": "b", **{name: name for name in VECTORS[1:]}}
+    named = {name: addresses.get(vectors.get(name, name), 0) for name in ("x", "weights", "residual", "y", *vectors)}
+    args: Args = {name: ("ptr", named[name]) for name in named if name not in AFFINE or p.epilogue.affine}
+    args["total"] = ("i64", p.n * p.k * p.p * p.q)
     args |= ints(c=p.c, h=p.h, w=p.w, k=p.k, p=p.p, q=p.q, r=p.r, s=p.s, groups=p.groups) | window_args(p) | alpha_beta(p)
-    return pack_params(arrange("reference_conv", (), args))
+    return pack_params(arrange("reference_conv", tuple(values.items()), args))
 
 
 def main() -> None:

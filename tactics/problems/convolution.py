@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tactics.problems.epilogue import Epilogue, Given
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem, Shape4
 from tactics.problems.window_sums import window_sums
-
-Given = np.ndarray | None  # an array of the problem's, or none
 
 
 def key(problem: Problem, kind: str) -> str:
@@ -40,46 +39,9 @@ def _parts(record: Any) -> Iterator[str]:
                 yield f.name + ",".join(str(i) for i in v)
         elif isinstance(v, Activation):
             if v != NONE:
-                yield str(v)
+                yield f"last_{v}" if f.name == "last" else str(v)
         else:
             yield v if isinstance(v, str) else f"{f.name}{v}"
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What a convolution does to its sums before it stores them: + bias, + residual, activation, then a pool or a reordering.
-
-    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. With
-    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd);
-    a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
-    `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
-    output's (u = d2s, or any u without depth-to-space).
-    """
-
-    bias: bool = False
-    residual: bool = False
-    act: Activation = NONE
-    act_first: bool = False
-    d2s: int = 1
-    d2s_mode: str = "dcr"
-    pool: tuple[int, ...] = ()
-    up: int = 1
-
-    def __post_init__(self) -> None:
-        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
-            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
-        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
-            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
-        if self.d2s < 1 or self.d2s_mode not in ("dcr", "crd"):
-            raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
-
-    @property
-    def needs(self) -> frozenset[Feature]:
-        found = {
-            Feature.RESIDUAL: self.residual, Feature.DEPTH_TO_SPACE: self.d2s > 1, Feature.UPSAMPLED_RESIDUAL: self.up > 1,
-            Feature.MAX_POOL: bool(self.pool),
-        }  # fmt: skip
-        return frozenset(feature for feature, needed in found.items() if needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +119,10 @@ class ConvProblem(Problem):
 
     def reference(
         self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
-        scale: Given = None, shift: Given = None, gate: Given = None,
+        scale: Given = None, shift: Given = None, gate: Given = None, scales: Given = None, shifts: Given = None,
     ) -> np.ndarray:  # fmt: skip
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c], gate
-        [n,c,1,1]), FP32 out. Bias and slope belong to the k channels before depth-to-space.
+        [n,c,1,1], scales, shifts [k]), FP32 out. What is [k] belongs to the channels before depth-to-space.
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
@@ -169,15 +131,11 @@ class ConvProblem(Problem):
             x = self.prologue.act.apply(np.asarray(x, np.float32) * np.asarray(gate, np.float32))
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
         y = window_sums(xp, np.asarray(w, np.float32), (self.p, self.q), self.stride, self.dilation)
-        if bias is not None:
-            y += np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
         end = self.epilogue
         if residual is not None:
             residual = np.asarray(residual, np.float32).repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = space_to_depth(residual, end.d2s, end.d2s_mode)
-            y = end.act.apply(y, slope) + residual if end.act_first else end.act.apply(y + residual, slope)
-        else:
-            y = end.act.apply(y, slope)
+        y = end.finish(y, bias, residual, slope, scales, shifts)
         return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
@@ -236,8 +194,8 @@ class ConvTransposeProblem(Problem):
     epilogue: Epilogue = Epilogue()
 
     def __post_init__(self) -> None:
-        if self.epilogue.act_first or self.needs - {Feature.RESIDUAL}:
-            raise ValueError(f"conv_transpose: expected no epilogue but bias, residual and activation, got {self}")
+        if self.epilogue.act_first or self.needs - {Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION}:
+            raise ValueError(f"conv_transpose: expected no pool, reordering or residual behind the activation, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
@@ -265,9 +223,10 @@ class ConvTransposeProblem(Problem):
         return self.n * (self.c // self.groups) * self.h * self.w * self.k * self.r * self.s
 
     def reference(
-        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None
-    ) -> np.ndarray:
-        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k]), FP32 out."""
+        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
+        scales: Given = None, shifts: Given = None,
+    ) -> np.ndarray:  # fmt: skip
+        """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors [k]), FP32 out."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
         high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
@@ -280,11 +239,7 @@ class ConvTransposeProblem(Problem):
                 part = (w[:, :, i, j].reshape(groups) @ flat).reshape(self.k, self.n, self.h, self.w).transpose(1, 0, 2, 3)
                 full[:, :, i * dh : i * dh + (self.h - 1) * sh + 1 : sh, j * dw : j * dw + (self.w - 1) * sw + 1 : sw] += part
         y = full[:, :, top : top + self.out[0], left : left + self.out[1]]
-        if bias is not None:
-            y = y + np.asarray(bias, np.float32).reshape(1, -1, 1, 1)
-        if residual is not None:
-            y = y + np.asarray(residual, np.float32)
-        return self.epilogue.act.apply(y, slope)
+        return self.epilogue.finish(y, bias, residual, slope, scales, shifts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class Feature(StrEnum):
     GATED_INPUT = "gate of its input"
     DEPTH_TO_SPACE = "depth-to-space in its stores"
     MAX_POOL = "max pool in its stores"
+    AFFINE = "scale and shift behind its activation"
+    LAST_ACTIVATION = "second activation"
 
 
 class Problem(Protocol):

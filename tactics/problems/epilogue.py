@@ -1,0 +1,73 @@
+"""What a convolution's kernel does to its sums before it stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.protocol import Feature
+
+Given = np.ndarray | None  # an array of the problem's, or none
+AFFINE = ("scales", "shifts")  # the weights of Epilogue.affine
+VECTORS = ("b", "slope", *AFFINE)  # every weight that has an element for each output channel
+
+
+def _column(v: np.ndarray) -> np.ndarray:
+    """[k] -> FP32 [1,k,1,1]."""
+    return np.asarray(v, np.float32).reshape(1, -1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a convolution does to its sums before it stores them: + bias, + residual, activation, then a pool or a reordering.
+
+    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: what
+    the activation gives is scaled and shifted per channel, before such a residual; `last`: an activation behind all that. With
+    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd);
+    a residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows.
+    `up` = u > 1: the residual has a u-th of the output's height and width, and each of its pixels is added to u x u of the
+    output's (u = d2s, or any u without depth-to-space).
+    """
+
+    bias: bool = False
+    residual: bool = False
+    act: Activation = NONE
+    act_first: bool = False
+    affine: bool = False
+    last: Activation = NONE
+    d2s: int = 1
+    d2s_mode: str = "dcr"
+    pool: tuple[int, ...] = ()
+    up: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
+            raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
+        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
+            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
+        if self.d2s < 1 or self.d2s_mode not in ("dcr", "crd"):
+            raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        found = {
+            Feature.RESIDUAL: self.residual, Feature.DEPTH_TO_SPACE: self.d2s > 1, Feature.UPSAMPLED_RESIDUAL: self.up > 1,
+            Feature.MAX_POOL: bool(self.pool), Feature.AFFINE: self.affine, Feature.LAST_ACTIVATION: self.last != NONE,
+        }  # fmt: skip
+        return frozenset(feature for feature, needed in found.items() if needed)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The names of the weights [k] that kernels read beside the products', the bias always."""
+        return ("b", *(["slope"] if self.act.name == "prelu" else []), *(AFFINE if self.affine else ()))
+
+    def finish(
+        self, y: np.ndarray, bias: Given, residual: Given, slope: Given, scales: Given = None, shifts: Given = None
+    ) -> np.ndarray:
+        """The sums [n,k,p,q] with the vectors [k] and the residual, of the same pixels: what a pool or a reordering is of."""
+        y = y if bias is None else y + _column(bias)
+        y = self.act.apply(y if residual is None or self.act_first else y + residual, slope)
+        y = y if scales is None or shifts is None else y * _column(scales) + _column(shifts)
+        return self.last.apply(y if residual is None or not self.act_first else y + residual)
