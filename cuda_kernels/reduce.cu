@@ -1,8 +1,9 @@
 // reduce: one statistic of every row of a tensor (sum, maximum, norm, ...), or the tensor normalised by two of them (softmax,
-// instance, group and layer normalization). A row is any set of the axes n, c, h, w, with channels possibly in groups.
+// instance, group and layer normalization), with a chain of elementwise stages behind it. A row is any set of the axes n, c, h,
+// w, with channels possibly in groups.
 //
 //     lanes:      0 1 2 3 0 1 2 3 ...                  each lane sums (or takes the maximum of) every LANES-th element,
-//     element:    x x x x x x x x x x x   row b        then a tree over shared memory joins the lanes in a fixed order:
+//     element:    x x x x x x x x x x x   row b        then a tree over lanes and shared memory joins them in a fixed order:
 //     element:    x x x x x x x x x x x   row b + 1    [0 1 2 3] -> [0+2 1+3] -> [0+2+1+3]
 //
 // A thread reads VEC neighbouring channels at a time. MIX 1: they belong to one row (channels are reduced), so they are
@@ -11,16 +12,28 @@
 // The trick: two passes of plain FP32 sums, of x and then of what the first result shifts (exp(x - max), (x - mean)^2), instead
 // of one pass of cancelling sums; the row stays in L1 or L2 between them.
 //
-// Compile-time: KIND as below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary fastest in the
-// order of elements (else pixels do), as they lie in memory; X_F32, Y_F32 (include/types.cuh).
-#include "broadcast.cuh"
-#include "types.cuh"
+// SPLIT (of STANDARD): few long rows, each by several blocks. The first half of the blocks to begin leave sum, count and
+// squares about their own mean of a part of a row each; the others wait for all of those, join them in the order of parts, and
+// normalise a part. A block knows its turn from a ticket, not from its index: so whoever waits does so for blocks that have
+// begun and wait for nobody, in whatever order and however few at a time blocks run.
+//
+// Compile-time: KIND, as STATISTIC below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary
+// fastest in the order of elements (else pixels do), as they lie in memory; SPLIT; X_F32, Y_F32 (include/types.cuh); OPS,
+// OPERANDS, SOURCES (include/stages.cuh), of normalizations.
+constexpr int STATISTIC = KIND;
+#undef KIND  // another thing to include/activation.cuh
+#include "stages.cuh"
+
+#ifndef SPLIT
+#define SPLIT 0
+#endif
 
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
-static_assert(VEC == 8 || VEC == 1, "8 halfs in one access, or 1");
-constexpr bool SHIFTED = KIND >= LOG_SUM_EXP, NORMALIZES = KIND >= SOFTMAX;
-constexpr int FIRST = KIND == MAX || KIND == LOG_SUM_EXP || KIND == SOFTMAX || KIND == LOG_SOFTMAX ? MAX
-                      : KIND == MIN || KIND == PROD                                                ? KIND
+static_assert(!SPLIT || STATISTIC == STANDARD, "only sums about a mean are joined from parts");
+constexpr int SLOTS = MIX ? 1 : VEC;  // rows that a thread carries side by side
+constexpr bool SHIFTED = STATISTIC >= LOG_SUM_EXP, NORMALIZES = STATISTIC >= SOFTMAX;
+constexpr int FIRST = STATISTIC == MAX || STATISTIC == LOG_SUM_EXP || STATISTIC == SOFTMAX || STATISTIC == LOG_SOFTMAX ? MAX
+                      : STATISTIC == MIN || STATISTIC == PROD                                                ? STATISTIC
                                                                                                    : SUM;
 
 struct ReduceParams {
@@ -35,6 +48,15 @@ struct ReduceParams {
   int lanes, lane_step; // threads of one row are lane_step apart
   int c, per_vector;    // channels; 1 if `affine` spans them, else 0
   float count, epsilon; // elements of one row, one by one
+#if SPLIT
+  char* partial;        // [rows][parts][SLOTS] of 16 bytes
+  u32* counters;        // tickets taken, parts summed, blocks that need neither any more
+  int parts;            // of a row, at most `lanes`
+#endif
+#if SOURCES
+  Source source[NUM_SOURCES];
+  float param[NUM_STAGES ? NUM_STAGES : 1][2];
+#endif
 };
 
 template <int MERGE>
@@ -50,10 +72,10 @@ __device__ __forceinline__ float neutral() {
 
 // What an element adds to the first statistic, and to the second, which knows the first.
 __device__ __forceinline__ float term(float x) {
-  return KIND == L1 ? fabsf(x) : KIND == L2 || KIND == SUM_SQUARE ? x * x : x;
+  return STATISTIC == L1 ? fabsf(x) : STATISTIC == L2 || STATISTIC == SUM_SQUARE ? x * x : x;
 }
 __device__ __forceinline__ float term(float x, float first) {
-  return KIND == STANDARD || KIND == INV_STD ? (x - first) * (x - first) : __expf(x - first);
+  return STATISTIC == STANDARD || STATISTIC == INV_STD ? (x - first) * (x - first) : __expf(x - first);
 }
 
 __device__ __forceinline__ Place taken_apart(unsigned i, const Place& size) {
@@ -75,96 +97,234 @@ __device__ __forceinline__ Place place(const ReduceParams& p, const Place& row, 
   return at;
 }
 
-// The statistic of each of the thread's VEC rows over all lanes, in every lane; with MIX all of them are the same row's.
-template <bool SECOND>
-__device__ __forceinline__ void statistic(const ReduceParams& p, const Place& row, bool works, int lane, const float (&first)[VEC],
-                                          float (&result)[VEC]) {
-  constexpr int MERGE = SECOND ? SUM : FIRST, SLOTS = MIX ? 1 : VEC;
-  __shared__ float part[SLOTS][256];
+// What a thread does: row `index` (or SLOTS rows) of all, of which it takes every step-th element from the first on.
+struct Share {
+  Place row;
+  int index, lane;
+  bool works;
+  unsigned first, step;
+};
+
+__device__ __forceinline__ Share share_of(const ReduceParams& p, int block, int part, int parts) {
+  const int per_block = 256 / p.lanes;
+  Share mine;
+  mine.lane = p.lane_step == 1 ? threadIdx.x % p.lanes : threadIdx.x / per_block;
+  mine.index = block * per_block + (p.lane_step == 1 ? threadIdx.x / p.lanes : threadIdx.x % per_block);
+  mine.works = mine.index < p.rows;
+  mine.row = taken_apart(mine.works ? mine.index : 0, p.kept);
+  mine.first = part * p.lanes + mine.lane, mine.step = parts * p.lanes;
+  return mine;
+}
+
+// Merges each of N values over the lanes of a row: in every lane the same. `room`: shared memory.
+template <int MERGE, int N>
+__device__ __forceinline__ void across_lanes(const ReduceParams& p, int lane, float (*room)[256], float (&v)[N]) {
+  const int me = threadIdx.x, near = p.lane_step == 1 ? min(p.lanes, 32) : 1;  // lanes of one row within a warp
+  if (p.lanes > near) {
 #pragma unroll
-  for (int j = 0; j < VEC; ++j) result[j] = neutral<MERGE>();
-  for (unsigned e = lane; works && e < p.elements; e += p.lanes) {
-    const Place at = place(p, row, e);
+    for (int j = 0; j < N; ++j) room[j][me] = v[j];
+    __syncthreads();
+    for (int half = p.lanes / 2; half >= near; half /= 2) {
+      if (lane < half)
+#pragma unroll
+        for (int j = 0; j < N; ++j) room[j][me] = merge<MERGE>(room[j][me], room[j][me + half * p.lane_step]);
+      __syncthreads();
+    }
+    if (lane < near)
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = room[j][me];
+  }
+  for (int half = near / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = merge<MERGE>(v[j], __shfl_down_sync(0xffffffffu, v[j], half, near));
+  if (p.lanes > near) {
+    if (lane == 0)
+#pragma unroll
+      for (int j = 0; j < N; ++j) room[j][me] = v[j];
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = room[j][me - lane * p.lane_step];
+    __syncthreads();
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = __shfl_sync(0xffffffffu, v[j], 0, near);
+  }
+}
+
+// The thread's part of the statistic of each of its rows, and how many values of a row it is of.
+template <bool SECOND>
+__device__ __forceinline__ float accumulate(const ReduceParams& p, const Share& mine, const float (&first)[SLOTS],
+                                            float (&result)[SLOTS]) {
+  constexpr int MERGE = SECOND ? SUM : FIRST;
+  float each[VEC], values = 0.f;
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) each[j] = neutral<MERGE>();
+  for (unsigned e = mine.first; mine.works && e < p.elements; e += mine.step) {
+    const Place at = place(p, mine.row, e);
     if (at.channel >= p.c) continue;  // padding
     float x[VEC];
     load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
 #pragma unroll
     for (int j = 0; j < VEC; ++j)
-      if (at.channel + j < p.c) result[j] = merge<MERGE>(result[j], SECOND ? term(x[j], first[j]) : term(x[j]));
-  }
-  if (MIX)
-#pragma unroll
-    for (int j = 1; j < VEC; ++j) result[0] = merge<MERGE>(result[0], result[j]);
-  const int me = threadIdx.x;
-#pragma unroll
-  for (int j = 0; j < SLOTS; ++j) part[j][me] = result[j];
-  __syncthreads();
-  for (int half = p.lanes / 2; half > 0; half /= 2) {
-    if (lane < half)
-#pragma unroll
-      for (int j = 0; j < SLOTS; ++j) part[j][me] = merge<MERGE>(part[j][me], part[j][me + half * p.lane_step]);
-    __syncthreads();
+      if (at.channel + j < p.c) {
+        each[j] = merge<MERGE>(each[j], SECOND ? term(x[j], first[MIX ? 0 : j]) : term(x[j]));
+        values += MIX || j == 0 ? 1.f : 0.f;
+      }
   }
 #pragma unroll
-  for (int j = 0; j < VEC; ++j) result[j] = part[MIX ? 0 : j][me - lane * p.lane_step];
+  for (int j = 0; j < VEC; ++j) result[MIX ? 0 : j] = MIX && j ? merge<MERGE>(result[0], each[j]) : each[j];
+  return values;
+}
+
+// Of a row: its mean, or another first statistic, then the second.
+struct Statistics {
+  float first[SLOTS], second[SLOTS];
+};
+
+__device__ __forceinline__ void statistics(const ReduceParams& p, const Share& mine, float (*room)[256], Statistics& of) {
+  accumulate<false>(p, mine, of.first, of.first);
+  across_lanes<FIRST>(p, mine.lane, room, of.first);
+  if (STATISTIC == MEAN || STATISTIC == STANDARD || STATISTIC == INV_STD)
+#pragma unroll
+    for (int j = 0; j < SLOTS; ++j) of.first[j] /= p.count;
+  if constexpr (SHIFTED) {
+    accumulate<true>(p, mine, of.first, of.second);
+    across_lanes<SUM>(p, mine.lane, room, of.second);
+  }
+}
+
+#if SPLIT
+struct Part {
+  float sum, values, squares, unused;  // squares: about the part's own mean
+};
+
+__device__ __forceinline__ Part* part_at(const ReduceParams& p, int row, int part) {
+  return reinterpret_cast<Part*>(p.partial) + (static_cast<long long>(row) * p.parts + part) * SLOTS;
+}
+
+// Leaves what there is to know of a part of the rows.
+__device__ __forceinline__ void leave_part(const ReduceParams& p, const Share& mine, int part, float (*room)[256]) {
+  float sum[SLOTS + 1], own[SLOTS], mean[SLOTS], squares[SLOTS];
+  sum[SLOTS] = accumulate<false>(p, mine, mean, own);
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) sum[j] = own[j];
+  across_lanes<SUM>(p, mine.lane, room, sum);
+  const float values = sum[SLOTS];
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) mean[j] = values > 0.f ? sum[j] / values : 0.f;
+  accumulate<true>(p, mine, mean, squares);
+  across_lanes<SUM>(p, mine.lane, room, squares);
+  if (mine.works && mine.lane == 0)
+#pragma unroll
+    for (int j = 0; j < SLOTS; ++j)
+      stg_128(part_at(p, mine.index, part) + j,
+              make_uint4(__float_as_uint(sum[j]), __float_as_uint(values), __float_as_uint(squares[j]), 0u));
+  __threadfence();  // release: the block's stores come before its arrival
   __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(p.counters + 1, 1u);
+}
+
+// The statistics of whole rows, once all parts of all rows are known; the last block to leave sets the counters back.
+__device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& mine, unsigned all, float (*room)[256],
+                                           Statistics& of) {
+  if (threadIdx.x == 0) {
+    while (*static_cast<volatile u32*>(p.counters + 1) < all) {
+    }
+    __threadfence();
+    if (atomicAdd(p.counters + 2, 1u) == all - 1) p.counters[0] = 0, p.counters[1] = 0, p.counters[2] = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  const bool has = mine.works && mine.lane < p.parts;
+  uint4 bits[SLOTS];
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) {
+    bits[j] = has ? ldg_128_cg(part_at(p, mine.index, mine.lane) + j) : make_uint4(0u, 0u, 0u, 0u);
+    of.first[j] = __uint_as_float(bits[j].x);
+  }
+  across_lanes<SUM>(p, mine.lane, room, of.first);
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) {
+    of.first[j] /= p.count;
+    const float values = __uint_as_float(bits[j].y);
+    const float off = values > 0.f ? __uint_as_float(bits[j].x) / values - of.first[j] : 0.f;
+    of.second[j] = __uint_as_float(bits[j].z) + values * off * off;
+  }
+  across_lanes<SUM>(p, mine.lane, room, of.second);
+}
+#endif
+
+// Stores the statistic of a row.
+__device__ __forceinline__ void store_statistic(const ReduceParams& p, const Share& mine, const Statistics& of) {
+  if (mine.lane > 0) return;
+  Place at = mine.row;
+  at.channel *= MIX ? 1 : VEC;
+  float v[VEC];
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) {
+    v[j] = of.first[MIX ? 0 : j];
+    if (STATISTIC == L2) v[j] = sqrtf(v[j]);
+    if (STATISTIC == LOG_SUM) v[j] = logf(v[j]);
+    if (STATISTIC == LOG_SUM_EXP) v[j] += logf(of.second[MIX ? 0 : j]);
+    if (STATISTIC == INV_STD) v[j] = rsqrtf(of.second[MIX ? 0 : j] / p.count + p.epsilon);
+    if (MIX ? j > 0 : at.channel + j >= p.c) v[j] = 0.f;  // padding
+  }
+  store_vec(p.y + p.out.at(at), v, p.nonfinite);
+}
+
+// Stores the thread's elements of a row, normalized.
+__device__ __forceinline__ void store_normalized(const ReduceParams& p, const Share& mine, Statistics& of) {
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) {
+    if (STATISTIC == SOFTMAX) of.second[j] = 1.f / of.second[j];
+    if (STATISTIC == LOG_SOFTMAX) of.second[j] = logf(of.second[j]);
+    if (STATISTIC == STANDARD) of.second[j] = rsqrtf(of.second[j] / p.count + p.epsilon);
+  }
+  for (unsigned e = mine.first; e < p.elements; e += mine.step) {
+    const Place at = place(p, mine.row, e);
+    float x[VEC] = {};
+    if (at.channel < p.c) load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
+    const long long i = p.affine.at(at);
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) {
+      if (at.channel + j >= p.c) {
+        x[j] = 0.f;  // padding
+        continue;
+      }
+      const float first = of.first[MIX ? 0 : j], second = of.second[MIX ? 0 : j];
+      if (STATISTIC == SOFTMAX) x[j] = __expf(x[j] - first) * second;
+      if (STATISTIC == LOG_SOFTMAX) x[j] = x[j] - first - second;
+      if (STATISTIC == STANDARD) x[j] = (x[j] - first) * second;
+      if (STATISTIC == STANDARD && p.scale) x[j] = x[j] * p.scale[i + j * p.per_vector] + p.bias[i + j * p.per_vector];
+    }
+#if SOURCES
+    run_chain(p, at, p.c, x);
+#endif
+    store_vec(p.y + p.out.at(at), x, p.nonfinite);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__ ReduceParams p) {
   release_next_launch();
-  const int per_block = 256 / p.lanes;
-  const int lane = p.lane_step == 1 ? threadIdx.x % p.lanes : threadIdx.x / per_block;
-  const int mine = blockIdx.x * per_block + (p.lane_step == 1 ? threadIdx.x / p.lanes : threadIdx.x % per_block);
-  const bool works = mine < p.rows;
-  const Place row = taken_apart(works ? mine : 0, p.kept);
-
+  __shared__ float room[SLOTS + SPLIT][256];
+  Statistics of;
+#if SPLIT
+  __shared__ unsigned ticket;
   wait_for_previous_launch();
-  float first[VEC], second[VEC] = {};
-  statistic<false>(p, row, works, lane, second, first);
-  if (KIND == MEAN || KIND == STANDARD || KIND == INV_STD)
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) first[j] /= p.count;
-  if constexpr (SHIFTED) statistic<true>(p, row, works, lane, first, second);
-  if (!works) return;
-
-  if constexpr (!NORMALIZES) {
-    if (lane > 0) return;
-    Place at = row;
-    at.channel *= MIX ? 1 : VEC;
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      float v = first[j];
-      if (KIND == L2) v = sqrtf(v);
-      if (KIND == LOG_SUM) v = logf(v);
-      if (KIND == LOG_SUM_EXP) v += logf(second[j]);
-      if (KIND == INV_STD) v = rsqrtf(second[j] / p.count + p.epsilon);
-      first[j] = (MIX ? j == 0 : at.channel + j < p.c) ? v : 0.f;  // padding
-    }
-    store_vec(p.y + p.out.at(at), first, p.nonfinite);
-  } else {
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      if (KIND == SOFTMAX) second[j] = 1.f / second[j];
-      if (KIND == LOG_SOFTMAX) second[j] = logf(second[j]);
-      if (KIND == STANDARD) second[j] = rsqrtf(second[j] / p.count + p.epsilon);
-    }
-    for (unsigned e = lane; e < p.elements; e += p.lanes) {
-      const Place at = place(p, row, e);
-      float x[VEC] = {};
-      if (at.channel < p.c) load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
-      const long long i = p.affine.at(at);
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        if (at.channel + j >= p.c) {
-          x[j] = 0.f;  // padding
-          continue;
-        }
-        if (KIND == SOFTMAX) x[j] = __expf(x[j] - first[j]) * second[j];
-        if (KIND == LOG_SOFTMAX) x[j] = x[j] - first[j] - second[j];
-        if (KIND == STANDARD) x[j] = (x[j] - first[j]) * second[j];
-        if (KIND == STANDARD && p.scale) x[j] = x[j] * p.scale[i + j * p.per_vector] + p.bias[i + j * p.per_vector];
-      }
-      store_vec(p.y + p.out.at(at), x, p.nonfinite);
-    }
-  }
+  if (threadIdx.x == 0) ticket = atomicAdd(p.counters, 1u);
+  __syncthreads();
+  const unsigned all = gridDim.x / 2, turn = ticket % all;  // parts of all rows, by two blocks each
+  const Share mine = share_of(p, turn / p.parts, turn % p.parts, p.parts);
+  if (ticket < all) return leave_part(p, mine, turn % p.parts, room);
+  join_parts(p, mine, all, room, of);
+#else
+  const Share mine = share_of(p, blockIdx.x, 0, 1);
+  wait_for_previous_launch();
+  statistics(p, mine, room, of);
+#endif
+  if (!mine.works) return;
+  if constexpr (NORMALIZES)
+    store_normalized(p, mine, of);
+  else
+    store_statistic(p, mine, of);
 }

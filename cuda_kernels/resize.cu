@@ -25,7 +25,7 @@ struct ResizeParams {
 extern "C" __global__ void __launch_bounds__(256, 4) resize(const __grid_constant__ ResizeParams p) {
   release_next_launch();
   wait_for_previous_launch();
-  Place at;
+  Owned at;
   if (!place_of_thread(p.n, p.groups, p.out_h * p.out_w, at)) return;
   const int c = at.c, pixel = at.pixel, image = at.image;
   const int h = pixel / p.out_w, w = pixel % p.out_w;

@@ -34,6 +34,7 @@ from gpu_runtime.rewrites import (
     attention,
     back_to_back,
     blocks,
+    chained,
     channels,
     gates,
     grid,
@@ -272,7 +273,7 @@ def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
-        grid.offer, squeeze_excite.offer, back_to_back.offer, gates.offer,
+        grid.offer, squeeze_excite.offer, back_to_back.offer, gates.offer, chained.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

@@ -25,6 +25,7 @@ from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problems.problem import (
     BackToBackProblem,
+    ChainedProblem,
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -150,6 +151,11 @@ ROWS: dict[str, Problem] = {
     "layer_norm_chw": NormalizeProblem(2, 20, 3, 5, "standard", "chw", epsilon=1e-5, affine="chw"),
     "layer_norm_vectors": NormalizeProblem(2, 20, 3, 6, "standard", "chw", epsilon=1e-5),
     "softmax_vectors": NormalizeProblem(2, 3, 5, 48, "softmax", "w"),
+    # Few long rows, by several blocks each.
+    "group_norm_parts": NormalizeProblem(2, 20, 31, 29, "standard", "chw", epsilon=1e-5, affine="c"),
+    "group_norm_parts_of_groups": NormalizeProblem(1, 64, 33, 17, "standard", "chw", 2, 1e-5, "c"),
+    "instance_norm_parts": NormalizeProblem(2, 20, 65, 34, "standard", "hw", epsilon=1e-5, affine="c"),
+    "layer_norm_parts": NormalizeProblem(1, 2, 3, 20480, "standard", "w", epsilon=1e-5, affine="w"),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
     **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
        for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},
@@ -238,6 +244,35 @@ DEPTHWISE: dict[str, Problem] = {
     "depthwise_tail": depthwise(2, 20, 9, 7, 3, 3, **SAME, act=PRELU, **TAILS[""]),
 }
 
+_AVERAGE = PoolProblem(2, 20, 8, 7, "avg", 3, 3, (8, 7), pad=(1, 1, 1, 1))
+_SCALED = (Stage("sub", "t1"), Stage("mul", "c0"), Stage("add", "t2"))
+_LAYER_NORM = NormalizeProblem(2, 19, 3, 40, "standard", "w", epsilon=1e-5, affine="w")
+CHAINED: dict[str, Problem] = {
+    "pool_and_chain": ChainedProblem(_AVERAGE, PointwiseProblem(2, 20, 8, 7, _SCALED, ("nchw",) * 3, ("c",))),
+    "pool_and_rows": ChainedProblem(
+        PoolProblem(1, 24, 9, 8, "max", 2, 3, (8, 6)),
+        PointwiseProblem(1, 24, 8, 6, (Stage("mul", "t1"), Stage("gelu"), Stage("sub", "t0")), ("nchw", "nh")),
+    ),
+    "norm_and_chain": ChainedProblem(
+        ROWS["group_norm"], PointwiseProblem(2, 32, 5, 4, (Stage("silu"), Stage("add", "t1")), ("nchw", "nchw")),
+    ),
+    "norm_and_gate": ChainedProblem(
+        ROWS["instance_norm"], PointwiseProblem(2, 20, 9, 11, (Stage("relu"), Stage("mul", "t1")), ("nchw", "nc")),
+    ),
+    "norm_parts_and_chain": ChainedProblem(
+        ROWS["group_norm_parts"], PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
+    ),
+    "layer_norm_and_chain": ChainedProblem(
+        _LAYER_NORM,
+        PointwiseProblem(2, 19, 3, 40, (Stage("gelu"), Stage("mul", "c0"), Stage("add", "t1")), ("nchw",) * 2, ("w",)),
+    ),
+    "layer_norm_and_rows": ChainedProblem(
+        _LAYER_NORM, PointwiseProblem(2, 19, 3, 40, (Stage("mul", "c0"), Stage("add", "t1")), ("nchw", "nh"), ("ch",)),
+    ),
+    "softmax_and_chain": ChainedProblem(
+        ROWS["softmax"], PointwiseProblem(2, 21, 5, 4, (Stage("rsub", params=(1.0,)), Stage("mul", "t0")), ("nchw",)),
+    ),
+}  # fmt: skip
 _BETWEEN = conv_case(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
 _HIDDEN = conv_case(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
 JOINED: dict[str, Problem] = {  # more than one layer per launch
@@ -257,7 +292,7 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     ),
 }  # fmt: skip
 
-PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | JOINED
+PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | CHAINED | JOINED
 
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:

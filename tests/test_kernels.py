@@ -24,6 +24,7 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 from tests.compiled import takes
 from tests.problems import (
+    CHAINED,
     CONVS,
     EVERY_TACTIC,
     OTHERS,
@@ -111,8 +112,8 @@ def check_counters(problem: ConvProblem, tactic, stats):
         assert stats.sectors == stats.ideal_sectors
 
 
-@pytest.mark.sample(60)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.sample(68)
+@pytest.mark.parametrize("name", [*OTHERS, *CHAINED])
 def test_other_kernels(name):
     for tactic in variants(PROBLEMS[name]):
         _, stats = run(name, tactic)

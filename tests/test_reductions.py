@@ -159,10 +159,40 @@ def test_normalization_written_in_nodes_is_one_kernel(shape, axes, square):
     ]  # fmt: skip
     net = check_against_ort(model(nodes, {"x": shape}, "y", w, 13), 1e-5)
     kinds = [op for op in net.ops if not isinstance(op.problem, ViewProblem)]
+    taken = axes != [-1]  # the scale along channels is the normalization's own, where that does not go along columns
     assert [type(op.problem) for op in kinds] == [NormalizeProblem, PointwiseProblem]
-    assert kinds[0].problem.epsilon == pytest.approx(1e-3) and kinds[0].nodes == ("m", "d", "q", "v", "ve", "r", "n")
+    assert kinds[0].problem.affine == ("c" if taken else "") and kinds[0].problem.epsilon == pytest.approx(1e-3)
+    assert kinds[0].nodes == ("m", "d", "q", "v", "ve", "r", "n", *(["o"] if taken else []))
     net = check_against_ort(model(nodes, {"x": shape}, "y v", w, 13), 1e-5)  # the variance is wanted: apart
     assert not any(isinstance(op.problem, NormalizeProblem) for op in net.ops)
+
+
+@pytest.mark.parametrize("op", ["Mul Add", "Mul", "Sub", "Div"])
+def test_scale_and_shift_along_the_columns_are_the_normalizations_own(op):
+    w = {"e": np.float32(1e-3), "two": np.float32(2), "s": abs(values(8)) + 0.5, "b": values(8)}
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d"), node("Pow", "d two", "q"),
+        node("ReduceMean", "q", "v", axes=[-1]), node("Add", "v e", "ve"), node("Sqrt", "ve", "r"), node("Div", "d r", "n"),
+    ]  # fmt: skip
+    first, *more = op.split()
+    nodes += [node(first, "n s", "o" if more else "y"), *(node(o, "o b", "y") for o in more)]
+    p = only(model(nodes, {"x": (2, 9, 8)}, "y", w, 13))
+    assert p.affine == p.axes == "w"
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 4), (2, 6, 9)])
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_group_normalization_between_reshapes_is_one_kernel(shape, groups):
+    """As PyTorch's exporter writes it for operator sets without GroupNormalization."""
+    one = (1,) * (len(shape) - 2)
+    w = {"to": np.int64([0, groups, -1]), "back": np.int64(shape), "s": values(groups), "b": values(groups),
+         "g": values(6, *one), "h": values(6, *one)}  # fmt: skip
+    nodes = [node("Reshape", "x to", "t"), node("InstanceNormalization", "t s b", "i", epsilon=1e-3),
+             node("Reshape", "i back", "u"), node("Mul", "u g", "m"), node("Add", "m h", "y")]  # fmt: skip
+    p = only(model(nodes, {"x": shape}, "y", w), 1e-4)
+    pixels = "hw" if len(shape) == 4 else "w"
+    assert (p.groups, p.axes, p.affine) == ((1, pixels, "c") if groups == 6 else (groups, f"c{pixels}", "c"))
+    assert len(check_against_ort(model(nodes, {"x": shape}, "y i", w), 1e-4).ops) > 1  # what lies between is wanted: apart
 
 
 def test_normalization_of_a_large_offset_keeps_its_bits():

@@ -5,7 +5,16 @@ import pytest
 
 from gpu_runtime.network import Options, exists
 from gpu_runtime.pipeline import alternatives
-from gpu_runtime.rewrites import back_to_back, blocks, channels, gates, shared_concats, siblings, squeeze_excite, upsampling
+from gpu_runtime.rewrites import (
+    back_to_back,
+    blocks,
+    channels,
+    gates,
+    shared_concats,
+    siblings,
+    squeeze_excite,
+    upsampling,
+)
 from tests.reference_run import check_against_ort, model, network, node
 
 rng = np.random.default_rng(11)

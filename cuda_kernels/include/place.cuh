@@ -2,12 +2,12 @@
 // neighbouring pixels where it is 1, whole sectors either way.
 #pragma once
 
-struct Place {
+struct Owned {
   int image, c, pixel;
 };
 
 // `groups`: channels of the padded tensor / VEC. False: the tensor has no place for this thread of 256.
-__device__ __forceinline__ bool place_of_thread(int n, int groups, int pixels, Place& at) {
+__device__ __forceinline__ bool place_of_thread(int n, int groups, int pixels, Owned& at) {
   const long long id = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   if (id >= static_cast<long long>(n) * groups * pixels) return false;
   at.c = static_cast<int>(VEC == 8 ? id % groups : id / pixels % groups) * VEC;

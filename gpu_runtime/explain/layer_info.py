@@ -6,6 +6,7 @@ import hashlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpu_runtime.explain.figures import fp32_reasons
@@ -19,6 +20,7 @@ from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
     BackToBackProblem,
+    ChainedProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
@@ -128,6 +130,8 @@ def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = N
 
 def _layer_type(layer: Layer) -> str:
     p, kind = layer.problem, layer.type
+    if isinstance(p, ChainedProblem):
+        p = p.first
     if layer.tactic and isinstance(p, NormalizeProblem):
         return "Normalization" if p.kind == "standard" else "SoftMax"
     if layer.tactic and isinstance(p, MoveProblem):
@@ -146,6 +150,9 @@ def _layer_type(layer: Layer) -> str:
 def _parameters(layer: Layer, timing: Timing) -> Keys:
     """TensorRT's parameters of a launched layer, and our own of those that TensorRT has not."""
     p = layer.problem
+    if isinstance(p, ChainedProblem):
+        stages = _pointwise(p.chain, len(p.chain.tensors))
+        return _parameters(replace(layer, problem=p.first), timing) | {k: stages[k] for k in ("NbOperations", "Operations")}
     if isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
         return _conv(layer, p)
     if isinstance(p, PoolProblem):

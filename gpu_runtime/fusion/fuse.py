@@ -46,7 +46,7 @@ from gpu_runtime.fusion.layers import (
     with_affine,
     with_last,
 )
-from gpu_runtime.fusion.normalizations import normalization_at
+from gpu_runtime.fusion.normalizations import affine_axis, group_normalization_at, normalization_at, scaled_after
 from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
@@ -224,8 +224,24 @@ def _normalization(node: ir.Node, state: State) -> Found | None:
         return None
     epsilon, used = found
     weights = {"epsilon": np.array([epsilon], np.float64)}
+    axis, shape = affine_axis(node), shape_of(operand(node))
+    if len(shape) < 5:
+        (scale, shift), scaled = scaled_after(used[-1].outputs[0], (np.ones(shape[axis]), np.zeros(shape[axis])), axis)
+        weights |= {"scale": scale, "bias": shift} if scaled else {}
+        used = (*used, *scaled)
     last = used[-1]
-    layer = Layer("Standardize", node, label(used), names(used), (operand(node),), last.outputs[0], weights)
+    layer = Layer("Standardize", node, label(used), names(used), (operand(node),), last.outputs[0], weights, axis=axis)
+    return Found(((last, layer),), used)
+
+
+def _group_normalization(node: ir.Node, state: State) -> Found | None:
+    found = group_normalization_at(node)
+    if found is None:
+        return None
+    (scale, shift), used, within = found
+    last = used[-1]
+    weights = {"scale": scale, "bias": shift}
+    layer = Layer("GroupNormalization", within, label(used), names(used), (operand(node),), last.outputs[0], weights)
     return Found(((last, layer),), used)
 
 
@@ -243,7 +259,7 @@ def _other(node: ir.Node, state: State) -> Found:
 
 
 RULES: tuple[Callable[[ir.Node, State], Found | None], ...] = (
-    _shuffle, _view, _convolution, _residual, _outputs, _normalization, _chain, _other,
+    _shuffle, _group_normalization, _view, _convolution, _residual, _outputs, _normalization, _chain, _other,
 )  # fmt: skip
 
 

@@ -33,13 +33,14 @@ class Layer:
     """One operation. `op`: the ONNX type that gives its meaning, or Chain; `node`: where its attributes stand.
 
     `label` is its name and `nodes` every ONNX node covered. `weights`: conv "w" [K,C/g,R,S] (Gemm: [K,C]; ConvTranspose:
-    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], activation "slope" [K], by what its
-    result is scaled and shifted "scales" and "shifts" [K], all FP64 or FP32, not yet rounded. `when`: for every group named,
-    the option chosen must be one of those listed, or the layer does not exist. `d2s`, `d2s_mode`: the block and mode of
-    depth-to-space over the result, before the residual; `act_first`: and the activation comes before the residual; `last`: a
-    second activation, behind all of that. `prologue`: the input is scaled, shifted and rectified first, by "scale" and
-    "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups. `axis`: of the output, along which the rows
-    of "w" lie (of a MatMul: the last, or the one before). `merged`: the nodes of the convolutions that are one here.
+    [K,C,R,S]) and "b" [K], chain "c0", "c1", ... as stored, Standardize "epsilon" [1], it and GroupNormalization "scale" and
+    "bias" along `axis`, activation "slope" [K], by what its result is scaled and shifted "scales" and "shifts" [K], all FP64 or
+    FP32, not yet rounded. `when`: for every group named, the option chosen must be one of those listed, or the layer does not
+    exist. `d2s`, `d2s_mode`: the block and mode of depth-to-space over the result, before the residual; `act_first`: and the
+    activation comes before the residual; `last`: a second activation, behind all of that. `prologue`: the input is scaled,
+    shifted and rectified first, by "scale" and "shift" [C]. `block`: the size of a shuffle's blocks, or its number of groups.
+    `axis`: of the output, along which the rows of "w" lie (of a MatMul: the last, or the one before). `merged`: the nodes of
+    the convolutions that are one here.
     """
 
     op: str

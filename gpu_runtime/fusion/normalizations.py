@@ -1,11 +1,50 @@
-"""(x - mean) / sqrt(variance + epsilon) as exporters write it before LayerNormalization was an operator: seven nodes -> one."""
+"""Normalizations as exporters write them in several nodes -> one layer, with the scale and shift behind it.
+
+(x - mean) / sqrt(variance + epsilon) in seven nodes, from before LayerNormalization was an operator; and the normalization of
+groups of channels, from before GroupNormalization was one: InstanceNormalization between two Reshapes.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, constant, single_reader
+from gpu_runtime.frontend.queries import attribute, constant, operand, scale_and_shift, shape_of, single_reader
+
+Affine = tuple[np.ndarray, np.ndarray]
+
+
+def scaled_after(value: ir.Value, affine: Affine, axis: int) -> tuple[Affine, tuple[ir.Node, ...]]:
+    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
+    reads what lies between."""
+    (scale, shift), nodes = affine, list[ir.Node]()
+    while (node := single_reader(value)) is not None and (more := scale_and_shift(node, value, axis)) is not None:
+        scale, shift, value = scale * more[0], shift * more[0] + more[1], node.outputs[0]
+        nodes.append(node)
+    return (scale, shift), tuple(nodes)
+
+
+def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], ir.Node] | None:
+    """(scale and shift, each [C], all nodes, the InstanceNormalization among them) of a normalization with constants in several
+    nodes that begins at `node`; None if none does.
+
+    InstanceNormalization, of groups of channels between Reshape(x) to [N, groups, ...] and a Reshape to x's shape; then scales
+    and shifts per channel.
+    """
+    within = node if node.op_type == "InstanceNormalization" else _reader(node, "InstanceNormalization")
+    back = within if within is node else _reader(within, "Reshape")
+    if within is None or back is None or node.op_type not in ("Reshape", "InstanceNormalization"):
+        return None
+    y, shape, inside = back.outputs[0], shape_of(operand(node)), shape_of(operand(within))
+    if len(shape) < 3 or shape_of(y) != shape or len(inside) < 3 or inside[0] != shape[0] or shape[1] % inside[1]:
+        return None
+    parameters = [np.asarray(a, np.float64).reshape(-1) for v in within.inputs[1:3] if (a := constant(v)) is not None]
+    if [a.size for a in parameters] != [inside[1]] * 2:
+        return None
+    scale, shift = (a.repeat(shape[1] // inside[1]) for a in parameters)
+    affine, scaled = scaled_after(y, (scale, shift), 1)
+    used = tuple(dict.fromkeys((node, within, back, *scaled)))
+    return (affine, used, within) if len(used) > 1 else None
 
 
 def normalization_at(node: ir.Node) -> tuple[float, tuple[ir.Node, ...]] | None:
@@ -54,6 +93,13 @@ def _means(node: ir.Node, like: ir.Node | None = None) -> bool:
     if axes is None or not axes or attribute(node, "keepdims", 1) != 1:
         return False
     return like is None or axes == _axes(like)
+
+
+def affine_axis(node: ir.Node) -> int:
+    """The axis along which scale and shift lie behind the normalization that begins at the ReduceMean `node`: its own if it
+    goes along the last one, else the channels'."""
+    rank = len(shape_of(operand(node)))
+    return rank - 1 if [a % rank for a in _axes(node) or ()] == [rank - 1] else 1
 
 
 def _axes(node: ir.Node) -> list[int] | None:

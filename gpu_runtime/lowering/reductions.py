@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gpu_runtime.frontend.queries import attribute, constant, shape_of
+from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four
 from tactics.problems.problem import PointwiseProblem, PoolProblem
@@ -87,14 +87,22 @@ def standardize(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> 
     """The normalization that `normalizations` found written in nodes, the first of them its ReduceMean."""
     shape = shape_of(layer.inputs[0])
     shape4, axes = _runs(shape, {int(a) % len(shape) for a in constants(layer, 1)[0]})
-    return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]))
+    affine = "nchw"[axis4(layer.axis, len(shape))] if "scale" in weights else ""
+    return NormalizeProblem(*shape4, "standard", axes, epsilon=float(weights.pop("epsilon")[0]), affine=affine)
+
+
+def group_normalization(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem:
+    """The InstanceNormalization that `normalizations` found; of groups that a Reshape before it makes, or its own."""
+    groups = attribute(layer.node, "num_groups", shape_of(operand(layer.node))[1])
+    shape4, axes, groups = _channels_in_groups(shape_of(layer.inputs[0]), groups)
+    return NormalizeProblem(*shape4, "standard", axes, groups, attribute(layer.node, "epsilon", 1e-5), "c")
 
 
 def standard(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> NormalizeProblem | ReduceProblem:
     """LayerNormalization, InstanceNormalization, and GroupNormalization, which the import turns into it."""
     node, rank = layer.node, len(shape_of(layer.inputs[0]))
     epsilon, of_layer = attribute(node, "epsilon", 1e-5), layer.op == "LayerNormalization"
-    shape4, axes, groups = _of_layer(layer, rank) if of_layer else _of_groups(layer, rank)
+    shape4, axes, groups = _of_layer(layer, rank) if of_layer else _of_groups(layer)
     if len(node.inputs) < 2 or any(v is not None and constant(v) is None for v in node.inputs[1:]):
         raise Refused("expected constant scale and bias")
     if layer.output is not node.outputs[0]:  # LayerNormalization's statistics
@@ -117,10 +125,13 @@ def _of_layer(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
     return *_runs(shape_of(layer.inputs[0]), chosen), 1
 
 
-def _of_groups(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
+def _of_groups(layer: Layer) -> tuple[Shape4, str, int]:
     shape = shape_of(layer.inputs[0])
-    groups = attribute(layer.node, "num_groups", shape[1])
-    alone = groups == shape[1]  # every channel by itself
+    return _channels_in_groups(shape, attribute(layer.node, "num_groups", shape[1]))
+
+
+def _channels_in_groups(shape: tuple[int, ...], groups: int) -> tuple[Shape4, str, int]:
+    rank, alone = len(shape), groups == shape[1]  # every channel by itself
     chosen = set(range(2 if alone else 1, rank))
     if rank > 4:
         shape, chosen = nchw(shape), {a for a in range(4) if a in chosen or (a == 3 and rank - 1 in chosen)}
@@ -129,5 +140,6 @@ def _of_groups(layer: Layer, rank: int) -> tuple[Shape4, str, int]:
 
 RULES = {
     **dict.fromkeys(REDUCE, reduce), "Softmax": softmax, "LogSoftmax": softmax,
-    "Standardize": standardize, "InstanceNormalization": standard, "LayerNormalization": standard,
+    "Standardize": standardize, "GroupNormalization": group_normalization,
+    "InstanceNormalization": standard, "LayerNormalization": standard,
 }  # fmt: skip

@@ -38,7 +38,7 @@ from gpu_runtime.runtime.fields import (
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
 from tactics.codec import Whole
 from tactics.format import DTYPES, num_bytes, strides
-from tactics.problems.problem import AnyProblem
+from tactics.problems.problem import AnyProblem, ChainedProblem
 
 FORMAT_VERSION = 3
 TYPES = {
@@ -151,7 +151,8 @@ class Layer:
     @property
     def type(self) -> str:
         """conv, pool, pointwise, move, concat, ..., library; reformat; noop, where nothing is launched."""
-        return TYPES[type(self.problem).__name__] if self.tactic else "noop"
+        problem = self.problem.first if isinstance(self.problem, ChainedProblem) else self.problem
+        return TYPES[type(problem).__name__] if self.tactic else "noop"
 
     @property
     def is_sparse(self) -> bool:

@@ -9,11 +9,14 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, padded_channels
+from tactics import stages
+from tactics.format import DTYPES, HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import (
+    ChainedProblem,
     ConcatProblem,
     MoveProblem,
+    PointwiseProblem,
     PoolProblem,
     Problem,
     ReformatProblem,
@@ -38,16 +41,26 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """None of these has weights."""
-    return {}
+    """Only a chain behind a pool has weights."""
+    return stages.pack(problem.chain, weights) if isinstance(problem, ChainedProblem) else {}
 
 
-def _same_width(p: PoolProblem) -> Pairs:
+def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, str]]:
     """Any pair of formats of one vector width: pooling moves whole vectors."""
     kernel = "pool_global" if p.is_global else "pool"
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         reason = "" if linear(x) == linear(y) else "pooling reads and writes vectors of one width"
         yield Tactic(kernel, None, (x,), y), reason
+
+
+def _pool_and_chain(p: ChainedProblem) -> Pairs:
+    """A pool's pairs, beside which the chain's other tensors are as pointwise kernels take them; nothing of another problem."""
+    if not isinstance(p.first, PoolProblem):
+        return
+    why = "the kernel of whole images has no chain" if p.first.is_global else stages.reason_against(p.chain)
+    for tactic, reason in _same_width(p.first):
+        for others in product(*stages.formats(p.chain, tactic.out, result=True)):
+            yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or why
 
 
 def _any_pair(p: MoveProblem) -> Pairs:
@@ -65,22 +78,23 @@ def _reformat_pair(p: ReformatProblem) -> Pairs:
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
-    return {}
+    """Bytes of the sections that `pack` makes."""
+    return stages.section_bytes(problem.chain) if isinstance(problem, ChainedProblem) else {}
 
 
 CANDIDATES: dict[type[Problem], Callable[..., Pairs]] = {
-    PoolProblem: _same_width, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
+    PoolProblem: _same_width, ChainedProblem: _pool_and_chain, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
     ReformatProblem: _reformat_pair,
 }  # fmt: skip
 
 
-def _pool(p: PoolProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem | None = None) -> tuple[Launch, ...]:
     x_fmt, y_fmt = tactic.ins[0], tactic.out
     vec = 1 if linear(x_fmt) else 8
     groups, in_groups = (padded_channels(f.layout, p.c) // vec for f in (y_fmt, x_fmt))
     values = {"AVG": int(p.kind == "avg"), "VEC": vec} | f32_values(x_fmt, y_fmt)
     args = {"nonfinite": NONFINITE, "x": ("in", 0), "y": ("out", 0)}
-    args |= view_args("in", strided[0]) | view_args("out", strided[1])
+    args |= view_args("in", strided[0]) | view_args("out", strided[-1])
     args |= ints(n=p.n, groups=groups, in_groups=in_groups)
     if tactic.kernel == "pool_global":
         args |= ints(pixels=p.h * p.w) | floats(scale=1.0 / (p.h * p.w))
@@ -88,7 +102,17 @@ def _pool(p: PoolProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
         return (launch("pool_global", values, (blocks, 1, 1), 256, 0, args),)
     h_end, w_end = (p.h + p.pad[2], p.w + p.pad[3]) if p.count_pad else (p.h, p.w)
     args |= ints(h=p.h, w=p.w, p=p.out[0], q=p.out[1], r=p.r, s=p.s, h_end=h_end, w_end=w_end, count_pad=p.count_pad)
+    if chain is not None:
+        rows = stages.needs_rows(chain)
+        values |= {"ROWS": int(rows)} | stages.values(chain, tactic.ins, result=True)
+        args |= ints(c=p.c) | stages.args(chain, strided, rows, first=1)
     return (launch("pool", values, grid(p.n * groups * p.out[0] * p.out[1]), 256, 0, args | window_args(p)),)
+
+
+def _chained_pool(p: ChainedProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
+    if not isinstance(p.first, PoolProblem):
+        raise ValueError(f"pool: expected a chain behind a pool, got {p}")
+    return _pool(p.first, tactic, strided, p.chain)
 
 
 POOL_GLOBAL_PIXELS = 256  # that a thread row of pool_global.cu has in flight: 32 lanes, AHEAD loads each
@@ -139,16 +163,29 @@ def _concat(p: ConcatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]
 
 
 LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
-    PoolProblem: _pool, MoveProblem: _move, ConcatProblem: _concat,
+    PoolProblem: _pool, ChainedProblem: _chained_pool, MoveProblem: _move, ConcatProblem: _concat,
     ReformatProblem: _reformat,
 }  # fmt: skip
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     turns = 1
+    if isinstance(problem, ChainedProblem):
+        return _predict_chained(problem, tactic, device)
     if isinstance(problem, PoolProblem) and tactic.kernel == "pool_global":
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
     return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem), turns)
+
+
+def _predict_chained(problem: ChainedProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    """The pool's window, and what a chain's stages and sources take beside it."""
+    pool, vec = problem.first, 1 if linear(tactic.out) else 8
+    sources = len(problem.chain.tensors) - 1 + len(problem.chain.constants)
+    elements = num_elements(tactic.out, problem.out_shape)
+    window = _per_element(pool) * (_instructions(tactic.ins[0], pool.in_shapes[0]) + _instructions(tactic.out, pool.out_shape))
+    read = sum(_sectors(f, s, True) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
+    work = window + elements * stages.instructions(problem.chain, vec, sources)
+    return streamed(device, launches(problem, tactic), read, _sectors(tactic.out, problem.out_shape, True), work)
 
 
 def moved(

@@ -1,16 +1,19 @@
-"""The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization."""
+"""The reduce kernel, rows of a tensor: reductions along any axes, softmax, and instance, group and layer normalization; behind
+these, a chain of elementwise stages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
+from tactics import stages
+from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.problems.problem import ChainedProblem, PointwiseProblem
 from tactics.problems.protocol import spanned
 from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
 from tactics.roofline import streamed
@@ -27,53 +30,82 @@ from tactics.step import (
     launch,
     linear,
     member,
-    own_strides,
     spread_args,
 )
 from tactics.tactic import Tactic
 
-Problem = ReduceProblem | NormalizeProblem
+Rows = ReduceProblem | NormalizeProblem
+Problem = Rows | ChainedProblem
 THREADS = 256
 NEIGHBOURS = 8  # vectors of channels that a block reads side by side, where rows keep their channels: 128 bytes of a pixel
 FEW_ROWS = 1024  # below this many vectors, two side by side: a sector; more blocks are worth more than wider ones
 L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
+# Long rows, each by several blocks: as many vectors of a part as a block has threads, twice; at most so many parts at a time,
+# and at least so many, or joining them costs more than it saves.
+PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
+JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
 
 
 def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]:
-    """Any pair of formats; one that has lost its channels is written as hwc8 or chw."""
-    outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(problem) else HALF_FORMATS
+    """Any pair of formats; one that has lost its channels is written as hwc8 or chw. Nothing of a chain behind a pool."""
+    rows, chain = _split(problem)
+    if rows is None:
+        return
+    outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(rows) else HALF_FORMATS
     for x, y in product(HALF_FORMATS, outs):
-        tactic = Tactic("reduce", None, (x,), y)
-        yield tactic, _reason(problem, tactic)
+        for others in product(*stages.formats(chain, y, result=True)) if chain else ((),):
+            tactic = Tactic("reduce", None, (x, *others), y)
+            why = _reason(rows, tactic) or (chain and stages.reason_against(chain)) or ""
+            yield tactic, why or _too_large(problem, tactic)
 
 
-def single_channel(p: Problem) -> bool:
+def _split(p: Problem) -> tuple[Rows | None, PointwiseProblem | None]:
+    """(the rows, the chain behind them): of a chain behind a pool, nothing."""
+    if not isinstance(p, ChainedProblem):
+        return p, None
+    return (p.first, p.chain) if isinstance(p.first, NormalizeProblem) else (None, None)
+
+
+def _rows(p: Problem) -> tuple[Rows, PointwiseProblem | None]:
+    """The same, of what this family has tactics for."""
+    rows, chain = _split(p)
+    if rows is None:
+        raise ValueError(f"reduce: expected a normalization, got {p}")
+    return rows, chain
+
+
+def single_channel(p: Rows) -> bool:
     return isinstance(p, ReduceProblem) and "c" in p.axes
 
 
-def _reason(p: Problem, tactic: Tactic) -> str:
+def _reason(p: Rows, tactic: Tactic) -> str:
     if single_channel(p) and linear(tactic.ins[0]) and not linear(tactic.out):
         return "a thread that reads single channels writes single channels, and padding would stay as it was"
     if p.groups > 1 and p.c != padded_channels(tactic.out.layout, p.c):
         return "groups of channels, and padding that belongs to none"
+    return ""
+
+
+def _too_large(p: Problem, tactic: Tactic) -> str:
     if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.in_shapes, p.out_shape), strict=True)):
         return "a tensor of 2^31 elements or more: they are counted in 32 bits"
     return ""
 
 
-def _vector(p: Problem, tactic: Tactic) -> int:
+def _vector(p: Rows, tactic: Tactic) -> int:
     """Channels per access: vectors on both sides, none of them across two groups."""
     groups = p.groups
     return 1 if linear(tactic.ins[0]) or linear(tactic.out) or (groups > 1 and p.c // groups % 8) else 8
 
 
-def _sizes(p: Problem, tactic: Tactic) -> tuple[list[int], list[int], bool]:
+def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[list[int], list[int], bool]:
     """(how many indices each of n, c, h, w has among the rows, and inside one, whether h and w are taken apart)."""
     vec, groups = _vector(p, tactic), p.groups
     n, _, h, w = p.in_shapes[0]
     c = padded_channels(tactic.out.layout if p.out_shape[1] == p.c else tactic.ins[0].layout, p.c) // vec
     affine = p.affine
     apart = ("h" in p.axes) != ("w" in p.axes) or ("h" in affine) != ("w" in affine)
+    apart = apart or (chain is not None and stages.needs_rows(chain))
     sizes = (n, c, h, w) if apart else (n, c, 1, h * w)
     inside = [d if a in p.axes else 1 for a, d in zip("nchw", sizes, strict=True)]
     if not apart:
@@ -84,77 +116,121 @@ def _sizes(p: Problem, tactic: Tactic) -> tuple[list[int], list[int], bool]:
     return kept, inside, apart
 
 
-def _lanes(rows: int, elements: int, inner: bool) -> tuple[int, int]:
-    """(threads of one row, how far apart they are): neighbouring threads read neighbouring memory."""
-    lanes = min(THREADS, 1 << (elements - 1).bit_length())
-    if inner:
-        return lanes, 1
-    lanes = min(lanes, THREADS // (NEIGHBOURS if rows >= FEW_ROWS else 2))
-    return lanes, THREADS // lanes
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How rows are shared out: `lanes`, threads of one row, `step` apart; `parts`, by how many blocks each row is summed, and
+    normalized by as many others, 1: by one block for both; `count`: of blocks."""
+
+    lanes: int
+    step: int
+    parts: int
+    count: int
 
 
-def _flat(p: Problem, tactic: Tactic) -> tuple[Problem, Tactic]:
+def _blocks(p: Rows, rows: int, elements: int, inner: bool) -> _Blocks:
+    """Neighbouring threads read neighbouring memory (`inner`: of one row)."""
+    lanes, step = min(THREADS, 1 << (elements - 1).bit_length()), 1
+    if not inner:
+        lanes = min(lanes, THREADS // (NEIGHBOURS if rows >= FEW_ROWS else 2))
+        step = THREADS // lanes
+    alone = -(-rows // (THREADS // lanes))
+    parts = min(elements * (THREADS // lanes) // PART, MOST_PARTS // alone, lanes)
+    if p.kind != "standard" or parts < LEAST_PARTS:
+        return _Blocks(lanes, step, 1, alone)
+    return _Blocks(lanes, step, parts, 2 * alone * parts)
+
+
+def _flat(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[Rows, PointwiseProblem | None, Tactic]:
     """The same rows read as vectors of 8, where the last axes of linear FP16 tensors make them: memory is that of one image
     whose channels are a row's elements and whose pixels are the rows."""
     if not isinstance(p, NormalizeProblem) or p.groups > 1 or not "nchw".endswith(p.axes):
-        return p, tactic
+        return p, chain, tactic
     length = prod(p.out_shape[-len(p.axes) :])
-    same_constants = p.affine in ("", "w") and p.affine in ("", p.axes)  # of more axes they lie in another order
-    if length % 8 or not same_constants or any(str(f) != "fp16:chw" for f in (*tactic.ins, tactic.out)):
-        return p, tactic
-    rows = prod(p.out_shape) // length
-    same = replace(p, n=1, c=length, h=1, w=rows, axes="c", affine="c" if p.affine else "")
-    return same, replace(tactic, ins=(Format("fp16", "hwc8"),), out=Format("fp16", "hwc8"))
+    constants = (p.affine, *(chain.constants if chain else ()))
+    same = all(a in ("", "w") and a in ("", p.axes) for a in constants)  # of more axes they lie in another order
+    same = same and (chain is None or all(a == "nchw" for a in chain.tensors))
+    if length % 8 or not same or any(str(f) != "fp16:chw" for f in (*tactic.ins, tactic.out)):
+        return p, chain, tactic
+    rows, hwc8 = prod(p.out_shape) // length, Format("fp16", "hwc8")
+    if chain is not None:
+        chain = replace(chain, n=1, c=length, h=1, w=rows, constants=tuple("c" if a else "" for a in chain.constants))
+    p = replace(p, n=1, c=length, h=1, w=rows, axes="c", affine="c" if p.affine else "")
+    return p, chain, replace(tactic, ins=(hwc8,) * len(tactic.ins), out=hwc8)
 
 
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
-    p = problem
+    p, chain = _rows(problem)
     if strided is None:
-        p, tactic = _flat(problem, tactic)
-        strided = own_strides(p, tactic)
-    vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, tactic)
+        p, chain, tactic = _flat(p, chain, tactic)
+        shapes = (*p.in_shapes, *(chain.in_shapes[1:] if chain else ()), p.out_shape)
+        strided = tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+    vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, chain, tactic)
     c_fast = vec == 8 or not linear(tactic.ins[0])
-    mix = "c" in p.axes
     rows, elements = prod(kept), prod(inside)
-    lanes, step = _lanes(rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
-    values = {"KIND": [*REDUCTIONS, *NORMALIZATIONS].index(p.kind), "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
+    blocks = _blocks(p, rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
+    kind = [*REDUCTIONS, *NORMALIZATIONS].index(p.kind)
+    values = {"KIND": kind, "VEC": vec, "MIX": int("c" in p.axes), "C_FAST": int(c_fast),
               **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
     affine = p.affine
     constant = constant_strides(spanned(p.in_shapes[0], affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]
-    count = prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // p.groups
     args = {"nonfinite": NONFINITE, "x.at": ("in", 0), "y": ("out", 0)} | spread_args("x.spread", strided[0], "nchw", w, apart)
     args |= {name: ("weights", name) if affine else NULL for name in ("scale", "bias")}
     args |= spread_args("out", strided[-1], "nchw", p.out_shape[3], apart)
     args |= spread_args("affine", constant, affine, spanned(p.in_shapes[0], affine)[3] if affine else 1, apart)
     for name, (n, channel, row, column) in (("kept", kept), ("element", inside)):
         args |= member(name, ints(image=n, channel=channel, row=row, column=column))
-    args |= ints(rows=rows, elements=elements, lanes=lanes, lane_step=step, c=c, per_vector="c" in affine)
-    args |= floats(count=count, epsilon=p.epsilon)
-    return (launch("reduce", values, (-(-rows // (THREADS // lanes)), 1, 1), THREADS, 0, args),)
+    args |= ints(rows=rows, elements=elements, lanes=blocks.lanes, lane_step=blocks.step, c=c, per_vector="c" in affine)
+    args |= floats(count=_count(p), epsilon=p.epsilon)
+    if chain is not None:
+        values |= stages.values(chain, tactic.ins, result=True)
+        args |= stages.args(chain, strided, apart, first=1)
+    if blocks.parts == 1:
+        return (launch("reduce", values, (blocks.count, 1, 1), THREADS, 0, args),)
+    args |= {"partial": ("workspace", 0), "counters": ("counters", 0)} | ints(parts=blocks.parts)
+    side_by_side = 1 if "c" in p.axes else vec
+    workspace, counters = rows * blocks.parts * side_by_side * 16, 12
+    return (launch("reduce", values | {"SPLIT": 1}, (blocks.count, 1, 1), THREADS, 0, args, workspace, counters),)
+
+
+def _count(p: Rows) -> int:
+    """Elements of a row."""
+    return prod(d for a, d in zip("nchw", p.in_shapes[0], strict=True) if a in p.axes) // p.groups
 
 
 def pack(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Scale and bias as FP32 in the order n, h, w, c."""
-    return {name: constant_section(a, spanned(problem.in_shapes[0], problem.affine)) for name, a in weights.items()}
+    """Scale and bias as FP32 in the order n, h, w, c, and a chain's constants."""
+    p, chain = _rows(problem)
+    own = {name: constant_section(weights[name], spanned(p.in_shapes[0], p.affine)) for name in _affine(p)}
+    return own | (stages.pack(chain, weights) if chain else {})
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    affine = problem.affine
-    return dict.fromkeys(("scale", "bias"), constant_bytes(spanned(problem.in_shapes[0], affine))) if affine else {}
+    p, chain = _rows(problem)
+    own = {name: constant_bytes(spanned(p.in_shapes[0], p.affine)) for name in _affine(p)}
+    return own | (stages.section_bytes(chain) if chain else {})
+
+
+def _affine(p: Rows) -> tuple[str, ...]:
+    return ("scale", "bias") if p.affine else ()
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits."""
-    steps = launches(problem, tactic)
-    problem, tactic = _flat(problem, tactic)
-    shifted = problem.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)
-    passes = 1 + shifted + (problem.kind in NORMALIZATIONS)
-    read = num_bytes(tactic.ins[0], problem.in_shapes[0])
-    _, inside, _ = _sizes(problem, tactic)
-    vec = _vector(problem, tactic)
-    again = passes if 2 * vec * prod(inside) > L1_BYTES else 1
-    elements = num_elements(tactic.ins[0], problem.in_shapes[0])
-    work = elements * passes * (60 / vec + 4)  # taking positions apart, addresses, conversions
-    return streamed(device, steps, read * again, num_bytes(tactic.out, problem.out_shape), work)
+    """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits, and in
+    parts only the last from L2."""
+    steps, written = launches(problem, tactic), num_bytes(tactic.out, problem.out_shape)
+    read = [num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True)]
+    p, chain, tactic = _flat(*_rows(problem), tactic)
+    vec, elements = _vector(p, tactic), num_elements(tactic.ins[0], p.in_shapes[0])
+    passes = 1 + (p.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)) + (p.kind in NORMALIZATIONS)
+    work, again, turns = elements * passes * (60 / vec + 4), 1, 1  # taking positions apart, addresses, conversions
+    if chain is not None:
+        work += elements * stages.instructions(chain, vec, len(chain.tensors) - 1 + len(chain.constants))
+    if steps[0].workspace:
+        again, turns = 2, 1 + JOINING
+        half = steps[0].grid[0] // 2  # of the blocks are at work at a time
+        work *= min(device.num_sms, 2 * half) / min(device.num_sms, half)
+    elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) > L1_BYTES:
+        again = passes
+    return streamed(device, steps, read[0] * again + sum(read[1:]), written, work, turns)

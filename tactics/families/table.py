@@ -29,6 +29,7 @@ from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
+    ChainedProblem,
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -56,7 +57,8 @@ OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
-    ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,), ReformatProblem: (movement,),
+    ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,),
+    ChainedProblem: (movement, reduce), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
     AttentionProblem: (channels,), LibraryProblem: (array_function,),
 }  # fmt: skip

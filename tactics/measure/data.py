@@ -18,6 +18,7 @@ from tactics.problems.epilogue import AFFINE
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import (
     BackToBackProblem,
+    ChainedProblem,
     ConvProblem,
     ConvTransposeProblem,
     MoveProblem,
@@ -65,11 +66,15 @@ def images(problem: Problem) -> int:
         return 0 if "n" in problem.axes else problem.n
     if isinstance(problem, PointwiseProblem):
         return 0 if any("n" in axes for axes in problem.constants) else problem.n
+    if isinstance(problem, ChainedProblem):
+        return images(problem.first) and images(problem.chain)
     return problem.n if isinstance(problem, (ConvTransposeProblem, PoolProblem, MoveProblem, ReformatProblem)) else 0
 
 
 def of_images(problem: Problem, count: int) -> Problem:
     """The same for another number of images."""
+    if isinstance(problem, ChainedProblem):
+        return ChainedProblem(replace(problem.first, n=count), replace(problem.chain, n=count))
     changed: Problem = replace(problem, n=count)  # type: ignore[type-var]  # every problem is a dataclass
     return changed
 
@@ -141,6 +146,10 @@ def _pointwise_weights(p: PointwiseProblem, rng: Rng, seed: int | None) -> Weigh
     return {f"c{i}": rng.uniform(0.5, 2, p.span(axes)).astype(np.float32) for i, axes in enumerate(p.constants)}
 
 
+def _chained_weights(p: ChainedProblem, rng: Rng, seed: int | None) -> Weights:
+    return random_data(p.first, seed)[1] | random_data(p.chain, seed)[1]
+
+
 def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weights:
     names = ("scale", "bias") if p.affine else ()
     return {name: rng.uniform(-2, 2, p.span(p.affine)).astype(np.float32) for name in names}
@@ -169,5 +178,5 @@ INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
 WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
     ConvProblem: _convolution_weights, ConvTransposeProblem: _convolution_weights, BackToBackProblem: _pair_weights,
     SqueezeExciteProblem: _pair_weights, PointwiseProblem: _pointwise_weights, NormalizeProblem: _normalize_weights,
-    AttentionProblem: _attention_weights, LibraryProblem: _library_weights,
+    AttentionProblem: _attention_weights, LibraryProblem: _library_weights, ChainedProblem: _chained_weights,
 }  # fmt: skip

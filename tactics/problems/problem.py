@@ -78,6 +78,39 @@ class PointwiseProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
+class ChainedProblem(Problem):
+    """A pool or a normalization, and the chain of elementwise stages of what it gives: tensor 0 of the chain."""
+
+    first: PoolProblem | NormalizeProblem
+    chain: PointwiseProblem
+
+    def __post_init__(self) -> None:
+        if self.chain.out_shape != self.first.out_shape or self.chain.tensors[:1] != ("nchw",) or not self.chain.stages:
+            raise ValueError(f"chained: expected a chain that begins with the whole of what comes first, got {self}")
+
+    def __str__(self) -> str:
+        return f"chained {self.first} -> {self.chain}"
+
+    @property
+    def n(self) -> int:
+        return self.first.n
+
+    @property
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        return (*self.first.in_shapes, *self.chain.in_shapes[1:])
+
+    @property
+    def out_shape(self) -> Shape4:
+        return self.first.out_shape
+
+    def reference(self, x: np.ndarray, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
+        """FP32 arrays: the input of the first, then the chain's other tensors; weights of both by their names."""
+        constants = {f"c{i}": weights[f"c{i}"] for i in range(len(self.chain.constants))}
+        own = {name: array for name, array in weights.items() if name not in constants}
+        return self.chain.reference(self.first.reference(x, **own), *tensors, **constants)
+
+
+@dataclass(frozen=True, slots=True)
 class MoveProblem(Problem):
     """Output elements copied from other places of the input; what lies outside the input is `fill`.
 
@@ -257,5 +290,5 @@ class MatmulProblem(Problem):
 AnyProblem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
     | MoveProblem | ConcatProblem | MatmulProblem | AttentionProblem | ReformatProblem | ViewProblem | GatherProblem
-    | ResizeProblem | ReduceProblem | NormalizeProblem | LibraryProblem
+    | ResizeProblem | ReduceProblem | NormalizeProblem | ChainedProblem | LibraryProblem
 )  # fmt: skip

@@ -1,0 +1,105 @@
+"""A chain of elementwise stages as kernels take it (cuda_kernels/include/stages.cuh): compile-time digits, sources, scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tactics.format import Format, Strides
+from tactics.problems.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
+from tactics.problems.problem import PointwiseProblem
+from tactics.step import NULL, Args, constant_bytes, constant_section, constant_strides, floats, linear, member, spread_args
+
+TENSOR, TENSOR_ONE_CHANNEL, CONSTANT, CONSTANT_ONE_CHANNEL = 1, 2, 3, 4  # kinds of sources, as in stages.cuh
+TENSOR_F32, TENSOR_F32_ONE_CHANNEL, RESULT = 5, 6, 7
+NOWHERE = Strides(0, 0, 0, 0)  # of what is not in memory
+
+
+def reason_against(p: PointwiseProblem) -> str:
+    """Why no kernel runs the chain, or an empty string."""
+    if len(p.stages) > MAX_STAGES or len(p.tensors) + len(p.constants) > MAX_SOURCES:
+        return f"a chain of more than {MAX_STAGES} stages or {MAX_SOURCES} tensors and constants"
+    return ""
+
+
+def _long_axes(p: PointwiseProblem, axes: str) -> str:
+    """The axes without those of one element, along which nothing needs a stride."""
+    return "".join(a for a, d in zip("nchw", p.out_shape, strict=True) if a in axes and d > 1)
+
+
+def tensors(p: PointwiseProblem) -> list[str]:
+    """The axes along which each tensor needs strides."""
+    return [a if a == "nchw" else _long_axes(p, a) for a in p.tensors]
+
+
+def needs_rows(p: PointwiseProblem) -> bool:
+    """Whether pixels must be taken apart: a source spans one of the axes h and w without the other."""
+    spans = (*tensors(p), *(_long_axes(p, a) for a in p.constants))
+    return p.h > 1 < p.w and any(("h" in a) != ("w" in a) for a in spans)
+
+
+def formats(p: PointwiseProblem, out: Format, result: bool = False) -> list[list[Format]]:
+    """Those that each tensor may have beside an output in `out`: whole ones the same; one that is broadcast also hwc8 or chw,
+    where it is read as wide. `result`: without tensor 0, which the kernel computes itself."""
+    ways = []
+    for axes in p.tensors[int(result) :]:
+        others = dict.fromkeys((out, Format("fp16", "hwc8"), Format("fp16", "chw")))
+        vectors = "c" in axes and not linear(out)
+        ways.append([f for f in others if not (vectors and linear(f))] if axes != "nchw" else [out])
+    return ways
+
+
+def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> dict[str, int]:
+    """The stages and the kinds of their sources as the digits that the kernel unpacks. `ins`: the tensors' formats."""
+    kinds = []
+    for i, axes in enumerate(tensors(p)):
+        whole, half = "c" in axes, ins[i].dtype == "fp16"
+        kinds.append((TENSOR if whole else TENSOR_ONE_CHANNEL) if half else TENSOR_F32 if whole else TENSOR_F32_ONE_CHANNEL)
+    if result:
+        kinds[0] = RESULT
+    kinds += [CONSTANT if "c" in _long_axes(p, a) else CONSTANT_ONE_CHANNEL for a in p.constants]
+    names = ["", *(f"t{i}" for i in range(len(p.tensors))), *(f"c{i}" for i in range(len(p.constants)))]
+    return {
+        "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
+        "OPERANDS": sum(names.index(s.operand) * 10**i for i, s in enumerate(p.stages)),
+        "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
+    }
+
+
+def args(p: PointwiseProblem, strided: Sequence[Strides], rows: bool, first: int | None = None) -> Args:
+    """The sources and scalars, of tensors with these strides. `first`: which input tensor 1 is, where the kernel computes
+    tensor 0 itself; `rows`: whether it takes pixels apart."""
+    sources: list[Args] = []
+    for i, axes in enumerate(tensors(p)):
+        if first is not None and i == 0:
+            sources.append({"at": NULL} | spread_args("spread", NOWHERE, "", 1, rows))
+            continue
+        at = i if first is None else first + i - 1
+        sources.append({"at": ("in", at)} | spread_args("spread", strided[i], axes, p.span(axes)[3], rows))
+    for i, spanned in enumerate(p.constants):
+        axes = _long_axes(p, spanned)
+        shape = p.span(axes)
+        sources.append({"at": ("weights", f"c{i}")} | spread_args("spread", constant_strides(shape), axes, shape[3], rows))
+    found: Args = {}
+    for i, source in enumerate(sources):
+        found |= member(f"source[{i}]", source)
+    for i, params in enumerate([s.params for s in p.stages] or [()]):
+        found |= floats(**{f"param[{i}][{j}]": x for j, x in enumerate((*params, 0.0, 0.0)[:2])})
+    return found
+
+
+def pack(p: PointwiseProblem, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Constants as FP32 in the order n, h, w, c."""
+    return {f"c{i}": constant_section(weights[f"c{i}"], p.span(a)) for i, a in enumerate(p.constants)}
+
+
+def section_bytes(p: PointwiseProblem) -> dict[str, int]:
+    """Bytes of the sections that `pack` makes."""
+    return {f"c{i}": constant_bytes(p.span(a)) for i, a in enumerate(p.constants)}
+
+
+def instructions(p: PointwiseProblem, vec: int, sources: int) -> float:
+    """Of one element, with `sources` tensors and constants besides what a thread holds: accesses of `vec` elements each
+    (positions, addresses, conversions), and the stages."""
+    return 15 * sources / vec + sum(INSTRUCTIONS.get(s.op, 2) for s in p.stages)
