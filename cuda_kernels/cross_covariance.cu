@@ -34,15 +34,6 @@ struct CrossCovarianceParams {
   float epsilon;
 };
 
-__device__ __forceinline__ float squares(u32 pair) {
-  const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-  return f.x * f.x + f.y * f.y;
-}
-__device__ __forceinline__ float over_quad(float v) {
-  v += __shfl_xor_sync(0xffffffffu, v, 1);
-  return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) cross_covariance(const __grid_constant__ CrossCovarianceParams p) {
   release_next_launch();
   extern __shared__ __align__(16) unsigned char shared[];

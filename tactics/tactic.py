@@ -16,7 +16,7 @@ MARKS = {
 SPARSE = tuple(kernel for kernel in MARKS if kernel.endswith("sparse24"))  # kernels that skip the zeros of 2:4 weights
 KERNELS = (
     *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "reduce", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "cross_covariance", "library",
+    "reduce", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "attention", "cross_covariance", "library",
 )  # fmt: skip
 
 

@@ -281,6 +281,10 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     ),
     "prologue": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
     "back_to_back": BackToBackProblem(_BETWEEN, conv_case(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
+    "attention_tokens": AttentionProblem(
+        2, 2, 9, 9, 16, 16, ((18, 96, 1, 1),), (18, 32, 1, 1), *(Operand(0, 32 * i, (864, 16, 96, 1)) for i in range(3)),
+        Operand(1, 0, (288, 16, 32, 1)), bias="chw",
+    ),
     "attention_channels": AttentionProblem(
         2, 3, 8, 8, 20, 20, ((40, 72, 1, 1),), (40, 24, 1, 1), *(Operand(0, 24 * i, (1440, 8, 1, 72)) for i in range(3)),
         Operand(1, 0, (480, 8, 1, 24)), unit=True, epsilon=1e-12,

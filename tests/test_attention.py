@@ -11,13 +11,13 @@ from tactics.launches import launches
 from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.attention import AttentionProblem, Operand
+from tests.attention_models import cross_covariance, of_convolutions, own_products, pooled_keys, rng, tokens, windows
 from tests.compiled import takes
 from tests.engines import check_engine
 from tests.problems import assert_right, assert_written_once, execute
 from tests.reference_run import check_against_ort, model, network, node
 
 DEVICE = named("h200")
-rng = np.random.default_rng(5)
 
 
 def of_channels(b, heads, d, n, dk=0, unit=True) -> AttentionProblem:
@@ -95,28 +95,6 @@ def test_a_problem_that_leaves_its_tensors_is_refused(wrong):
 # ---- networks
 
 
-def _w(*shape):
-    return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float16).astype(np.float32)
-
-
-def cross_covariance(b=1, n=50, heads=4, d=12):
-    """A block of EdgeNeXt: one product, heads of channels that attend to each other, rows of length 1, a temperature each."""
-    c = heads * d
-    w = {"wq": _w(c, 3 * c), "wp": _w(c, c), "five": np.array([b, n, 3, heads, d]), "three": np.array([b, n, c]),
-         "zero": np.array(0), "one": np.array(1), "two": np.array(2), "like": np.array([b, heads, d, n]),
-         "t": rng.uniform(0.5, 2, (heads, 1, 1)).astype(np.float32), "eps": np.float32(1e-12)}  # fmt: skip
-    nodes = [node("MatMul", "x wq", "qkv"), node("Reshape", "qkv five", "r"), node("Transpose", "r", "p", perm=(2, 0, 3, 4, 1))]
-    for name, i in (("q", "zero"), ("k", "one"), ("v", "two")):
-        nodes.append(node("Gather", f"p {i}", name, axis=0))
-    for name in "qk":
-        nodes += [node("ReduceL2", name, f"{name}l", axes=[3], keepdims=1), node("Clip", f"{name}l eps", f"{name}c"),
-                  node("Expand", f"{name}c like", f"{name}e"), node("Div", f"{name} {name}e", f"{name}n")]  # fmt: skip
-    nodes += [node("Transpose", "kn", "kt", perm=(0, 1, 3, 2)), node("MatMul", "qn kt", "s"), node("Mul", "s t", "st"),
-              node("Softmax", "st", "a", axis=-1), node("MatMul", "a v", "o"), node("Transpose", "o", "ot", perm=(0, 3, 1, 2)),
-              node("Reshape", "ot three", "or"), node("MatMul", "or wp", "y")]  # fmt: skip
-    return model(nodes, {"x": (b, n, c)}, "y", w)
-
-
 @pytest.mark.parametrize("sizes", [(1, 50, 4, 12), (2, 9, 3, 25), (1, 7, 1, 8)], ids=str)
 def test_cross_covariance_is_one_option_that_computes_the_same(sizes):
     net = check_against_ort(cross_covariance(*sizes), 1e-4, rewrite=attention.offer)
@@ -153,3 +131,112 @@ def test_it_is_not_offered_for_another_axis_or_without_a_second_product():
     assert not of(first, node("Softmax", "s", "a", axis=2), node("MatMul", "a x", "y")).groups
     assert not of(first, node("Softmax", "s", "a", axis=-1), node("MatMul", "a s", "y")).groups
     assert of(first, node("Softmax", "s", "a", axis=-1), node("MatMul", "a x", "y")).groups
+
+
+
+# ---- tokens
+
+
+def of_tokens(b, heads, n, d, **more) -> AttentionProblem:
+    """Tokens that attend to each other, all operands parts of one product's output [b * n, 3 * heads * d]."""
+    c = heads * d
+    q, k, v = (Operand(0, i * c, (n * 3 * c, d, 3 * c, 1)) for i in range(3))
+    y = Operand(1, 0, (n * c, d, c, 1))
+    return AttentionProblem(b, heads, n, n, d, d, ((b * n, 3 * c, 1, 1),), (b * n, c, 1, 1), q, k, v, y, **more)
+
+
+def with_mask(b, heads, n, d) -> AttentionProblem:
+    """A tensor [b, 1, n, n] is added beside a constant of each head and column."""
+    p = of_tokens(b, heads, n, d)
+    y = Operand(2, 0, p.y.step)
+    mask = Operand(1, 0, (n * n, 0, n, 1))
+    return AttentionProblem(b, heads, n, n, d, d, (*p.tensors, (b, 1, n, n)), p.out, p.q, p.k, p.v, y, mask, "cw")
+
+
+TOKENS = {
+    "one": of_tokens(1, 1, 1, 8), "few": of_tokens(2, 1, 5, 8), "window": of_tokens(3, 2, 49, 32, bias="chw"),
+    "vit": of_tokens(1, 2, 197, 64), "odd": of_tokens(1, 2, 70, 20, bias="w", unit=True, epsilon=1e-6),
+    "widest": of_tokens(1, 1, 100, 128), "masked": with_mask(2, 2, 40, 16), "own_tensors": apart(2, 3, 7, 90, 33, 18),
+    "one_row": apart(1, 2, 1, 40, 16, 24), "windows": of_tokens(4, 1, 16, 16, bias="nhw"),
+    "unit": of_tokens(1, 2, 65, 32, unit=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_values_and_counters_of_attention(name):
+    p = TOKENS[name]
+    inputs, weights = random_data(p)
+    tactics = [t for t in candidates(p, DEVICE) if t.kernel == "attention"]
+    assert tactics and codec.from_json(codec.to_json(p)) == p
+    for tactic in tactics:
+        gpu = Emulated(DEVICE)
+        assert_right(p, tactic, execute(gpu, p, tactic, inputs, weights), reference(p, inputs, weights))
+        if dict(launches(p, tactic)[0].values)["VECTOR"]:
+            assert gpu.stats[0].excess_wavefronts == 0, gpu.stats[0].excess
+    assert_written_once(p, tactics[0], DEVICE, inputs, weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("name", TOKENS)
+def test_attention_compiles_without_spills(name, sm):
+    tactic = next(t for t in candidates(TOKENS[name], DEVICE) if t.kernel == "attention")
+    (launch,) = launches(TOKENS[name], tactic)
+    assert takes(launch.kernel, launch.values, sm).regs * launch.block[0] <= 65536
+    assert launch.smem <= min(SMEM_PER_BLOCK.values())
+
+
+def test_whole_turns_may_be_out_of_reach():
+    """A maximum of minus infinity, as long as nothing can be attended to, makes no NaN of what follows."""
+    p = TOKENS["odd"]
+    inputs, weights = random_data(p)
+    weights["bias"] = np.where(np.arange(70) < 40, -np.inf, np.linspace(-1, 1, 70)).astype(np.float32)
+    for tactic in candidates(p, DEVICE):
+        assert_right(p, tactic, execute(Emulated(DEVICE), p, tactic, inputs, weights), reference(p, inputs, weights))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_cases(seed):
+    """Heads, widths off the grid, tokens from 1 to 200, batches: every kernel and format that takes them."""
+    draw = np.random.default_rng(seed)
+    b, heads, n = (int(draw.integers(1, most)) for most in (3, 4, 201))
+    d, unit = int(draw.integers(1, 129 if n < 80 else 40)), bool(draw.integers(2))
+    make = of_channels if draw.integers(2) and d <= 48 else of_tokens
+    p = make(b, heads, d, n, unit=unit) if make is of_channels else make(b, heads, n, d, unit=unit, bias=("", "hw")[n % 2])
+    inputs, weights = random_data(p)
+    for tactic in candidates(p, DEVICE):
+        assert_right(p, tactic, execute(Emulated(DEVICE), p, tactic, inputs, weights), reference(p, inputs, weights))
+
+
+NETWORKS = {
+    "vit": lambda: tokens(), "vit_batch": lambda: tokens(b=2, n=70, heads=3, d=10), "roots": lambda: tokens(root=True),
+    "bias": lambda: tokens(bias=rng.standard_normal((1, 2, 50, 50)).astype(np.float32)),
+    "mask": lambda: tokens(b=2, masked=True),
+    "pvt": lambda: pooled_keys(), "pvt_batch": lambda: pooled_keys(b=2), "mobilevit": lambda: own_products(),
+    "mobilevit_batch": lambda: own_products(b=2), "yolo": lambda: of_convolutions(), "yolo_batch": lambda: of_convolutions(b=2),
+    "swin": lambda: windows(shifted=False), "swin_shifted": lambda: windows(),
+    "swin_batch": lambda: windows(b=2, shifted=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_attention_is_one_launch_and_moves_nothing(name, tmp_path):
+    """Both options compute the same; in the plan no product, softmax or scale is left, and no move but of windows, or of images
+    to the second axis, where other products read them."""
+    proto = NETWORKS[name]()
+    assert len(check_against_ort(proto, 1e-4, rewrite=attention.offer).groups) == 1
+    layers = [layer for layer in check_engine(tmp_path, proto).plan.layers if layer.tactic_name]
+    kinds = [layer.type for layer in layers if layer.type != "reformat"]
+    assert kinds.count("attention") == 1 and not {"matmul", "normalize", "pointwise", "move"} & set(kinds)
+    assert kinds.count("gather") == (2 if "swin" in name or name == "mobilevit_batch" else 0)
+
+
+def test_what_others_read_stays_and_other_functions_are_no_attention():
+    """A function of the scores that is none of these; what others read as well stays beside the one launch."""
+    first, a = node("MatMul", "x x", "s"), node("Softmax", "s", "a", axis=-1)
+    both = attention.offer(network(model([first, a, node("MatMul", "a x", "y")], {"x": (1, 2, 9, 9)}, "y a")))
+    kept = [op.name for op in both.ops if not op.when]
+    assert kept == ["s", "a"] and both.groups  # the softmax is an output: it stays beside the one launch
+    tripled = [first, node("Tanh", "s", "t"), node("Softmax", "t", "a", axis=-1), node("MatMul", "a x", "y")]
+    assert not attention.offer(network(model(tripled, {"x": (1, 2, 9, 9)}, "y"))).groups

@@ -8,6 +8,9 @@ struct Operand {
   __device__ __forceinline__ long long at(int b, int h) const {
     return start + static_cast<long long>(b) * batch + static_cast<long long>(h) * head;
   }
+  __device__ __forceinline__ long long within(int i, int j) const {
+    return static_cast<long long>(i) * row + static_cast<long long>(j) * inner;
+  }
 };
 
 // A tile of LINES lines of WIDE halfs to shared memory, PITCH apart; zeros from line `lines` and from element `count` of a line
@@ -23,7 +26,7 @@ __device__ __forceinline__ void load_tile(u32 to, const __half* from, int line, 
       cp_async_16(to + (y * PITCH + x) * 2, ok ? from + static_cast<long long>(y) * line + x : from, ok ? 16 : 0);
     }
   } else {
-#pragma unroll 8
+#pragma unroll 4
     for (int i = threadIdx.x; i < LINES * WIDE; i += BLOCK) {
       // Neighbouring threads read neighbouring memory.
       const int y = step == 1 ? i / WIDE : i % LINES, x = step == 1 ? i % WIDE : i / LINES;
@@ -43,4 +46,14 @@ __device__ __forceinline__ uint4 square(u32 to) {
 }
 __device__ __forceinline__ uint4 transposed(const uint4& m) {
   return make_uint4(movmatrix_trans(m.x), movmatrix_trans(m.y), movmatrix_trans(m.z), movmatrix_trans(m.w));
+}
+
+__device__ __forceinline__ float squares(u32 pair) {
+  const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return f.x * f.x + f.y * f.y;
+}
+// The sum over the four lanes that hold a row of a fragment.
+__device__ __forceinline__ float over_quad(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }

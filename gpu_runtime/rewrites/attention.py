@@ -13,12 +13,12 @@ from math import prod
 import numpy as np
 
 from gpu_runtime.network import Network, Op, Options, computes, unique
-from gpu_runtime.rewrites.strides import backwards, farthest, fitted, forwards, producer
+from gpu_runtime.rewrites.strides import Fits, backwards, farthest, fitted, forwards, producer
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import MatmulProblem, PointwiseProblem
-from tactics.problems.protocol import Problem
+from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 APART, ONE = "apart", "one"
@@ -87,48 +87,77 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
     sizes = (*first.problem.batch, first.problem.m, first.problem.n)
     if prod(sizes) > MOST_ELEMENTS or max(map(prod, (*first.problem.in_shapes, *second.problem.in_shapes))) > MOST_ELEMENTS:
         return None
-    scores = _scored(between, sizes)
+    scores = _scored(first.output, between, sizes)
     if scores is None or prod(second.problem.batch) != prod(sizes[:2]):
         return None
-    q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), unit=True) for i in (0, 1))
+    splits = _splits(sizes[0], sizes[1])
+
+    def fits(tensor: str, index: np.ndarray) -> bool:
+        return any(_operand(0, index, split, network.tensors[tensor]) for split in splits)
+
+    q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), fits, unit=True) for i in (0, 1))
     if q.unit != k.unit:  # one alone is left where it is
-        q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), unit=False) for i in (0, 1))
-    v = _moved(network, _Side(values[0], values[1].reshape(*sizes[:2], sizes[3], -1)))[0]
-    out, y, after = forwards(network, second.output, y.reshape(*sizes[:3], -1))
-    core = [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after]
-    return _built(network, scores, (q, k, v), (out, y), core)
+        q, k = (_side(network, first.inputs[i], _operand_index(first.problem, i), fits, unit=False) for i in (0, 1))
+    v = _moved(network, _Side(values[0], values[1].reshape(*sizes[:2], sizes[3], -1)), fits)[0]
+    out, y, after = forwards(network, second.output, y.reshape(*sizes[:3], -1), fits)
+    built = (_problem(network, scores, (q, k, v), (out, y), split) for split in splits)
+    one = next((op for op in built if op is not None), None)
+    if one is None:
+        return None
+    region = _region(network, [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after], out)
+    nodes, last = unique(n for op in region for n in op.nodes), next(op for op in region if op.output == out)
+    return _Found(replace(one, name=f"{first.name} + {softmax.name} + {second.name}", nodes=nodes), region, last)
 
 
-def _built(
+def _splits(batch: int, heads: int) -> list[tuple[int, int]]:
+    """(batch, heads) in all ways: a model may have both in one dimension; as they are, then the most heads, first."""
+    both = batch * heads
+    return list(dict.fromkeys([(batch, heads), *((both // h, h) for h in range(both, 0, -1) if both % h == 0)]))
+
+
+def _operand(tensor: int, index: np.ndarray, split: tuple[int, int], shape: Shape4) -> Operand | None:
+    """An operand of this batch and heads, where its indices have steps along the axes of its tensor."""
+    index = index.reshape(*split, *index.shape[2:])
+    found = fitted(index)
+    operand = None if found is None else Operand(tensor, *found)
+    return operand if operand is not None and operand.along(index.shape, shape) is not None else None
+
+
+def _problem(
     network: Network, scores: _Scores, sides: tuple[_Side, _Side, _Side], result: tuple[str, np.ndarray],
-    core: list[Op[Problem]],
-) -> _Found | None:  # fmt: skip
-    """`result`: the tensor that is given, and where in it; `core`: the ops that lead there."""
-    q, k, v = sides
-    (batch, heads, rows, inner), out = q.index.shape, result[0]
-    columns, width = v.index.shape[2:]
-    names = unique((q.tensor, k.tensor, v.tensor, *((scores.mask[0],) if scores.mask else ())))
-    at = {name: i for i, name in enumerate((*names, out))}
+    split: tuple[int, int],
+) -> Op[AttentionProblem] | None:  # fmt: skip
+    """The one op of this batch and heads. `result`: the tensor that is given, and where in it."""
+    (q, k, v), out = sides, result[0]
     placed = {name: (side.tensor, side.index) for name, side in zip("qkv", sides, strict=True)} | {"y": result}
     placed |= {"mask": scores.mask} if scores.mask else {}
-    lies = {name: Operand(at[t], *fit) for name, (t, index) in placed.items() if (fit := fitted(index)) is not None}
-    fp16 = not (set(names) & set(network.only) or network.is_fp32(out) or out in network.reads_wide)
-    if len(lies) < len(placed) or not fp16 or len(at) != len(names) + 1:
+    names = unique(tensor for name, (tensor, _) in placed.items() if name != "y")
+    at = {name: i for i, name in enumerate((*names, out))}
+    lies = {
+        name: operand for name, (t, index) in placed.items()
+        if (operand := _operand(at[t], index, split, network.tensors[t])) is not None
+    }  # fmt: skip
+    single = set(names) & set(network.only) or network.is_fp32(out) or out in network.reads_wide
+    scale = np.broadcast_to(scores.scale, q.index.shape[:2]).reshape(split) * q.factor * k.factor
+    if len(lies) < len(placed) or single or out in names or (scale != scale[:1]).any():
         return None
-    scale = (scores.scale * q.factor * k.factor).astype(np.float32)
-    weights = {"scale": scale}
-    axes = ""
-    if scores.bias is not None:
-        axes = "".join(a for i, a in enumerate("nchw") if np.ptp(np.nan_to_num(scores.bias), axis=i).any()) or "w"
-        weights["bias"] = scores.bias[tuple(slice(None) if a in axes else slice(1) for a in "nchw")].astype(np.float32)
+    axes, bias = _spanned(scores.bias, split)
+    weights = {"scale": scale[0].astype(np.float32), **bias}
     problem = AttentionProblem(
-        batch, heads, rows, columns, inner, width, tuple(network.tensors[t] for t in names), network.tensors[out],
-        lies["q"], lies["k"], lies["v"], lies["y"], lies.get("mask"), axes, q.unit is not None, q.unit or 0.0,
+        *split, q.index.shape[2], k.index.shape[2], q.index.shape[3], v.index.shape[3],
+        tuple(network.tensors[t] for t in names), network.tensors[out], lies["q"], lies["k"], lies["v"], lies["y"],
+        lies.get("mask"), axes, q.unit is not None, q.unit or 0.0,
     )  # fmt: skip
-    region = _region(network, core, out)
-    last = next(op for op in region if op.output == out)
-    name = " + ".join(op.name for op in core if isinstance(op.problem, (MatmulProblem, NormalizeProblem)))
-    return _Found(Op(name, problem, names, out, weights, unique(n for op in region for n in op.nodes)), region, last)
+    return Op("", problem, names, out, weights)
+
+
+def _spanned(bias: np.ndarray | None, split: tuple[int, int]) -> tuple[str, dict[str, np.ndarray]]:
+    """(the axes along which a constant differs, at least one, which tells it from none; it along these)."""
+    if bias is None:
+        return "", {}
+    bias = bias.reshape(*split, *bias.shape[2:])
+    axes = "".join(a for i, a in enumerate("nchw") if (bias != bias.take([0], axis=i)).any()) or "w"
+    return axes, {"bias": bias[tuple(slice(None) if a in axes else slice(1) for a in "nchw")].astype(np.float32)}
 
 
 def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Problem]]:
@@ -207,14 +236,13 @@ def _leads_to_product(network: Network, tensor: str) -> bool:
     return computes(op, MatmulProblem)
 
 
-def _scored(between: list[Op[Problem]], sizes: tuple[int, int, int, int]) -> _Scores | None:
-    """What the ops between product and softmax do to the scores: factors of each head, and what is added."""
-    scores, before = _Scores(np.ones(sizes[1])), ""
+def _scored(before: str, between: list[Op[Problem]], sizes: tuple[int, int, int, int]) -> _Scores | None:
+    """What the ops between product and softmax do to the scores, tensor `before` at first: factors of heads, what is added."""
+    scores = _Scores(np.ones(sizes[1]))
     for op in between:
         if computes(op, PointwiseProblem):
-            chain = "t0" if not before or op.inputs[0] == before else f"t{op.inputs.index(before)}"
             stages = op.problem.stages
-            if chain != "t0":
+            if op.inputs[0] != before:
                 if len(stages) != 1 or stages[0].op != "add":
                     return None
                 stages = (Stage("add", operand="t0"),)
@@ -262,21 +290,21 @@ def _constant(op: Op[PointwiseProblem], stage: Stage) -> np.ndarray:
 # ---- operands
 
 
-def _moved(network: Network, side: _Side) -> tuple[_Side, _Side]:
-    """(the farthest place from which on an operand that is only moved lies at equal steps, the farthest of all)."""
+def _moved(network: Network, side: _Side, fits: Fits) -> tuple[_Side, _Side]:
+    """(the farthest place where an operand that is only moved lies at steps, the farthest of all)."""
     best = now = side
     for tensor, index, through in backwards(network, side.tensor, side.index):
         now = replace(side, tensor=tensor, index=index, through=(*side.through, *through))
-        best = now if fitted(index) is not None else best
+        best = now if fits(tensor, index) else best
     return best, now
 
 
-def _side(network: Network, tensor: str, index: np.ndarray, *, unit: bool) -> _Side:
-    """An operand of the scores as far back as it can be followed; the farthest place from which on it lies at equal steps."""
+def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit: bool) -> _Side:
+    """An operand of the scores as far back as it can be followed: the farthest place where it lies at steps."""
     best = now = _Side(tensor, index)
     while True:
-        nearer, now = _moved(network, now)
-        best = nearer if fitted(nearer.index) is not None else best
+        nearer, now = _moved(network, now, fits)
+        best = nearer if fits(nearer.tensor, nearer.index) else best
         op = producer(network, now.tensor)
         if not computes(op, PointwiseProblem) or op.when:
             return best
@@ -286,7 +314,7 @@ def _side(network: Network, tensor: str, index: np.ndarray, *, unit: bool) -> _S
             now = replace(now, tensor=op.inputs[0], unit=found[0], through=(*now.through, *found[1]))
         else:
             return best
-        best = now if fitted(now.index) is not None else best
+        best = now if fits(now.tensor, now.index) else best
 
 
 def _factor(op: Op[PointwiseProblem]) -> float | None:

@@ -5,7 +5,7 @@ An index array says of each element of something (four indices) its number in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
@@ -16,6 +16,7 @@ from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
 
 Passed = tuple[Op[Problem], ...]
+Fits = Callable[[str, np.ndarray], bool]  # whether elements of a tensor lie as is wanted
 
 
 def producer(network: Network, tensor: str) -> Op[Problem] | None:
@@ -41,9 +42,9 @@ def farthest(network: Network, tensor: str, index: np.ndarray) -> tuple[str, np.
     return last
 
 
-def forwards(network: Network, tensor: str, index: np.ndarray) -> tuple[str, np.ndarray, list[Op[Problem]]]:
+def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tuple[str, np.ndarray, list[Op[Problem]]]:
     """(the last tensor that these elements, all of `tensor`, are brought to, where, the ops between) of those in which they
-    lie at equal steps: as long as one op alone reads them and leaves none out."""
+    lie as they `fits`: as long as one op alone reads them and leaves none out."""
     best, passed = (tensor, index, list[Op[Problem]]()), list[Op[Problem]]()
     while len(readers := network.readers[tensor]) == 1 and tensor not in network.output_names:
         (op,) = readers
@@ -54,7 +55,7 @@ def forwards(network: Network, tensor: str, index: np.ndarray) -> tuple[str, np.
             break
         index, tensor = np.argsort(source)[index], op.output
         passed.append(op)
-        if fitted(index) is not None:
+        if fits(tensor, index):
             best = tensor, index, [*passed]
     return best
 

@@ -23,7 +23,7 @@ from tactics.families import (
     reduce,
     squeeze_excite,
 )
-from tactics.families.attention import channels
+from tactics.families.attention import channels, tokens
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -51,7 +51,7 @@ OF_KERNEL = {
     "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
     "move": movement, "pointwise": pointwise, "pool": movement, "pool_global": movement, "reduce": reduce,
     "gather": gather, "squeeze_excite": squeeze_excite, "resize": gather, "matmul": matmul, "matmul_fp32": matmul,
-    "cross_covariance": channels, "library": array_function,
+    "attention": tokens, "cross_covariance": channels, "library": array_function,
 }  # fmt: skip
 OF_PROBLEM = {
     ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
@@ -60,7 +60,7 @@ OF_PROBLEM = {
     ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,),
     ChainedProblem: (movement, reduce), ReformatProblem: (movement,),
     ViewProblem: (), GatherProblem: (gather,), ResizeProblem: (gather,), MatmulProblem: (matmul,),
-    AttentionProblem: (channels,), LibraryProblem: (array_function,),
+    AttentionProblem: (tokens, channels), LibraryProblem: (array_function,),
 }  # fmt: skip
 EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION})  # what every convolution can
 # What the kernels of a family can do beside its computation: where a problem needs more, the difference is the logged reason.
@@ -69,15 +69,14 @@ SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
     conv_stem: EPILOGUE | {Feature.MAX_POOL},
     conv_fp32: EPILOGUE | {Feature.DEPTH_TO_SPACE},
     **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), EPILOGUE),
-    **dict.fromkeys(
-        (back_to_back, squeeze_excite, gather, array_function, matmul, channels, movement, pointwise, reduce), frozenset()
-    ),
+    **dict.fromkeys((back_to_back, squeeze_excite, tokens, channels, gather, array_function), frozenset()),
+    **dict.fromkeys((matmul, movement, pointwise, reduce), frozenset()),
 }
 TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
 STRIDED = (
     "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
     "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "reduce", "gather", "resize",
+    "reduce", "gather", "resize", "attention", "cross_covariance",
 )  # fmt: skip
 # Of these, the convolutions: they read a residual with strides of its own.
 STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

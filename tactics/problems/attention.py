@@ -14,6 +14,7 @@ import numpy as np
 from tactics.problems.protocol import Problem, Shape4, spanned
 
 Steps = tuple[int, int, int, int]
+Place = tuple[int, int, int]  # image, channel, pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Operand:
     """Where four indices lie in a tensor whose elements are counted row-major: element `start` + the sum of index * step.
 
     `tensor`: which of the problem's inputs it is. So the queries of one product that gives queries, keys and values are a part
-    of its output, and heads that a transposition brings forward are steps of another size. A step of 0 repeats.
+    of its output, and heads that a transposition brings forward are steps of another size. A step of 0 repeats. Each index
+    runs along one axis of the tensor (images, channels, pixels), which it does not leave: so it has steps in every layout.
     """
 
     tensor: int
@@ -31,9 +33,21 @@ class Operand:
     def __str__(self) -> str:
         return f"t{self.tensor}+{self.start}:{','.join(map(str, self.step))}"
 
-    def last(self, sizes: Sequence[int]) -> int:
-        """The largest element that is touched."""
-        return self.start + sum((n - 1) * s for n, s in zip(sizes, self.step, strict=True))
+    def along(self, sizes: Sequence[int], shape: Shape4) -> tuple[Place, tuple[tuple[int, int], ...]] | None:
+        """(image, channel and pixel of the first element; of each index the axis of these three, and how far it goes there);
+        None where one leaves its axis, or the tensor."""
+        n, c, height, width = shape
+        pixels = height * width
+        units, room = (c * pixels, pixels, 1), (n, c, pixels)
+        first = self.start // units[0], self.start // pixels % c, self.start % pixels
+        reach, steps = list(first), []
+        for step, size in zip(self.step, sizes, strict=True):
+            moves = step if size > 1 else 0
+            axis = next(a for a, unit in enumerate(units) if moves % unit == 0)
+            reach[axis] += (size - 1) * (moves // units[axis])
+            steps.append((axis, moves // units[axis]))
+        inside = min(self.start, *self.step) >= 0 and all(r < end for r, end in zip(reach, room, strict=True))
+        return (first, tuple(steps)) if inside else None
 
     def seen(self, flat: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
         """The operand in a contiguous array of the tensor's elements, as a view."""
@@ -71,14 +85,15 @@ class AttentionProblem(Problem):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.heads, self.rows, self.columns, self.inner, self.width) < 1:
+        shapes = (size for shape in (*self.tensors, self.out) for size in shape)
+        if min(self.batch, self.heads, self.rows, self.columns, self.inner, self.width, *shapes) < 1:
             raise ValueError(f"attention: every size must be positive, got {self}")
         if self.bias != "".join(a for a in "nchw" if a in self.bias):
             raise ValueError(f"attention: expected axes in the order nchw, got {self.bias!r}")
         for name, operand, sizes in self.operands():
-            tensor = (*self.tensors, self.out)[operand.tensor] if 0 <= operand.tensor <= len(self.tensors) else (0,)
-            if min(operand.start, *operand.step) < 0 or operand.last(sizes) >= prod(tensor):
-                raise ValueError(f"attention: {name} leaves its tensor, got {self}")
+            known = 0 <= operand.tensor <= len(self.tensors)
+            if not known or operand.along(sizes, (*self.tensors, self.out)[operand.tensor]) is None:
+                raise ValueError(f"attention: {name} leaves its tensor, or an axis of it, got {self}")
         count, end = 1, prod(self.out)
         sizes = self.batch, self.heads, self.rows, self.width
         for step, size in sorted((s, n) for s, n in zip(self.y.step, sizes, strict=True) if n > 1):

@@ -63,19 +63,19 @@ def _chunk(p: AttentionProblem) -> int:
     return V_TOKENS * -(-p.width // (V_TOKENS * MOST_CHUNKS))
 
 
-def _in_vectors(p: AttentionProblem, tactic: Tactic) -> bool:
-    at, of = operands.known(p, tactic), {"q": p.rows, "k": p.columns, "v": p.columns, "y": p.rows}
-    return all(operands.vectors(at[name], 2, size) for name, size in of.items())
+def _in_vectors(p: AttentionProblem, tactic: Tactic, strided: operands.At = None) -> bool:
+    at, of = operands.known(p, tactic, strided), {"q": p.rows, "k": p.columns, "v": p.columns, "y": p.rows}
+    return operands.aligned(tactic, strided) and all(operands.vectors(at[name], 2, size) for name, size in of.items())
 
 
-def launches(p: AttentionProblem, tactic: Tactic) -> tuple[Launch, ...]:
+def launches(p: AttentionProblem, tactic: Tactic, strided: operands.At = None) -> tuple[Launch, ...]:
     dim, chunk = _dim(p), _chunk(p)
     chunks, (stripes, sharing) = -(-p.width // chunk), _warps(dim)
     args = {"nonfinite": NONFINITE, "scale": ("weights", "scale"), "y": ("out", 0), "q": ("in", p.q.tensor)}
-    args |= {"k": ("in", p.k.tensor), "v": ("in", p.v.tensor)} | operands.operand_args(operands.known(p, tactic))
+    args |= {"k": ("in", p.k.tensor), "v": ("in", p.v.tensor)} | operands.operand_args(operands.known(p, tactic, strided))
     args |= ints(heads=p.heads, rows=p.rows, columns=p.columns, inner=p.inner, width=p.width, chunk=chunk, chunks=chunks)
     args |= ints(padding=operands.padding(p, tactic)) | floats(epsilon=p.epsilon)
-    values = {"DIM": dim, "NORM": int(p.unit), "VECTOR": int(_in_vectors(p, tactic))}
+    values = {"DIM": dim, "NORM": int(p.unit), "VECTOR": int(_in_vectors(p, tactic, strided))}
     grid = (chunks * p.heads * p.batch, 1, 1)
     return (launch("cross_covariance", values, grid, 32 * stripes * sharing, _shared(dim), args),)
 

@@ -7,15 +7,16 @@ from itertools import product
 
 import numpy as np
 
-from tactics.format import Format, canonical, num_elements, padded_channels, representative, strides
+from tactics.format import Format, Strides, canonical, num_elements, padded_channels, representative, strides
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.protocol import Shape4
-from tactics.step import Args, ints, member
+from tactics.step import Args, ints, linear, member
 from tactics.tactic import Tactic
 
 VECTOR = 8  # halfs of a 16-byte access
 LINEAR, LAST = Format("fp16", "chw"), Format("fp16", "hwc8")
 Lies = tuple[int, tuple[int, int, int, int]]  # the first element, and elements from one index to the next
+At = tuple[Strides, ...] | None
 
 
 def formats(shape: Shape4) -> tuple[Format, ...]:
@@ -24,36 +25,26 @@ def formats(shape: Shape4) -> tuple[Format, ...]:
     return tuple(f for f in representative(shape) if canonical(f, shape) in wanted)
 
 
-def lies(operand: Operand, sizes: Shape4, fmt: Format, shape: Shape4) -> Lies | None:
-    """The operand's start and steps in a tensor's memory; None where one of its indices follows no one step there."""
-    steps = [s if n > 1 else 0 for s, n in zip(operand.step, sizes, strict=True)]
-    b, h, i, j = steps
-    if canonical(fmt, shape) == canonical(LINEAR, shape):
-        return operand.start, (b, h, i, j)
-    _, c, height, width = shape
-    pixels, at = height * width, strides(fmt, shape)
-    units, room = (c * pixels, pixels, 1), (shape[0], c, pixels)
-    memory = at.n, 1, at.pixel
-    first = operand.start // units[0], operand.start // pixels % c, operand.start % pixels
-    reach, found = list(first), []
-    for step, size in zip(steps, sizes, strict=True):
-        axis = next(a for a, unit in enumerate(units) if step % unit == 0)
-        reach[axis] += (size - 1) * (step // units[axis])
-        found.append(step // units[axis] * memory[axis])
-    if any(r >= n for r, n in zip(reach, room, strict=True)):
-        return None
-    return sum(f * m for f, m in zip(first, memory, strict=True)), (found[0], found[1], found[2], found[3])
-
-
-def placed(p: AttentionProblem, tactic: Tactic) -> dict[str, Lies | None]:
-    """Each operand, and "y", in the memory of the tactic's formats."""
+def known(p: AttentionProblem, tactic: Tactic, strided: At = None) -> dict[str, Lies]:
+    """Start and steps of each operand, and of "y", in the memory of the tactic's formats; `strided`: as launches take it."""
     fmts, shapes = (*tactic.ins, tactic.out), (*p.tensors, p.out)
-    return {name: lies(o, sizes, fmts[o.tensor], shapes[o.tensor]) for name, o, sizes in p.operands()}
+    memory = strided or tuple(strides(f, s) for f, s in zip(fmts, shapes, strict=True))
+    return {name: _lies(o, sizes, shapes[o.tensor], memory[o.tensor]) for name, o, sizes in p.operands()}
 
 
-def known(p: AttentionProblem, tactic: Tactic) -> dict[str, Lies]:
-    """The same of a tactic without a reason against it."""
-    return {name: at for name, at in placed(p, tactic).items() if at is not None}
+def _lies(operand: Operand, sizes: Shape4, shape: Shape4, memory: Strides) -> Lies:
+    found = operand.along(sizes, shape)
+    if found is None:
+        raise ValueError(f"attention: {operand} leaves its tensor")
+    first, steps = found
+    per = memory.n, memory.block if memory.log2v == 0 else 1, memory.pixel
+    b, h, i, j = (count * per[axis] for axis, count in steps)
+    return sum(a * m for a, m in zip(first, per, strict=True)), (b, h, i, j)
+
+
+def aligned(tactic: Tactic, strided: At) -> bool:
+    """Whether each tensor begins at a multiple of 16 bytes: linear ones inside others may not."""
+    return strided is None or not any(linear(f) for f in (*tactic.ins, tactic.out))
 
 
 def pairings(p: AttentionProblem, kernel: str) -> Iterator[Tactic]:
@@ -68,11 +59,7 @@ def padding(p: AttentionProblem, tactic: Tactic) -> int:
 
 
 def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
-    """Why operands cannot be read, or outputs written, in a tactic's formats; `along`: the index of y's that is to run along
-    its channels where these are padded."""
-    found = placed(p, tactic)
-    if any(at is None for at in found.values()):
-        return "an operand is no strided part of a tensor in this format"
+    """Why a tactic's formats cannot be; `along`: the index of y's that is to run along its channels where these are padded."""
     if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.tensors, p.out), strict=True)):
         return "a tensor of 2^31 elements or more: they are counted in 32 bits"
     size, pixels = (p.rows, p.width)[along - 2], p.out[2] * p.out[3]
