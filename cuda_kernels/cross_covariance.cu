@@ -34,7 +34,7 @@ struct CrossCovarianceParams {
   float epsilon;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) cross_covariance(const __grid_constant__ CrossCovarianceParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) cross_covariance(const __grid_constant__ CrossCovarianceParams p) {
   release_next_launch();
   extern __shared__ __align__(16) unsigned char shared[];
   float* part = reinterpret_cast<float*>(shared);  // [WK][DIM][LD], where the ring was

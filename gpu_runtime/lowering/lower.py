@@ -20,7 +20,7 @@ from gpu_runtime.fusion.layers import SEVERAL, VIEWS, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
-from gpu_runtime.network import Network, Op, TensorInfo, computes
+from gpu_runtime.network import Network, Op, TensorInfo, computes, unique
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -35,7 +35,8 @@ def lower(fused: Fused) -> Network:
     views = _Views(fused)
     ops = _lowered(fused, views)
     _check_read(fused, ops)
-    ops = _compose_windows(ops, {views.name(v) for v in graph.outputs})
+    ends = {views.name(v) for v in graph.outputs}
+    ops = _compose_windows(_once(ops, ends), ends)
     names, dtypes = fused.imported.name, fused.imported.dtypes
     inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
     outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
@@ -359,7 +360,26 @@ WHY = {
 }
 
 
-# ---- windows of windows
+# ---- moves alike, windows of windows
+
+
+def _once(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
+    """One op of views and transpositions that do the same to the same tensor: what reads them reads one tensor then, so that
+    products of one input are known as such."""
+    same: dict[str, str] = {}
+    known: dict[tuple[Problem, tuple[str, ...]], int] = {}
+    kept: list[Op[Problem]] = []
+    for op in ops:
+        if same:
+            op = replace(op, inputs=tuple(same.get(t, t) for t in op.inputs))
+        if (computes(op, ViewProblem) or computes(op, GatherProblem)) and not op.when and op.output not in outputs:
+            at = known.setdefault((op.problem, op.inputs), len(kept))
+            if at < len(kept):
+                same[op.output] = kept[at].output
+                kept[at] = replace(kept[at], nodes=unique((*kept[at].nodes, *op.nodes)))
+                continue
+        kept.append(op)
+    return kept
 
 
 def _compose_windows(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
