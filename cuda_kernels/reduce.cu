@@ -15,7 +15,9 @@
 // SPLIT (of STANDARD): few long rows, each by several blocks. The first half of the blocks to begin leave sum, count and
 // squares about their own mean of a part of a row each; the others wait for all of those, join them in the order of parts, and
 // normalise a part. A block knows its turn from a ticket, not from its index: so whoever waits does so for blocks that have
-// begun and wait for nobody, in whatever order and however few at a time blocks run.
+// begun and wait for nobody, in whatever order and however few at a time blocks run. SPLIT 1: rows are taken apart along their
+// elements. SPLIT 2: rows are groups of channels that end within vectors, or that have padding behind them: the first blocks
+// sum each channel by itself, and who normalizes a channel joins those of its group.
 //
 // Compile-time: KIND, as STATISTIC below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary
 // fastest in the order of elements (else pixels do), as they lie in memory; SPLIT; X_F32, Y_F32 (include/types.cuh); OPS,
@@ -30,6 +32,7 @@ constexpr int STATISTIC = KIND;
 
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
 static_assert(!SPLIT || STATISTIC == STANDARD, "only sums about a mean are joined from parts");
+static_assert(SPLIT != 2 || !MIX, "channels that are summed by themselves");
 constexpr int SLOTS = MIX ? 1 : VEC;  // rows that a thread carries side by side
 constexpr bool SHIFTED = STATISTIC >= LOG_SUM_EXP, NORMALIZES = STATISTIC >= SOFTMAX;
 constexpr int FIRST = STATISTIC == MAX || STATISTIC == LOG_SUM_EXP || STATISTIC == SOFTMAX || STATISTIC == LOG_SOFTMAX ? MAX
@@ -51,7 +54,7 @@ struct ReduceParams {
 #if SPLIT
   char* partial;        // [rows][parts][SLOTS] of 16 bytes
   u32* counters;        // tickets taken, parts summed, blocks that need neither any more
-  int parts;            // of a row, at most `lanes`
+  int parts, group;     // of a row, at most `lanes`; SPLIT 2: channels of a group
 #endif
 #if SOURCES
   Source source[NUM_SOURCES];
@@ -224,9 +227,8 @@ __device__ __forceinline__ void leave_part(const ReduceParams& p, const Share& m
   if (threadIdx.x == 0) atomicAdd(p.counters + 1, 1u);
 }
 
-// The statistics of whole rows, once all parts of all rows are known; the last block to leave sets the counters back.
-__device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& mine, unsigned all, float (*room)[256],
-                                           Statistics& of) {
+// Returns once all parts of all rows are known; the last block to leave sets the counters back.
+__device__ __forceinline__ void wait_for_parts(const ReduceParams& p, unsigned all) {
   if (threadIdx.x == 0) {
     while (*static_cast<volatile u32*>(p.counters + 1) < all) {
     }
@@ -235,21 +237,55 @@ __device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& m
   }
   __syncthreads();
   __threadfence();
-  const bool has = mine.works && mine.lane < p.parts;
-  uint4 bits[SLOTS];
+}
+
+__device__ __forceinline__ Part load_part(const ReduceParams& p, int row, int part, int slot) {
+  const uint4 bits = ldg_128_cg(part_at(p, row, part) + slot);
+  return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), 0.f};
+}
+
+// What a part adds to the squares about the mean of all.
+__device__ __forceinline__ float squares_about(const Part& part, float mean) {
+  const float off = part.values > 0.f ? part.sum / part.values - mean : 0.f;
+  return part.squares + part.values * off * off;
+}
+
+// The statistics of whole rows.
+__device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& mine, float (*room)[256], Statistics& of) {
+#if SPLIT == 1
+  Part part[SLOTS] = {};
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) {
-    bits[j] = has ? ldg_128_cg(part_at(p, mine.index, mine.lane) + j) : make_uint4(0u, 0u, 0u, 0u);
-    of.first[j] = __uint_as_float(bits[j].x);
+    if (mine.works && mine.lane < p.parts) part[j] = load_part(p, mine.index, mine.lane, j);
+    of.first[j] = part[j].sum;
   }
   across_lanes<SUM>(p, mine.lane, room, of.first);
 #pragma unroll
   for (int j = 0; j < SLOTS; ++j) {
     of.first[j] /= p.count;
-    const float values = __uint_as_float(bits[j].y);
-    const float off = values > 0.f ? __uint_as_float(bits[j].x) / values - of.first[j] : 0.f;
-    of.second[j] = __uint_as_float(bits[j].z) + values * off * off;
+    of.second[j] = squares_about(part[j], of.first[j]);
   }
+#else
+  const int image = mine.index - mine.row.channel, entries = mine.works ? p.group * p.parts : 0;  // image: its first row
+#pragma unroll
+  for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll
+    for (int j = 0; j < SLOTS; ++j) {
+      const int group = min(mine.row.channel * VEC + j, p.c - 1) / p.group;  // of padding: any
+      float sum = 0.f;
+      for (int k = mine.lane; k < entries; k += p.lanes) {
+        const int channel = group * p.group + k / p.parts;
+        const Part part = load_part(p, image + channel / VEC, k % p.parts, channel % VEC);
+        sum += pass ? squares_about(part, of.first[j]) : part.sum;
+      }
+      (pass ? of.second : of.first)[j] = sum;
+    }
+    if (pass) break;
+    across_lanes<SUM>(p, mine.lane, room, of.first);
+#pragma unroll
+    for (int j = 0; j < SLOTS; ++j) of.first[j] /= p.count;
+  }
+#endif
   across_lanes<SUM>(p, mine.lane, room, of.second);
 }
 #endif
@@ -306,7 +342,7 @@ __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Sh
 
 extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__ ReduceParams p) {
   release_next_launch();
-  __shared__ float room[SLOTS + SPLIT][256];
+  __shared__ float room[SLOTS + (SPLIT > 0)][256];
   Statistics of;
 #if SPLIT
   __shared__ unsigned ticket;
@@ -316,7 +352,8 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
   const unsigned all = gridDim.x / 2, turn = ticket % all;  // parts of all rows, by two blocks each
   const Share mine = share_of(p, turn / p.parts, turn % p.parts, p.parts);
   if (ticket < all) return leave_part(p, mine, turn % p.parts, room);
-  join_parts(p, mine, all, room, of);
+  wait_for_parts(p, all);
+  join_parts(p, mine, room, of);
 #else
   const Share mine = share_of(p, blockIdx.x, 0, 1);
   wait_for_previous_launch();

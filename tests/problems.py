@@ -156,6 +156,9 @@ ROWS: dict[str, Problem] = {
     "group_norm_parts_of_groups": NormalizeProblem(1, 64, 33, 17, "standard", "chw", 2, 1e-5, "c"),
     "instance_norm_parts": NormalizeProblem(2, 20, 65, 34, "standard", "hw", epsilon=1e-5, affine="c"),
     "layer_norm_parts": NormalizeProblem(1, 2, 3, 20480, "standard", "w", epsilon=1e-5, affine="w"),
+    "group_norm_of_channels": NormalizeProblem(2, 24, 33, 17, "standard", "chw", 6, 1e-5, "c"),
+    "group_norm_of_odd_channels": NormalizeProblem(2, 30, 45, 13, "standard", "chw", 3, 1e-5, "c"),
+    "group_norm_padded": NormalizeProblem(1, 21, 7, 5, "standard", "chw", 3, 1e-5, "c"),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
     **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
        for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},

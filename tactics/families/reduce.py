@@ -43,6 +43,7 @@ L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
 # Long rows, each by several blocks: as many vectors of a part as a block has threads, twice; at most so many parts at a time,
 # and at least so many, or joining them costs more than it saves.
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
+LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
 JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
 
 
@@ -81,7 +82,7 @@ def single_channel(p: Rows) -> bool:
 def _reason(p: Rows, tactic: Tactic) -> str:
     if single_channel(p) and linear(tactic.ins[0]) and not linear(tactic.out):
         return "a thread that reads single channels writes single channels, and padding would stay as it was"
-    if p.groups > 1 and p.c != padded_channels(tactic.out.layout, p.c):
+    if p.groups > 1 and not _by_channel(p, tactic) and p.c != padded_channels(tactic.out.layout, p.c):
         return "groups of channels, and padding that belongs to none"
     return ""
 
@@ -94,8 +95,18 @@ def _too_large(p: Problem, tactic: Tactic) -> str:
 
 def _vector(p: Rows, tactic: Tactic) -> int:
     """Channels per access: vectors on both sides, none of them across two groups."""
-    groups = p.groups
-    return 1 if linear(tactic.ins[0]) or linear(tactic.out) or (groups > 1 and p.c // groups % 8) else 8
+    across = p.groups > 1 and p.c // p.groups % 8 and not _by_channel(p, tactic)
+    return 1 if linear(tactic.ins[0]) or linear(tactic.out) or across else 8
+
+
+def _by_channel(p: Rows, tactic: Tactic) -> bool:
+    """Whether groups of channels that end within vectors, or that have padding behind them, are joined from channels."""
+    if p.groups == 1 or p.kind != "standard" or linear(tactic.ins[0]) or linear(tactic.out) or "n" in p.axes:
+        return False
+    if any(d > 1 and a not in p.axes for a, d in (("h", p.h), ("w", p.w))):
+        return False
+    padded = p.c != padded_channels(tactic.out.layout, p.c)
+    return padded or (p.c // p.groups % 8 > 0 and _count(p) >= LONG_GROUP)
 
 
 def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[list[int], list[int], bool]:
@@ -111,7 +122,9 @@ def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[lis
     if not apart:
         inside[3] = h * w if "h" in p.axes else 1
     kept = [d // i for d, i in zip(sizes, inside, strict=True)]
-    if groups > 1:
+    if _by_channel(p, tactic):
+        kept[1], inside[1] = c, 1
+    elif groups > 1:
         kept[1], inside[1] = groups, c // groups
     return kept, inside, apart
 
@@ -119,7 +132,7 @@ def _sizes(p: Rows, chain: PointwiseProblem | None, tactic: Tactic) -> tuple[lis
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     """How rows are shared out: `lanes`, threads of one row, `step` apart; `parts`, by how many blocks each row is summed, and
-    normalized by as many others, 1: by one block for both; `count`: of blocks."""
+    normalized by as many others, 0: by one block for both; `count`: of blocks."""
 
     lanes: int
     step: int
@@ -127,16 +140,18 @@ class _Blocks:
     count: int
 
 
-def _blocks(p: Rows, rows: int, elements: int, inner: bool) -> _Blocks:
-    """Neighbouring threads read neighbouring memory (`inner`: of one row)."""
+def _blocks(p: Rows, rows: int, elements: int, inner: bool, joined: bool) -> _Blocks:
+    """Neighbouring threads read neighbouring memory (`inner`: of one row). `joined`: in parts in any case."""
     lanes, step = min(THREADS, 1 << (elements - 1).bit_length()), 1
     if not inner:
         lanes = min(lanes, THREADS // (NEIGHBOURS if rows >= FEW_ROWS else 2))
         step = THREADS // lanes
     alone = -(-rows // (THREADS // lanes))
     parts = min(elements * (THREADS // lanes) // PART, MOST_PARTS // alone, lanes)
-    if p.kind != "standard" or parts < LEAST_PARTS:
-        return _Blocks(lanes, step, 1, alone)
+    if joined:
+        parts = max(parts, 1)
+    elif p.kind != "standard" or parts < LEAST_PARTS:
+        return _Blocks(lanes, step, 0, alone)
     return _Blocks(lanes, step, parts, 2 * alone * parts)
 
 
@@ -167,9 +182,11 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     vec, (kept, inside, apart) = _vector(p, tactic), _sizes(p, chain, tactic)
     c_fast = vec == 8 or not linear(tactic.ins[0])
     rows, elements = prod(kept), prod(inside)
-    blocks = _blocks(p, rows, elements, inside[1] > 1 if c_fast else inside[3] > 1)
+    joined = _by_channel(p, tactic)
+    mix = "c" in p.axes and not joined
+    blocks = _blocks(p, rows, elements, inside[1] > 1 if c_fast else inside[3] > 1, joined)
     kind = [*REDUCTIONS, *NORMALIZATIONS].index(p.kind)
-    values = {"KIND": kind, "VEC": vec, "MIX": int("c" in p.axes), "C_FAST": int(c_fast),
+    values = {"KIND": kind, "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
               **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
     affine = p.affine
     constant = constant_strides(spanned(p.in_shapes[0], affine)) if affine else Strides(0, 0, 0, 0)
@@ -185,12 +202,12 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     if chain is not None:
         values |= stages.values(chain, tactic.ins, result=True)
         args |= stages.args(chain, strided, apart, first=1)
-    if blocks.parts == 1:
+    if not blocks.parts:
         return (launch("reduce", values, (blocks.count, 1, 1), THREADS, 0, args),)
-    args |= {"partial": ("workspace", 0), "counters": ("counters", 0)} | ints(parts=blocks.parts)
-    side_by_side = 1 if "c" in p.axes else vec
-    workspace, counters = rows * blocks.parts * side_by_side * 16, 12
-    return (launch("reduce", values | {"SPLIT": 1}, (blocks.count, 1, 1), THREADS, 0, args, workspace, counters),)
+    values |= {"SPLIT": 2 if joined else 1}
+    args |= {"partial": ("workspace", 0), "counters": ("counters", 0)} | ints(parts=blocks.parts, group=c // p.groups)
+    workspace, counters = rows * blocks.parts * (1 if mix else vec) * 16, 12
+    return (launch("reduce", values, (blocks.count, 1, 1), THREADS, 0, args, workspace, counters),)
 
 
 def _count(p: Rows) -> int:
@@ -230,6 +247,10 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     if steps[0].workspace:
         again, turns = 2, 1 + JOINING
         half = steps[0].grid[0] // 2  # of the blocks are at work at a time
+        if _by_channel(p, tactic):  # each thread finds the groups of its channels, twice
+            kept, inside, _ = _sizes(p, chain, tactic)
+            blocks = _blocks(p, prod(kept), prod(inside), False, True)
+            work += half * THREADS * 2 * vec * -(-p.c // p.groups * blocks.parts // blocks.lanes) * 15
         work *= min(device.num_sms, 2 * half) / min(device.num_sms, half)
     elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) > L1_BYTES:
         again = passes
