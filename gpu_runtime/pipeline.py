@@ -36,8 +36,8 @@ from gpu_runtime.rewrites import (
     blocks,
     chained,
     channels,
-    gates,
     grid,
+    pieces,
     shared_concats,
     siblings,
     squeeze_excite,
@@ -273,7 +273,7 @@ def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
-        grid.offer, squeeze_excite.offer, back_to_back.offer, gates.offer, chained.offer,
+        pieces.offer, squeeze_excite.offer, grid.offer, back_to_back.offer, squeeze_excite.gates, chained.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

@@ -5,7 +5,8 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.rewrites import back_to_back, gates
+from gpu_runtime.rewrites import back_to_back
+from gpu_runtime.rewrites.squeeze_excite import gates
 from tactics.problems.codec import from_json, to_json
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
@@ -48,7 +49,7 @@ def in_front(net) -> list[ConvProblem]:
     ids=str,
 )
 def test_both_options_compute_the_same(case):
-    net = check_against_ort(gated(**case), 1e-5, rewrite=gates.offer)
+    net = check_against_ort(gated(**case), 1e-5, rewrite=gates)
     alone, added = sorted(in_front(net), key=lambda p: p.epilogue.residual)
     assert added.epilogue.residual and not alone.epilogue.residual and added.prologue == alone.prologue
     assert added.prologue.act.name == ("relu" if "between" in case else "none")
@@ -61,15 +62,16 @@ def test_both_options_compute_the_same(case):
     ids=["3x3", "another activation", "an output", "another reader"],
 )
 def test_what_is_not_offered(case):
-    assert not in_front(gates.offer(network(gated(**case))))
+    assert not in_front(gates(network(gated(**case))))
 
 
 def test_it_may_stand_beside_a_pair():
     """The convolution behind a gate may be one launch with the next one instead."""
     nodes = [node("Mul", "x g", "m"), node("Conv", "m w", "a"), node("Conv", "a v", "y")]
     given = {"w": weights(16, 24, 1, 1), "v": weights(40, 16, 1, 1)}
-    net = gates.offer(back_to_back.offer(network(model(nodes, {"x": (1, 24, 8, 8), "g": (1, 24, 1, 1)}, "y", given))))
-    assert len(net.groups) == 2 and len(in_front(net)) == 1
+    both = model(nodes, {"x": (1, 24, 8, 8), "g": (1, 24, 1, 1)}, "y", given)
+    net = check_against_ort(both, 1e-3, rewrite=lambda net: gates(back_to_back.offer(net)))
+    assert net.groups == (("a -> y", ("apart", "one", "apart, gated")),) and len(in_front(net)) == 1
 
 
 @pytest.mark.parametrize("case", [{"n": 1}, {"n": 2, "between": "Relu"}, {"n": 2, "sparse": True}], ids=str)

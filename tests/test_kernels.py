@@ -225,6 +225,7 @@ PRE = {
     "odd": conv_case(1, 44, 5, 5, 24, 1, 1, (2, 2), residual=True, sparse24=True, scaled=True),
     "gate": conv_case(3, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, gated=NONE),
     "gate and ReLU": conv_case(2, 200, 6, 6, 24, 1, 1, residual=True, sparse24=True, gated=RELU),
+    "gate and groups": conv_case(2, 48, 7, 5, 40, 1, 1, bias=True, residual=True, sparse24=True, groups=2, gated=NONE),
     "gate and clip": conv_case(
         1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, sparse24=True, gated=Activation("clip", (-0.2, 1.5)),
     ),

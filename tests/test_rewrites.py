@@ -9,7 +9,6 @@ from gpu_runtime.rewrites import (
     back_to_back,
     blocks,
     channels,
-    gates,
     shared_concats,
     siblings,
     squeeze_excite,
@@ -21,7 +20,7 @@ rng = np.random.default_rng(11)
 PASSES = {
     "blocks": blocks.offer, "channels": channels.offer, "upsampling": upsampling.offer, "concats": shared_concats.share,
     "siblings": siblings.merge, "squeeze-excite": squeeze_excite.offer, "back to back": back_to_back.offer,
-    "gates": gates.offer,
+    "gates": squeeze_excite.gates,
 }  # fmt: skip
 BOUND, ROUNDED = 1e-5, 1e-3  # relative error; the latter where one launch of two layers rounds what lies between to FP16
 

@@ -20,7 +20,7 @@
 //         (depth-to-space), in the stores and the residual's loads alike
 //   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
 //   GATE  1: x is x * gate per image and channel, of such a kernel; 2: max(x * gate, 0), 3: that between `low` and `high`;
-//         blockIdx.y is then the image
+//         blockIdx.z is then the image
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
 #ifndef D2S
 #define D2S 0
@@ -88,7 +88,7 @@ struct ConvParams {
 #endif
 #if GATE
   const __half* gate;
-  int g_n, g_block, g_log2v;  // its strides; n is 1
+  int g_n, g_block, g_log2v, g_group;  // its strides, and elements from one group's first channel to the next one's; n is 1
   float low, high;
 #endif
 #if AFFINE

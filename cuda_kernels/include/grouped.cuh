@@ -1,4 +1,5 @@
-// Groups of a convolution, each an implicit GEMM of its own: blockIdx.y is the group, and the kernel sees only its part.
+// Groups of a convolution, each an implicit GEMM of its own: blockIdx.y is the group, and the kernel sees only its part. Where a
+// gate is in front, every image is one too, blockIdx.z: gates are one image's.
 //
 // A group's tile never reaches into the next one's channels: input channels, weights, bias and output channels all start at
 // the group's own, and the counts of channels are those of one group. Where groups are small, the host packs several
@@ -7,11 +8,12 @@
 #include "split_k.cuh"
 
 // A_TILE, E_TILE: bytes of weights and of metadata of one 16-row tile per stage.
-#if GROUPED
+#if GROUPED || GATE
 template <int A_TILE, int E_TILE>
 __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   ConvParams p = all;
   const int group = blockIdx.y;
+#if GROUPED
   const long long tiles = static_cast<long long>(group) * p.m16 * p.k_tiles;
   p.x += group * p.x_group;
   p.w += tiles * (A_TILE / 16);
@@ -20,27 +22,20 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.slope += group * p.m16 * 16;
   p.residual += group * p.y_group;
   p.y += group * p.y_group * (OUT_F32 ? 2 : 1);  // in halfs
-#if SPLIT
-  p.partial = static_cast<char*>(p.partial) + static_cast<long long>(group) * gridDim.x * SPLIT * (BM * BN * 4);
-  p.counters += group * p.tiles;
 #endif
-  return p;
-}
-#elif GATE
-// Gates are one image's: blockIdx.y is the image, of which pixels, and so tiles, are counted apart.
-template <int A_TILE, int E_TILE>
-__device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
-  ConvParams p = all;
-  const long long image = blockIdx.y;
+#if GATE
+  const long long image = blockIdx.z;
   p.x += image * p.x_n;
-  p.gate += image * p.g_n;
-  p.y += image * p.y_n * (OUT_F32 ? 2 : 1);  // in halfs
+  p.gate += image * p.g_n + group * p.g_group;
+  p.y += image * p.y_n * (OUT_F32 ? 2 : 1);
 #if RES
   p.residual += image * p.r_n;
 #endif
+#endif
 #if SPLIT
-  p.partial = static_cast<char*>(p.partial) + image * gridDim.x * SPLIT * (BM * BN * 4);
-  p.counters += image * p.tiles;
+  const long long part = static_cast<long long>(blockIdx.z) * gridDim.y + group;
+  p.partial = static_cast<char*>(p.partial) + part * gridDim.x * SPLIT * (BM * BN * 4);
+  p.counters += part * p.tiles;
 #endif
   return p;
 }

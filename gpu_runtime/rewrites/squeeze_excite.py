@@ -1,17 +1,28 @@
-"""Global average and the two fully connected layers behind it, offered as one launch.
+"""Squeeze-excite: its average and the two fully connected layers behind it, offered as one launch, and the scale that they
+give, one value per image and channel, as a part of the 1x1 convolutions that read the product: they multiply while they load.
 
-Apart or as one is a choice of the plan: an image's last block reads all weights of the second layer, so that of many hidden
-values the layers are faster apart. As in back_to_back, only where neither layer fits the 2:4 pattern: the one launch is dense.
+Each is a choice of the plan. An image's last block reads all weights of the second layer, so that of many hidden values the
+layers are faster apart; and where gates are in front, images are computed apart, which costs where a small one fills no tile.
+As in back_to_back, the layers are one only where neither fits the 2:4 pattern: the one launch is dense.
 """
 
 from __future__ import annotations
 
-from gpu_runtime.network import Network, Op, Options, computes
-from tactics.families.squeeze_excite import reason_against
-from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.problems.protocol import Problem
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeGuard
 
-APART, ONE = "apart", "one"
+from gpu_runtime.network import Literal, Network, Op, Options, computes, unique
+from tactics.families.squeeze_excite import reason_against
+from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem, SqueezeExciteProblem
+from tactics.problems.prologue import GATED_ACTS, Prologue
+from tactics.problems.protocol import Feature, Problem
+
+APART, ONE, IN_FRONT = "apart", "one", "in front"
+TWIN = ", gated"  # behind the name of an option that is the same but for a gate in front
+NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # beside these
+Conv = Op[ConvProblem]
 
 
 def offer(network: Network) -> Network:
@@ -47,3 +58,91 @@ def _only_reader(network: Network, op: Op[Problem]) -> Op[Problem] | None:
     readers = network.readers[op.output]
     inside = op.output not in network.output_names and not network.is_fp32(op.output)
     return readers[0] if inside and len(readers) == 1 else None
+
+
+# ---- gates in front of convolutions
+
+
+def gates(network: Network, decided: bool = False) -> Network:
+    """The network with products in front of the convolutions that read them, as alternatives. `decided`: only where a group
+    decides whether these read the product."""
+    options, extended = Options(network), set[str]()
+    for op in network.ops:
+        if not computes(op, PointwiseProblem) or (act := _act(op.problem)) is None or op.output in network.output_names:
+            continue
+        if network.is_fp32(op.output) or len(network.producers[op.output]) > 1:  # the product is there wherever it is read
+            continue
+        readers = network.readers[op.output]
+        takers = [reader for reader in readers if _takes(reader, op.output)]
+        if takers and len(takers) == len(readers):
+            if decided:
+                continue
+            group = f"gate {op.name}"
+            options.group(group, APART, IN_FRONT)
+            for each in (op, *takers):
+                options.limit(each, group, APART)
+            for taker in takers:
+                options.behind(taker, _gated(op, taker, act, (*taker.when, (group, IN_FRONT))))
+        elif takers and (group := _deciding(readers, takers)) and group not in extended and not _has_twins(network, group):
+            extended.add(group)
+            _extend(network, options, group, op, takers, act)
+    return options.network()
+
+
+def _deciding(readers: Sequence[Op[Problem]], takers: Sequence[Conv]) -> str:
+    """The group that decides whether takers read the product, or others do that cannot multiply."""
+    others = [reader for reader in readers if not any(reader is taker for taker in takers)]
+    for group in dict.fromkeys(g for g, _ in takers[0].when):
+        mine, theirs = ({option for op in ops for g, option in op.when if g == group} for ops in (takers, others))
+        named = all(any(g == group for g, _ in op.when) for op in (*takers, *others))
+        if named and not mine & theirs:
+            return group
+    return ""
+
+
+def _has_twins(network: Network, group: str) -> bool:
+    options = dict(network.groups)[group]
+    return any(f"{option}{TWIN}" in options for option in options)
+
+
+def _extend(
+    network: Network, options: Options, group: str, product: Op[PointwiseProblem], takers: Sequence[Conv], act: Activation
+) -> None:
+    """Each option of the group with takers gets a twin, in which they multiply and all else is the same."""
+    before = dict(network.groups)[group]
+    twins = {option: f"{option}{TWIN}" for option in before if any((group, option) in taker.when for taker in takers)}
+    options.group(group, *twins.values())
+    for op in network.ops:
+        if not any(op is taker for taker in takers):
+            options.limit(op, group, *(twins[option] for g, option in op.when if g == group and option in twins))
+    options.limit(product, group, *before)
+    for taker in takers:
+        when = tuple((g, twins[option] if g == group else option) for g, option in taker.when)
+        options.behind(taker, _gated(product, taker, act, when))
+
+
+def _act(p: PointwiseProblem) -> Activation | None:
+    """What follows the product of a tensor and a value per image and channel; None: that is not what the chain computes."""
+    spans = {"c", "nc"} if p.n == 1 else {"nc"}
+    gated = len(p.tensors) == 2 and not p.constants and "nchw" in p.tensors and bool(spans & set(p.tensors)) and p.h * p.w > 1
+    if not gated or not 0 < len(p.stages) <= 2 or (p.stages[0].op, p.stages[0].operand) != ("mul", "t1"):
+        return None
+    last = p.stages[1:]
+    act = Activation(last[0].op, last[0].params) if last else NONE
+    return act if act.name in GATED_ACTS and not any(s.operand for s in last) else None
+
+
+def _takes(reader: Op[Problem], tensor: str) -> TypeGuard[Conv]:
+    """Whether the reader can multiply while it loads."""
+    if not computes(reader, ConvProblem) or reader.inputs[0] != tensor or reader.inputs.count(tensor) > 1:
+        return False
+    p = reader.problem
+    return (p.r, p.s) == (1, 1) and p.groups < max(p.c, 2) and not any(p.pad) and not p.needs & NO_GATE
+
+
+def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tuple[Literal, ...]) -> Conv:
+    x, gate = product.inputs if product.problem.tensors[0] == "nchw" else reversed(product.inputs)
+    return replace(
+        conv, name=f"{product.name} + {conv.name}", problem=replace(conv.problem, prologue=Prologue(gated=True, act=act)),
+        inputs=(x, *conv.inputs[1:], gate), nodes=unique((*product.nodes, *conv.nodes)), when=when,
+    )  # fmt: skip

@@ -139,8 +139,8 @@ def merged(p: ConvProblem) -> Merged:
 
 
 def parts(p: ConvProblem) -> int:
-    """How many products of matrices a convolution is, each with tiles of its own: groups, or images where each has a gate."""
-    return p.n if p.prologue.gated else merged(p).count
+    """How many products of matrices a convolution is, each with tiles of its own: groups, of each image where it has a gate."""
+    return merged(p).count * (p.n if p.prologue.gated else 1)
 
 
 def _divisors(n: int) -> list[int]:
@@ -160,10 +160,12 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
         return "the input's scale and shift, or its gate, are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
-    if parts(p) > MAX_GRID[1]:
-        return f"{parts(p)} groups, or images with gates: a grid holds at most {MAX_GRID[1]} along y"
+    if p.prologue.gated and p.n > MAX_GRID[2]:
+        return f"{p.n} images with gates: a grid holds at most {MAX_GRID[2]} along z"
     if m.count == 1:
         return ""
+    if m.count > MAX_GRID[1]:
+        return f"{m.count} groups: a grid holds at most {MAX_GRID[1]} along y"
     if tactic.gemm.m >= 2 * (-(-m.one.k // 16) * 16):
         return f"a group of {m.one.k} output channels fills half of the tile or less"
     for side, fmt, c in (("input", tactic.ins[0], m.one.c), ("output", tactic.out, m.one.out_shape[1])):
@@ -219,7 +221,8 @@ def launches(
         args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=tiles // count)}
     scratch = (count * blocks * (2 if t.stream else 1) * t.m * t.n * 4, tiles * 4) if shared else (0, 0)
     smem = conv_smem(tactic, p.prologue)
-    return (launch(tactic.kernel, values(p, tactic, store), (blocks, count, 1), t.threads, smem, args, *scratch),)
+    grid = blocks, merged(p).count, count // merged(p).count
+    return (launch(tactic.kernel, values(p, tactic, store), grid, t.threads, smem, args, *scratch),)
 
 
 def _store(p: ConvProblem) -> Store | None:
@@ -235,13 +238,9 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
         "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
         "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), **epilogue_values(p),
         "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.epilogue.d2s} if store else {}),
-        **({"GROUPED": 1} if merged(p).count > 1 else {}), **_prologue(p.prologue),
+        **({"GROUPED": 1} if merged(p).count > 1 else {}), **p.prologue.values,
         **({"OUT_F32": 1} if y.dtype == "fp32" else {}),
     }  # fmt: skip
-
-
-def _prologue(prologue: Prologue) -> dict[str, int]:
-    return {**({"PRO": 1} if prologue.scaled else {}), **({"GATE": prologue.gate} if prologue.gated else {})}
 
 
 def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
@@ -275,8 +274,8 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
 def _gate(p: ConvProblem, s: Strides) -> Args:
     """The gate, which is the last input, and what its product is clipped to."""
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
-    strided = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v)
-    return {"gate": ("in", len(p.in_shapes) - 1), **strided, **floats(low=low, high=high)}
+    strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
+    return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
 
 
 def _pixels(store: Store, step: int) -> Args:

@@ -71,8 +71,8 @@ class ConvProblem(Problem):
         end = self.epilogue
         if any(d % end.up for d in self.out_shape[2:]):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
-        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or self.groups > 1):
-            raise ValueError(f"conv: only a 1 x 1 kernel without padding or groups scales its input first, got {self}")
+        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or (self.prologue.scaled and self.groups > 1)):
+            raise ValueError(f"conv: only a 1 x 1 kernel without padding, of one group, scales its input first, got {self}")
         if self.k % end.d2s**2:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
         if self.c % self.groups or self.k % self.groups:

@@ -12,10 +12,10 @@ GATED_ACTS = ("none", "relu", "clip")  # what may stand between a gate and the c
 
 @dataclass(frozen=True, slots=True)
 class Prologue:
-    """What a convolution does to its input first, of 1 x 1 kernels without padding or groups only.
+    """What a convolution does to its input first, of 1 x 1 kernels without padding only.
 
-    `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16 values. `gated`: x is act(x * gate), with the
-    convolution's last input [n,c,1,1] as gate; `act`: one of GATED_ACTS.
+    `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16 values, where there is one group. `gated`: x is
+    act(x * gate), with the convolution's last input [n,c,1,1] as gate; `act`: one of GATED_ACTS.
     """
 
     scaled: bool = False
@@ -32,11 +32,12 @@ class Prologue:
         return frozenset(feature for feature, needed in found.items() if needed)
 
     @property
-    def gate(self) -> int:
-        """The kernels' GATE (include/conv.cuh): 0 none, 1 a product, 2 one that ReLU follows, 3 one that is clipped."""
-        return 1 + GATED_ACTS.index(self.act.name) if self.gated else 0
+    def values(self) -> dict[str, int]:
+        """What the kernels are compiled with (include/conv.cuh): PRO, or GATE, 1 a product, 2 ReLU of it, 3 a clip of it."""
+        gate = {"GATE": 1 + GATED_ACTS.index(self.act.name)} if self.gated else {}
+        return {"PRO": 1} if self.scaled else gate
 
     @property
     def instructions(self) -> int:
         """Of two elements."""
-        return 2 if self.scaled else self.gate
+        return 2 if self.scaled else sum(self.values.values())

@@ -1,0 +1,161 @@
+"""Convolutions of the pieces of one tensor whose results are joined again, offered as one: groups in as many launches.
+
+Of equal convolutions (a grouped one, spelled out) the one has as many groups; of depthwise ones the kernel is as large as the
+largest, with zeros around the others (MixNet's kernels of several sizes). Neither pieces nor what they give are tensors then. A
+sum behind the join may be the one's residual. Apart or as one is a choice of the plan: zeros are multiplied too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpu_runtime.network import Literal, Network, Op, Options, computes, unique
+from gpu_runtime.rewrites import squeeze_excite
+from tactics.problems.convolution import with_epilogue
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
+from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem
+from tactics.problems.protocol import Problem
+
+APART, ONE, ADDED = "apart", "one", "one, with the sum"
+Conv = Op[ConvProblem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """`convs[i]` reads `parts[i]`, a part of `source`, which ends where the next one begins; together they are all of it."""
+
+    source: str
+    parts: tuple[Op[MoveProblem], ...]
+    convs: tuple[Conv, ...]
+
+
+def offer(network: Network) -> Network:
+    """The network with the alternatives added, with a gate in front too; their `Op.layers` names the layers in them."""
+    options = Options(network)
+    for concat in network.ops:
+        if not computes(concat, ConcatProblem) or (pieces := _pieces(network, concat)) is None:
+            continue
+        if (problem := _grouped(pieces.convs) or _depthwise(pieces.convs)) is None:
+            continue
+        group = f"pieces {' || '.join(op.layer for op in pieces.convs)}"
+        options.group(group, APART, ONE)
+        for op in (*pieces.parts, *pieces.convs, concat):
+            options.limit(op, group, APART)
+        one = _one(pieces, concat, problem, (group, ONE))
+        options.behind(concat, one)
+        if (total := _sum(network, concat)) is not None and (added := _added(one, concat, total, (group, ADDED))) is not None:
+            options.group(group, ADDED)
+            options.limit(total, group, APART, ONE)
+            options.behind(total, added)
+    return squeeze_excite.gates(options.network(), decided=True)
+
+
+def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
+    """What a Concat joins, if that are convolutions of all pieces of a tensor, in their order, and nothing else reads them."""
+    if concat.problem.axis != 1 or concat.when or len(set(concat.inputs)) < max(2, len(concat.inputs)):
+        return None
+    parts: list[Op[MoveProblem]] = []
+    convs: list[Conv] = []
+    first = 0
+    for t in concat.inputs:
+        conv = _alone(network, t)
+        part = _alone(network, conv.inputs[0]) if computes(conv, ConvProblem) and conv.layer else None
+        if not computes(conv, ConvProblem) or conv.problem.needs or not computes(part, MoveProblem) or not part.problem.is_part:
+            return None
+        if part.problem.start[0] != first or (parts and part.inputs != parts[0].inputs):
+            return None
+        first += part.problem.out[0]
+        parts.append(part)
+        convs.append(conv)
+    source = parts[0].inputs[0]
+    whole = first == parts[0].problem.c and not network.is_fp32(source) and not network.is_fp32(concat.output)
+    return _Pieces(source, tuple(parts), tuple(convs)) if whole else None
+
+
+def _alone(network: Network, tensor: str) -> Op[Problem] | None:
+    """The op that gives a tensor in every plan, where one op alone reads it and it may stay out of memory."""
+    makers, readers = network.producers[tensor], network.readers[tensor]
+    inside = tensor not in network.output_names and not network.is_fp32(tensor)
+    return makers[0] if inside and len(makers) == len(readers) == 1 and not makers[0].when else None
+
+
+def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
+    """Equal convolutions as groups of one."""
+    p, count = convs[0].problem, len(convs)
+    if len({replace(with_epilogue(op.problem, bias=True), sparse24=False) for op in convs}) > 1:
+        return None
+    return _whole(convs, replace(p, c=count * p.c, k=count * p.k, groups=count * p.groups))
+
+
+def _depthwise(convs: Sequence[Conv]) -> ConvProblem | None:
+    """Depthwise convolutions that differ in their kernels and pads, as one of the size that holds all of them."""
+    ps = [op.problem for op in convs]
+    alike = {
+        (p.n, p.h, p.w, p.stride, p.p, p.q, p.epilogue.act, p.c == p.k == p.groups and p.dilation == (1, 1)) for p in ps
+    }  # fmt: skip
+    if len(alike) > 1 or not next(iter(alike))[-1]:
+        return None
+    p, (top, left) = ps[0], (max(p.pad[i] for p in ps) for i in (0, 1))
+    r, s = max(top - p.pad[0] + p.r for p in ps), max(left - p.pad[1] + p.s for p in ps)
+    bottom, right = ((o - 1) * step + taps - size for o, step, taps, size in
+                     ((p.p, p.stride[0], r, p.h + top), (p.q, p.stride[1], s, p.w + left)))  # fmt: skip
+    channels = sum(p.c for p in ps)
+    pad = top, left, max(0, bottom), max(0, right)
+    found = replace(p, c=channels, k=channels, groups=channels, r=r, s=s, pad=pad)
+    return _whole(convs, found) if (found.p, found.q) == (p.p, p.q) else None
+
+
+def _whole(convs: Sequence[Conv], problem: ConvProblem) -> ConvProblem:
+    bias, sparse = any(op.problem.epilogue.bias for op in convs), all(op.problem.sparse24 for op in convs)
+    return replace(with_epilogue(problem, bias=bias), sparse24=sparse)
+
+
+def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem, literal: Literal) -> Conv:
+    convs = pieces.convs
+    weights = {"w": np.concatenate([_placed(op, problem) for op in convs])}
+    if problem.epilogue.bias:
+        weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in convs])
+    if "slope" in convs[0].weights:
+        weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
+    layers = tuple(op.layer for op in convs)
+    return Op(
+        " || ".join(op.name for op in convs), problem, (pieces.source,), concat.output, weights,
+        unique(name for op in (*pieces.parts, *convs, concat) for name in op.nodes), (literal,), " || ".join(layers), layers,
+    )  # fmt: skip
+
+
+def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
+    """The weights where they stand in the kernel of the whole."""
+    p, w = op.problem, op.weights["w"]
+    top, left = whole.pad[0] - p.pad[0], whole.pad[1] - p.pad[1]
+    return np.pad(w, ((0, 0), (0, 0), (top, whole.r - p.r - top), (left, whole.s - p.s - left)))
+
+
+def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
+    """The sum with a whole tensor that alone reads the Concat's output."""
+    readers = network.readers[concat.output]
+    inside = concat.output not in network.output_names
+    if not inside or len(readers) != 1 or not computes(readers[0], PointwiseProblem) or readers[0].when:
+        return None
+    p, inputs = readers[0].problem, readers[0].inputs
+    added = bool(p.stages) and (p.stages[0].op, p.stages[0].operand) == ("add", "t1") and not p.constants
+    both = p.tensors == ("nchw", "nchw") and inputs.count(concat.output) == 1
+    wide = any(network.is_fp32(t) for t in (*inputs, readers[0].output))
+    return readers[0] if added and both and not wide else None
+
+
+def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem], literal: Literal) -> Conv | None:
+    """The one convolution with the sum, and the activation that may follow it, in its epilogue."""
+    after = [Activation(s.op, s.params) for s in total.problem.stages[1:] if s.op in ACTIVATIONS and s.op != "prelu"]
+    before = one.problem.epilogue.act
+    if len(after) < len(total.problem.stages) - 1 or len(after) + (before != NONE) > 1:
+        return None
+    problem = with_epilogue(one.problem, residual=True, act=(after or [before])[0], act_first=before != NONE)
+    (residual,) = (t for t in total.inputs if t != concat.output)
+    return replace(
+        one, name=f"{one.name} + {total.name}", problem=problem, inputs=(*one.inputs, residual), output=total.output,
+        nodes=unique((*one.nodes, *total.nodes)), when=(literal,),
+    )  # fmt: skip
