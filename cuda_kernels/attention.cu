@@ -40,7 +40,7 @@ __device__ __forceinline__ u32 halves(float low, float high) {
   return *reinterpret_cast<const u32*>(&h);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(const __grid_constant__ AttentionParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_constant__ AttentionParams p) {
   release_next_launch();
   extern __shared__ __align__(16) unsigned char shared[];
   const u32 queries = smem_u32(shared), ring = queries + QUERY_BYTES;  // [64][LD]; two stages of keys, then values

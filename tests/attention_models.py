@@ -7,20 +7,26 @@ import onnx
 
 from tests.reference_run import model, node
 
-rng = np.random.default_rng(5)
 THIRDS = (("q", "zero"), ("k", "one"), ("v", "two"))
 INDICES = {name: np.array(i) for i, name in enumerate(("zero", "one", "two"))}
 
 
-def _w(*shape: int) -> np.ndarray:
-    return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float16).astype(np.float32)
+class Drawn:
+    """Weights of a model, the same at each call of its function."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+
+    def __call__(self, *shape: int) -> np.ndarray:
+        return (self.rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float16).astype(np.float32)
 
 
 def cross_covariance(b: int = 1, n: int = 50, heads: int = 4, d: int = 12) -> onnx.ModelProto:
     """A block of EdgeNeXt: one product, heads of channels that attend to each other, rows of length 1, a temperature each."""
+    drawn = Drawn()
     c = heads * d
-    w = {"wq": _w(c, 3 * c), "wp": _w(c, c), "five": np.array([b, n, 3, heads, d]), "three": np.array([b, n, c]),
-         "like": np.array([b, heads, d, n]), "t": rng.uniform(0.5, 2, (heads, 1, 1)).astype(np.float32),
+    w = {"wq": drawn(c, 3 * c), "wp": drawn(c, c), "five": np.array([b, n, 3, heads, d]), "three": np.array([b, n, c]),
+         "like": np.array([b, heads, d, n]), "t": drawn.rng.uniform(0.5, 2, (heads, 1, 1)).astype(np.float32),
          "eps": np.float32(1e-12), **INDICES}  # fmt: skip
     nodes = [node("MatMul", "x wq", "qkv"), node("Reshape", "qkv five", "r"), node("Transpose", "r", "p", perm=(2, 0, 3, 4, 1))]
     nodes += [node("Gather", f"p {i}", name, axis=0) for name, i in THIRDS]
@@ -39,8 +45,9 @@ def tokens(
 ) -> onnx.ModelProto:
     """A vision transformer's block: one product for q, k and v, heads by a transposition, a scale of q, or, as PyTorch's
     scaled_dot_product_attention, its root of q and k; a constant or a tensor is added."""
+    drawn = Drawn()
     c = heads * d
-    w = {"wq": _w(c, 3 * c), "wp": _w(c, c), "five": np.array([b, n, 3, heads, d]), "three": np.array([b, n, c]),
+    w = {"wq": drawn(c, 3 * c), "wp": drawn(c, c), "five": np.array([b, n, 3, heads, d]), "three": np.array([b, n, c]),
          "scale": np.float32(d**-0.5), "root": np.float32(d**-0.25), **INDICES}  # fmt: skip
     nodes = [node("MatMul", "x wq", "qkv"), node("Reshape", "qkv five", "r"), node("Transpose", "r", "p", perm=(2, 0, 3, 1, 4))]
     nodes += [node("Gather", f"p {i}", name, axis=0) for name, i in THIRDS]
@@ -60,8 +67,10 @@ def tokens(
 
 def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: int = 2) -> onnx.ModelProto:
     """A block of PVT: keys and values are of fewer tokens, which a convolution with a stride makes."""
+    drawn = Drawn()
     c, n, few = heads * d, side * side, (side // ratio) ** 2
-    w = {"wq": _w(c, c), "wkv": _w(c, 2 * c), "wp": _w(c, c), "wr": _w(c, c, ratio, ratio), "scale": np.float32(d**-0.5),
+    w = {"wq": drawn(c, c), "wkv": drawn(c, 2 * c), "wp": drawn(c, c), "wr": drawn(c, c, ratio, ratio),
+         "scale": np.float32(d**-0.5),
          "image": np.array([b, c, side, side]), "flat": np.array([b, c, few]), "five": np.array([b, few, 2, heads, d]),
          "four": np.array([b, n, heads, d]), "three": np.array([b, n, c]), **INDICES}  # fmt: skip
     nodes = [node("MatMul", "x wq", "q0"), node("Reshape", "q0 four", "q1"), node("Transpose", "q1", "q", perm=(0, 2, 1, 3)),
@@ -80,8 +89,9 @@ def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: i
 def own_products(b: int = 1, n: int = 20, heads: int = 2, d: int = 16) -> onnx.ModelProto:
     """A block of MobileViT as torch.nn.MultiheadAttention is exported, or of BERT: q, k and v of a product each, heads and
     images in one batch dimension."""
+    drawn = Drawn()
     c = heads * d
-    w = {f"w{name}": _w(c, c) for name in "qkvp"} | {f"b{name}": rng.standard_normal(c).astype(np.float32) for name in "qkv"}
+    w = {f"w{name}": drawn(c, c) for name in "qkvp"} | {f"b{name}": drawn(1, c).reshape(-1) for name in "qkv"}
     w |= {"heads": np.array([n, b * heads, d]), "three": np.array([n, b, c]), "scale": np.float32(d**-0.5)}
     nodes = [node("Transpose", "x", "xt", perm=(1, 0, 2))]
     for name in "qkv":
@@ -97,8 +107,9 @@ def own_products(b: int = 1, n: int = 20, heads: int = 2, d: int = 16) -> onnx.M
 
 def of_convolutions(b: int = 1, side: int = 6, heads: int = 2, key: int = 16, d: int = 32) -> onnx.ModelProto:
     """A block of a detector (YOLO): a 1x1 convolution gives each head's q, k and v; the values are the left operand."""
+    drawn = Drawn()
     n, c = side * side, heads * d
-    w = {"wq": _w(heads * (2 * key + d), c, 1, 1), "wp": _w(c, c, 1, 1), "scale": np.float32(key**-0.5),
+    w = {"wq": drawn(heads * (2 * key + d), c, 1, 1), "wp": drawn(c, c, 1, 1), "scale": np.float32(key**-0.5),
          "four": np.array([b, heads, 2 * key + d, n]), "image": np.array([b, c, side, side]),
          "sizes": np.array([key, key, d])}  # fmt: skip
     nodes = [node("Conv", "x wq", "qkv"), node("Reshape", "qkv four", "r"), node("Split", "r sizes", "q k v", axis=2),
@@ -111,13 +122,14 @@ def of_convolutions(b: int = 1, side: int = 6, heads: int = 2, key: int = 16, d:
 def windows(b: int = 1, side: int = 8, window: int = 4, heads: int = 2, d: int = 16, shifted: bool = True) -> onnx.ModelProto:
     """A block of Swin: windows of an image in channels-last order attend by themselves; a bias of each head and pair, and where
     windows are shifted a mask of each window."""
+    drawn = Drawn()
     c, per, n = heads * d, side // window, window * window
     many = per * per
-    mask = np.where(rng.random((many, 1, n, n)) < 0.3, np.float32(-100), np.float32(0))
-    w = {"wq": _w(c, 3 * c), "wp": _w(c, c), "six": np.array([b, per, window, per, window, c]),
+    mask = np.where(drawn.rng.random((many, 1, n, n)) < 0.3, np.float32(-100), np.float32(0))
+    w = {"wq": drawn(c, 3 * c), "wp": drawn(c, c), "six": np.array([b, per, window, per, window, c]),
          "rows": np.array([b * many, n, c]),
          "five": np.array([b * many, n, 3, heads, d]), "image": np.array([b, side, side, c]), "scale": np.float32(d**-0.5),
-         "back": np.array([b, per, per, window, window, c]), "bias": rng.standard_normal((1, heads, n, n)).astype(np.float32),
+         "back": np.array([b, per, per, window, window, c]), "bias": drawn(1, heads, n, n),
          "mask": mask[None], "apart": np.array([b, many, heads, n, n]),
          "joined": np.array([b * many, heads, n, n]), **INDICES}  # fmt: skip
     nodes = [node("Reshape", "x six", "x6"), node("Transpose", "x6", "xw", perm=(0, 1, 3, 2, 4, 5)), node("Reshape",

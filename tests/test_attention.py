@@ -5,13 +5,16 @@ import pytest
 
 from cuda_kernels.device import ARCHITECTURES, SMEM_PER_BLOCK, named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.precision import cliffs
 from gpu_runtime.rewrites import attention
 from tactics.candidates import candidates, rejected
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
 from tactics.problems import codec
 from tactics.problems.attention import AttentionProblem, Operand
-from tests.attention_models import cross_covariance, of_convolutions, own_products, pooled_keys, rng, tokens, windows
+from tactics.problems.gather import ViewProblem
+from tactics.problems.problem import MatmulProblem
+from tests.attention_models import cross_covariance, of_convolutions, own_products, pooled_keys, tokens, windows
 from tests.compiled import takes
 from tests.engines import check_engine
 from tests.problems import assert_right, assert_written_once, execute
@@ -77,7 +80,7 @@ def test_padding_is_written_or_a_format_refused():
     assert any("padding" in reason for _, reason in rejected(turned, DEVICE))
 
 
-@pytest.mark.parametrize("wrong", ["start", "step", "output", "size"])
+@pytest.mark.parametrize("wrong", ["start", "step", "output", "size", "unread", "repeated"])
 def test_a_problem_that_leaves_its_tensors_is_refused(wrong):
     data = codec.to_json(CHANNELS["sixteen"])
     if wrong == "start":
@@ -86,6 +89,10 @@ def test_a_problem_that_leaves_its_tensors_is_refused(wrong):
         data["k"]["step"][3] = 10**5
     elif wrong == "output":
         data["y"]["step"][2] = 2
+    elif wrong == "unread":  # whose formats would all be tried
+        data["tensors"] *= 40
+    elif wrong == "repeated":
+        data["columns"], data["k"]["step"][2], data["v"]["step"][2] = 2**31 - 1, 0, 0
     else:
         data["rows"] = 0
     with pytest.raises(ValueError, match="attention"):
@@ -211,7 +218,7 @@ def test_drawn_cases(seed):
 
 NETWORKS = {
     "vit": lambda: tokens(), "vit_batch": lambda: tokens(b=2, n=70, heads=3, d=10), "roots": lambda: tokens(root=True),
-    "bias": lambda: tokens(bias=rng.standard_normal((1, 2, 50, 50)).astype(np.float32)),
+    "bias": lambda: tokens(bias=np.random.default_rng(1).standard_normal((1, 2, 50, 50)).astype(np.float32)),
     "mask": lambda: tokens(b=2, masked=True),
     "pvt": lambda: pooled_keys(), "pvt_batch": lambda: pooled_keys(b=2), "mobilevit": lambda: own_products(),
     "mobilevit_batch": lambda: own_products(b=2), "yolo": lambda: of_convolutions(), "yolo_batch": lambda: of_convolutions(b=2),
@@ -241,3 +248,15 @@ def test_what_others_read_stays_and_other_functions_are_no_attention():
     assert kept == ["s", "a"] and both.groups  # the softmax is an output: it stays beside the one launch
     tripled = [first, node("Tanh", "s", "t"), node("Softmax", "t", "a", axis=-1), node("MatMul", "a x", "y")]
     assert not attention.offer(network(model(tripled, {"x": (1, 2, 9, 9)}, "y"))).groups
+
+
+def test_what_rounding_ruins_is_apart():
+    """The one launch gives what a view behind the second product does: it is that product which is to read FP32 then, and it
+    does so by itself."""
+    net = network(own_products())
+    ((op,),) = [[op for op in attention.offer(net).ops if isinstance(op.problem, AttentionProblem)]]
+    (view,) = net.producers[op.output]
+    grown, _ = cliffs.heed(net, [(op.output, "far off")])
+    assert isinstance(view.problem, ViewProblem) and view.output not in grown.reads_wide
+    assert [o.name for o in grown.ops if isinstance(o.problem, MatmulProblem) and o.output in grown.reads_wide] == ["o"]
+    assert not attention.offer(grown).groups

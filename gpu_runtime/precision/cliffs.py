@@ -62,9 +62,12 @@ def keep(network: Network) -> tuple[Network, dict[str, str]]:
 
 def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, dict[str, str]]:
     """(the network in which what writes these tensors reads FP32, why each tensor that this makes FP32 is). `causes`: (tensor,
-    sentence). Where all that it reads is FP32 already, what convolutions behind that read is as well."""
+    sentence). Where all that it reads is FP32 already, what convolutions behind that read is as well. What only moves elements
+    is not to blame for them: where a plan had a move and what is before it in one launch, it is the latter."""
     found: dict[str, str] = {}
     for tensor, why in causes:
+        while (ops := network.producers.get(tensor, ())) and all(isinstance(op.problem, MOVES) for op in ops):
+            tensor = ops[0].inputs[0]
         for through in (False, True):
             grown, more = widen(network, (tensor,), why, through=through)
             if more or grown.reads_wide != network.reads_wide:

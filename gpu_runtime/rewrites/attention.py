@@ -84,6 +84,9 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
     if path is None or second.when:
         return None
     first, between = path
+    computed = (first, softmax, second)
+    if any(op.problem.needs or op.output in network.reads_wide for op in computed):
+        return None
     sizes = (*first.problem.batch, first.problem.m, first.problem.n)
     if prod(sizes) > MOST_ELEMENTS or max(map(prod, (*first.problem.in_shapes, *second.problem.in_shapes))) > MOST_ELEMENTS:
         return None
@@ -209,7 +212,7 @@ def _weights_of(
 def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[MatmulProblem], list[Op[Problem]]] | None:
     """(the product whose elements, in their order, the softmax is of, the ops between them in that order)."""
     p, between = softmax.problem, list[Op[Problem]]()
-    row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == 1 else 0
+    row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == p.groups == 1 else 0
     op, tensor = producer(network, softmax.inputs[0]), softmax.inputs[0]
     while op is not None and not softmax.when:
         if len(network.readers[tensor]) != 1 or tensor in network.output_names:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tactics.problems.protocol import Problem, Shape4, spanned
 
+LONGEST = 1 << 24  # indices of an operand
 Steps = tuple[int, int, int, int]
 Place = tuple[int, int, int]  # image, channel, pixel
 
@@ -85,18 +86,20 @@ class AttentionProblem(Problem):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        shapes = (size for shape in (*self.tensors, self.out) for size in shape)
-        if min(self.batch, self.heads, self.rows, self.columns, self.inner, self.width, *shapes) < 1:
-            raise ValueError(f"attention: every size must be positive, got {self}")
+        shapes = [size for shape in (*self.tensors, self.out) for size in shape]
+        sizes = self.batch, self.heads, self.rows, self.columns, self.inner, self.width
+        if min(*sizes, *shapes) < 1 or max(sizes) > LONGEST:
+            raise ValueError(f"attention: expected sizes from 1 to {LONGEST}, got {self}")
+        if {o.tensor for _, o, _ in self.operands()} != {*range(len(self.tensors) + 1)}:
+            raise ValueError(f"attention: expected every tensor to be read, and the output to be the last, got {self}")
         if self.bias != "".join(a for a in "nchw" if a in self.bias):
             raise ValueError(f"attention: expected axes in the order nchw, got {self.bias!r}")
-        for name, operand, sizes in self.operands():
-            known = 0 <= operand.tensor <= len(self.tensors)
-            if not known or operand.along(sizes, (*self.tensors, self.out)[operand.tensor]) is None:
+        for name, operand, of in self.operands():
+            if operand.along(of, (*self.tensors, self.out)[operand.tensor]) is None:
                 raise ValueError(f"attention: {name} leaves its tensor, or an axis of it, got {self}")
         count, end = 1, prod(self.out)
-        sizes = self.batch, self.heads, self.rows, self.width
-        for step, size in sorted((s, n) for s, n in zip(self.y.step, sizes, strict=True) if n > 1):
+        written = self.batch, self.heads, self.rows, self.width
+        for step, size in sorted((s, n) for s, n in zip(self.y.step, written, strict=True) if n > 1):
             if step != count:
                 raise ValueError(f"attention: expected each element of the output once, got {self}")
             count *= size
