@@ -113,9 +113,10 @@ def test_other_epilogues_compile_without_spills(kernel, tile, pair, sm):
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_fp32_outputs_compile_without_spills(kernel, tile, sm):
-    hold(kernel, tile, "hwc8", "chw", sm, "fp32")
+def test_fp32_outputs_compile_without_spills(kernel, tile, split, sm):
+    hold(kernel, replace(tile, split=split), "hwc8", "chw", sm, "fp32")
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)

@@ -204,6 +204,16 @@ def test_stream_k_gives_the_same_bits_in_every_order(kernel):
     same_bits(problem, tactics)
 
 
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+def test_a_classifier_splits_k_and_writes_linear_memory(kernel):
+    """FP16 and, as at the network's edge, FP32."""
+    problem = conv_case(3, 1000, 1, 1, 90, 1, 1, bias=True, sparse24=True)
+    tactics = [t for t in candidates(problem, DEVICE) if t.kernel == kernel and linear(t.out) and t.ins[0].layout == "hwc8"]
+    tactics = [t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE]
+    assert {t.out.layout for t in tactics} == {"chw"}
+    same_bits(problem, [tactics[0], replace(tactics[-1], out=Format("fp32", "chw"))])
+
+
 def test_split_k_is_offered_where_tiles_leave_the_gpu_idle():
     assert any(t.tile.split > 1 for t in candidates(SPLIT_PROBLEM, DEVICE) if t.tile)
     wide = replace(SPLIT_PROBLEM, n=64, h=56, w=56)

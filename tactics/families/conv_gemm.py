@@ -90,14 +90,15 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
             tactic = Tactic(kernel, tile, ins, y)
             reason = tile_reason(tactic, device, p.prologue) or problem_reason(p, tactic)
             yield tactic, reason
-            for shared in () if reason or linear(x) or linear(y) else (*splits(p, tactic, device), *streams(p, tactic, device)):
+            for shared in () if reason or linear(x) else (*splits(p, tactic, device), *streams(p, tactic, device)):
                 yield replace(tactic, tile=shared), ""
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
+    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages. To linear memory only of one
+    pixel: the outputs of classifiers."""
     tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.gemm.k
-    if 2 * tiles > device.num_sms:
+    if 2 * tiles > device.num_sms or (linear(tactic.out) and p.p * p.q > 1):
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
     return tuple(replace(tactic.gemm, split=s) for s in ways)
@@ -110,7 +111,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds
-    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks:
+    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks or linear(tactic.out):
         return ()
     return (replace(t, stream=blocks),)
 
