@@ -20,14 +20,18 @@
 // sum each channel by itself, and who normalizes a channel joins those of its group.
 //
 // Compile-time: KIND, as STATISTIC below, the order of tactics/problems/reductions.py; VEC (8 or 1); MIX; C_FAST: channels vary
-// fastest in the order of elements (else pixels do), as they lie in memory; SPLIT; X_F32, Y_F32 (include/types.cuh); OPS,
-// OPERANDS, SOURCES (include/stages.cuh), of normalizations.
+// fastest in the order of elements (else pixels do), as they lie in memory; SPLIT; ADDED: the rows are those of a sum of two
+// tensors, which is never stored; X_F32, Y_F32 (include/types.cuh); OPS, OPERANDS, SOURCES (include/stages.cuh), of
+// normalizations.
 constexpr int STATISTIC = KIND;
 #undef KIND  // another thing to include/activation.cuh
 #include "stages.cuh"
 
 #ifndef SPLIT
 #define SPLIT 0
+#endif
+#ifndef ADDED
+#define ADDED 0
 #endif
 
 enum { SUM, MEAN, MAX, MIN, PROD, L1, L2, SUM_SQUARE, LOG_SUM, LOG_SUM_EXP, INV_STD, SOFTMAX, LOG_SOFTMAX, STANDARD };
@@ -51,6 +55,9 @@ struct ReduceParams {
   int lanes, lane_step; // threads of one row are lane_step apart
   int c, per_vector;    // channels; 1 if `affine` spans them, else 0
   float count, epsilon; // elements of one row, one by one
+#if ADDED
+  Source added;
+#endif
 #if SPLIT
   char* partial;        // [rows][parts][SLOTS] of 16 bytes
   u32* counters;        // tickets taken, parts summed, blocks that need neither any more
@@ -98,6 +105,17 @@ __device__ __forceinline__ Place place(const ReduceParams& p, const Place& row, 
   at.column += row.column * p.element.column;
   at.channel = (at.channel + row.channel * p.element.channel) * VEC;
   return at;
+}
+
+// VEC values of the tensor, or of the sum.
+__device__ __forceinline__ void load_input(const ReduceParams& p, const Place& at, float (&x)[VEC]) {
+  load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
+#if ADDED
+  float more[VEC];
+  load_vec(static_cast<const __half*>(p.added.at) + p.added.spread.at(at), more);
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) x[j] += more[j];
+#endif
 }
 
 // What a thread does: row `index` (or SLOTS rows) of all, of which it takes every step-th element from the first on.
@@ -166,7 +184,7 @@ __device__ __forceinline__ float accumulate(const ReduceParams& p, const Share& 
     const Place at = place(p, mine.row, e);
     if (at.channel >= p.c) continue;  // padding
     float x[VEC];
-    load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
+    load_input(p, at, x);
 #pragma unroll
     for (int j = 0; j < VEC; ++j)
       if (at.channel + j < p.c) {
@@ -246,9 +264,30 @@ __device__ __forceinline__ Part load_part(const ReduceParams& p, int row, int pa
 
 // What a part adds to the squares about the mean of all.
 __device__ __forceinline__ float squares_about(const Part& part, float mean) {
-  const float off = part.values > 0.f ? part.sum / part.values - mean : 0.f;
+  const float off = part.values > 0.f ? __fdividef(part.sum, part.values) - mean : 0.f;  // a division would be a call
   return part.squares + part.values * off * off;
 }
+
+#if SPLIT == 2
+// The lane's share of the sums over each of its channels' groups, of values or of squares about the mean.
+template <bool SQUARES>
+__device__ __forceinline__ void sum_of_group(const ReduceParams& p, const Share& mine, const float (&mean)[SLOTS],
+                                             float (&result)[SLOTS]) {
+  const int image = mine.index - mine.row.channel, entries = mine.works ? p.group * p.parts : 0;  // image: its first row
+#pragma unroll
+  for (int j = 0; j < SLOTS; ++j) {
+    const int first = min(mine.row.channel * VEC + j, p.c - 1) / p.group * p.group;  // of padding: any
+    float sum = 0.f;
+#pragma unroll 1
+    for (int k = mine.lane; k < entries; k += p.lanes) {
+      const int channel = first + k / p.parts;
+      const Part part = load_part(p, image + channel / VEC, k % p.parts, channel % VEC);
+      sum += SQUARES ? squares_about(part, mean[j]) : part.sum;
+    }
+    result[j] = sum;
+  }
+}
+#endif
 
 // The statistics of whole rows.
 __device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& mine, float (*room)[256], Statistics& of) {
@@ -266,25 +305,11 @@ __device__ __forceinline__ void join_parts(const ReduceParams& p, const Share& m
     of.second[j] = squares_about(part[j], of.first[j]);
   }
 #else
-  const int image = mine.index - mine.row.channel, entries = mine.works ? p.group * p.parts : 0;  // image: its first row
+  sum_of_group<false>(p, mine, of.first, of.first);
+  across_lanes<SUM>(p, mine.lane, room, of.first);
 #pragma unroll
-  for (int pass = 0; pass < 2; ++pass) {
-#pragma unroll
-    for (int j = 0; j < SLOTS; ++j) {
-      const int group = min(mine.row.channel * VEC + j, p.c - 1) / p.group;  // of padding: any
-      float sum = 0.f;
-      for (int k = mine.lane; k < entries; k += p.lanes) {
-        const int channel = group * p.group + k / p.parts;
-        const Part part = load_part(p, image + channel / VEC, k % p.parts, channel % VEC);
-        sum += pass ? squares_about(part, of.first[j]) : part.sum;
-      }
-      (pass ? of.second : of.first)[j] = sum;
-    }
-    if (pass) break;
-    across_lanes<SUM>(p, mine.lane, room, of.first);
-#pragma unroll
-    for (int j = 0; j < SLOTS; ++j) of.first[j] /= p.count;
-  }
+  for (int j = 0; j < SLOTS; ++j) of.first[j] /= p.count;
+  sum_of_group<true>(p, mine, of.first, of.second);
 #endif
   across_lanes<SUM>(p, mine.lane, room, of.second);
 }
@@ -319,7 +344,7 @@ __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Sh
   for (unsigned e = mine.first; e < p.elements; e += mine.step) {
     const Place at = place(p, mine.row, e);
     float x[VEC] = {};
-    if (at.channel < p.c) load_vec(static_cast<const X*>(p.x.at) + p.x.spread.at(at), x);
+    if (at.channel < p.c) load_input(p, at, x);
     const long long i = p.affine.at(at);
 #pragma unroll
     for (int j = 0; j < VEC; ++j) {
@@ -340,7 +365,8 @@ __device__ __forceinline__ void store_normalized(const ReduceParams& p, const Sh
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__ ReduceParams p) {
+// Two blocks of an SM at least: of itself the compiler aims at more, and spills what the groups of eight channels need.
+extern "C" __global__ void __launch_bounds__(256, SPLIT == 2 ? 2 : 1) reduce(const __grid_constant__ ReduceParams p) {
   release_next_launch();
   __shared__ float room[SLOTS + (SPLIT > 0)][256];
   Statistics of;

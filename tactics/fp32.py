@@ -44,6 +44,8 @@ def reason(problem: Problem) -> str:
         return "a tensor of 2**31 elements or more: kernels address with 32 bits"
     if isinstance(problem, ConvTransposeProblem) and (why := conv_transpose.reason(problem)):
         return why
+    if isinstance(problem, NormalizeProblem) and problem.added:
+        return "no sum in front of a normalization on FP32 tensors"
     missing = sorted(problem.needs - table.SUPPORTS[table.OF_KERNEL[KERNELS[kind]]])
     return f"no {missing[0]} in FP32" if missing else ""
 

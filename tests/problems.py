@@ -159,6 +159,10 @@ ROWS: dict[str, Problem] = {
     "group_norm_of_channels": NormalizeProblem(2, 24, 33, 17, "standard", "chw", 6, 1e-5, "c"),
     "group_norm_of_odd_channels": NormalizeProblem(2, 30, 45, 13, "standard", "chw", 3, 1e-5, "c"),
     "group_norm_padded": NormalizeProblem(1, 21, 7, 5, "standard", "chw", 3, 1e-5, "c"),
+    "layer_norm_added": NormalizeProblem(2, 19, 1, 40, "standard", "w", epsilon=1e-5, affine="w", added=True),
+    "group_norm_parts_added": NormalizeProblem(2, 20, 31, 29, "standard", "chw", epsilon=1e-5, affine="c", added=True),
+    "group_norm_added": NormalizeProblem(1, 21, 7, 5, "standard", "chw", 3, 1e-5, "c", added=True),
+    "softmax_added": NormalizeProblem(2, 21, 5, 4, "softmax", "c", added=True),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
     **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
        for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},
@@ -271,6 +275,9 @@ CHAINED: dict[str, Problem] = {
     ),
     "layer_norm_and_rows": ChainedProblem(
         _LAYER_NORM, PointwiseProblem(2, 19, 3, 40, (Stage("mul", "c0"), Stage("add", "t1")), ("nchw", "nh"), ("ch",)),
+    ),
+    "added_norm_and_chain": ChainedProblem(
+        ROWS["group_norm_parts_added"], PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
     ),
     "softmax_and_chain": ChainedProblem(
         ROWS["softmax"], PointwiseProblem(2, 21, 5, 4, (Stage("rsub", params=(1.0,)), Stage("mul", "t0")), ("nchw",)),

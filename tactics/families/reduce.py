@@ -55,7 +55,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]
     outs = (Format("fp16", "hwc8"), Format("fp16", "chw")) if single_channel(rows) else HALF_FORMATS
     for x, y in product(HALF_FORMATS, outs):
         for others in product(*stages.formats(chain, y, result=True)) if chain else ((),):
-            tactic = Tactic("reduce", None, (x, *others), y)
+            tactic = Tactic("reduce", None, (x,) * (1 + rows.added) + others, y)
             why = _reason(rows, tactic) or (chain and stages.reason_against(chain)) or ""
             yield tactic, why or _too_large(problem, tactic)
 
@@ -199,9 +199,12 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
         args |= member(name, ints(image=n, channel=channel, row=row, column=column))
     args |= ints(rows=rows, elements=elements, lanes=blocks.lanes, lane_step=blocks.step, c=c, per_vector="c" in affine)
     args |= floats(count=_count(p), epsilon=p.epsilon)
+    if p.added:
+        values |= {"ADDED": 1}
+        args |= {"added.at": ("in", 1)} | spread_args("added.spread", strided[1], "nchw", w, apart)
     if chain is not None:
-        values |= stages.values(chain, tactic.ins, result=True)
-        args |= stages.args(chain, strided, apart, first=1)
+        values |= stages.values(chain, tactic.ins[p.added :], result=True)
+        args |= stages.args(chain, strided[p.added :], apart, first=1 + p.added)
     if not blocks.parts:
         return (launch("reduce", values, (blocks.count, 1, 1), THREADS, 0, args),)
     values |= {"SPLIT": 2 if joined else 1}
@@ -239,9 +242,11 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
     steps, written = launches(problem, tactic), num_bytes(tactic.out, problem.out_shape)
     read = [num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True)]
     p, chain, tactic = _flat(*_rows(problem), tactic)
+    own = sum(read[: 1 + p.added])
     vec, elements = _vector(p, tactic), num_elements(tactic.ins[0], p.in_shapes[0])
     passes = 1 + (p.kind in ("log_sum_exp", "inv_std", *NORMALIZATIONS)) + (p.kind in NORMALIZATIONS)
     work, again, turns = elements * passes * (60 / vec + 4), 1, 1  # taking positions apart, addresses, conversions
+    work += elements * passes * (15 / vec + 2) * p.added
     if chain is not None:
         work += elements * stages.instructions(chain, vec, len(chain.tensors) - 1 + len(chain.constants))
     if steps[0].workspace:
@@ -252,6 +257,6 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
             blocks = _blocks(p, prod(kept), prod(inside), False, True)
             work += half * THREADS * 2 * vec * -(-p.c // p.groups * blocks.parts // blocks.lanes) * 15
         work *= min(device.num_sms, 2 * half) / min(device.num_sms, half)
-    elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) > L1_BYTES:
+    elif 2 * vec * prod(_sizes(p, chain, tactic)[1]) * (1 + p.added) > L1_BYTES:
         again = passes
-    return streamed(device, steps, read[0] * again + sum(read[1:]), written, work, turns)
+    return streamed(device, steps, own * again + sum(read) - own, written, work, turns)

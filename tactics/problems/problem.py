@@ -107,7 +107,9 @@ class ChainedProblem(Problem):
         """FP32 arrays: the input of the first, then the chain's other tensors; weights of both by their names."""
         constants = {f"c{i}": weights[f"c{i}"] for i in range(len(self.chain.constants))}
         own = {name: array for name, array in weights.items() if name not in constants}
-        return self.chain.reference(self.first.reference(x, **own), *tensors, **constants)
+        own_inputs = len(self.first.in_shapes)
+        first = self.first.reference(x, *tensors[: own_inputs - 1], **own)
+        return self.chain.reference(first, *tensors[own_inputs - 1 :], **constants)
 
 
 @dataclass(frozen=True, slots=True)

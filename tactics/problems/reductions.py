@@ -55,6 +55,7 @@ class ReduceProblem(Problem):
     epsilon: float = 0.0
     groups: ClassVar[int] = 1  # as of what NormalizeProblem has
     affine: ClassVar[str] = ""
+    added: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self.kind, REDUCTIONS, self.axes)
@@ -83,7 +84,7 @@ class NormalizeProblem(Problem):
     """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
     With `groups` > 1 (and c in `axes`) the channels of a row are those of one group. `affine`: the axes that scale and bias
-    span, "" without them.
+    span, "" without them. `added`: of the sum of two tensors.
     """
 
     n: int
@@ -95,6 +96,7 @@ class NormalizeProblem(Problem):
     groups: int = 1
     epsilon: float = 0.0
     affine: str = ""
+    added: bool = False
 
     def __post_init__(self) -> None:
         _check(self.kind, NORMALIZATIONS, self.axes)
@@ -106,11 +108,12 @@ class NormalizeProblem(Problem):
     def __str__(self) -> str:
         how = f" eps{self.epsilon:g}" if self.kind == "standard" else ""
         how += (f" groups{self.groups}" if self.groups > 1 else "") + (f" affine_{self.affine}" if self.affine else "")
+        how += " added" if self.added else ""
         return f"normalize n{self.n} c{self.c} h{self.h} w{self.w} {self.kind} {self.axes}{how}"
 
     @property
     def in_shapes(self) -> tuple[Shape4, ...]:
-        return ((self.n, self.c, self.h, self.w),)
+        return ((self.n, self.c, self.h, self.w),) * (1 + self.added)
 
     @property
     def out_shape(self) -> Shape4:
@@ -120,9 +123,10 @@ class NormalizeProblem(Problem):
         """The shape of a constant that spans `axes`."""
         return spanned(self.out_shape, axes)
 
-    def reference(self, x: np.ndarray, scale: Any = None, bias: Any = None) -> np.ndarray:
+    def reference(self, x: np.ndarray, added: Any = None, *, scale: Any = None, bias: Any = None) -> np.ndarray:
         """FP32 in and out; scale and bias have as many values as they span."""
-        x = np.asarray(x, np.float32).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
+        x = np.asarray(x, np.float32)
+        x = (x + added if self.added else x).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
         axes = tuple({"n": 0, "c": 2, "h": 3, "w": 4}[a] for a in self.axes)
         if self.kind == "standard":
             mean = x.mean(axes, keepdims=True, dtype=np.float64)
