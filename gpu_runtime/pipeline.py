@@ -26,6 +26,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
+from gpu_runtime.off_grid import grid
 from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import cliffs, ranges, sample
@@ -36,7 +37,6 @@ from gpu_runtime.rewrites import (
     blocks,
     chained,
     channels,
-    grid,
     pieces,
     shared_concats,
     siblings,

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_runtime import pipeline
 from gpu_runtime.network import Network
-from gpu_runtime.rewrites import grid
+from gpu_runtime.off_grid import grid
 from tests.engines import build, judge
 from tests.reference_run import choices, feeds_for, model, network, node, ort_run, relative_error, run
 
@@ -30,7 +30,9 @@ class Drawn:
             self.conv("x", self.pick.choice(ODD) * self.pick.choice((1, 2)), f"first{i}")
         steps = (self.split, self.split, self.concat, self.concat, self.add, self.part_of_sum, self.res2, self.one, self.more)
         for i in range(9):
-            self.pick.choice(steps)(f"t{i}")
+            made = self.pick.choice(steps)(f"t{i}")
+            if isinstance(made, str) and self.pick.random() < 0.3:
+                self.part_of_sum(f"u{i}", made)  # another one behind it
         last = [t for t in self.known if not any(t in n.input for n in self.nodes)]
         self.conv(self.joined(last, "all"), 7, "y")
         outputs = ["y", *self.pick.sample(list(self.known), self.pick.choice((0, 0, 1)))]
@@ -91,9 +93,9 @@ class Drawn:
         self.known[y] = self.known[x]
         return y
 
-    def part_of_sum(self, y: str) -> str:
+    def part_of_sum(self, y: str, x: str = "") -> str:
         """Part of a convolution's channels is added to what was before; the rest is as it is."""
-        x = self.any()
+        x = x or self.any()
         c = self.known[x]
         own, rest = self._two(y, c)
         self.nodes.append(node("Add", f"{own} {x}" if self.pick.random() < 0.7 else f"{x} {own}", f"{y}.sum"))
@@ -116,7 +118,12 @@ class Drawn:
                 self.nodes.append(node("Add", f"{found[-1]} {pieces[i + 1]}", f"{y}.sum{i}"))
                 now = f"{y}.sum{i}"
                 self.known[now] = c
-        return self.joined([*found, pieces[3]], y)
+        if self.pick.random() < 0.3:
+            return self.joined([*found, pieces[3]], y)
+        self.joined([*found, pieces[3]], f"{y}.all")
+        self.conv(f"{y}.all", self.pick.choice(ODD), y)
+        del self.known[f"{y}.all"]
+        return y
 
     def one(self, y: str) -> str:
         """What computes channel by channel; of zeros some make ones, infinity or NaN."""

@@ -13,12 +13,13 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.network import Literal, Network, Op, Options, computes
+from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
 APART = "apart"
-ROWS, COLUMNS = ("w", "b", "slope"), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
+ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,14 @@ def with_columns(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[Co
     return replace(op, problem=replace(op.problem, c=count, sparse24=fits), weights={**op.weights, **columns})
 
 
+def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
+    """What rows of zeros give, [1,n,1,1]: beside a residual of these n values, if there is one."""
+    none = np.zeros(1 if residual is None else residual.size, np.float32)
+    added = None if residual is None else residual.reshape(1, -1, 1, 1)
+    affine = (none, none) if p.epilogue.affine else (None, None)
+    return p.epilogue.finish(none.reshape(1, -1, 1, 1), None, added, none, *affine)
+
+
 # ---- forms
 
 
@@ -145,14 +154,29 @@ def offer(network: Network, forms: Mapping[str, Draft], title: str) -> Network:
         options.group(group, APART, *asked)
         for op in ops:
             options.limit(op, group, APART, *(option for option in asked if op.name not in changes.gone[option]))
-        behind: dict[tuple, tuple[Op[Problem], int, list[str]]] = {}
-        for option in asked:
-            for op in made[option]:
-                behind.setdefault(_key(op), (op, forms[option].at[op.name], []))[2].append(option)
-        for op, at, used in behind.values():
-            when = (*op.when, *((group, option) for option in used))
-            options.behind(network.ops[at], replace(op, name=f"{op.name} ({used[0]})", when=when))
+        for at, made_there in _by_position(asked, made, forms).items():
+            for op, used in made_there:
+                when = (*op.when, *((group, option) for option in used))
+                options.behind(network.ops[at], replace(op, name=f"{op.name} ({used[0]})", when=when))
     return options.network()
+
+
+def _by_position(
+    asked: Sequence[str], made: Mapping[str, Sequence[Op[Problem]]], forms: Mapping[str, Draft]
+) -> dict[int, list[tuple[Op[Problem], list[str]]]]:
+    """Position -> the ops made for it, each with the options that it is made for, givers before readers."""
+    found: dict[int, dict[tuple, tuple[Op[Problem], list[str]]]] = {}
+    for option in asked:
+        for op in made[option]:
+            found.setdefault(forms[option].at[op.name], {}).setdefault(_key(op), (op, []))[1].append(option)
+    ordered: dict[int, list[tuple[Op[Problem], list[str]]]] = {}
+    for at, ops in found.items():
+        left, ordered[at] = list(ops.values()), []
+        while left:
+            given = {op.output for op, _ in left}
+            first = next(i for i, (op, _) in enumerate(left) if not given & set(op.inputs))
+            ordered[at].append(left.pop(first))
+    return ordered
 
 
 def _distinct(made: Mapping[str, Sequence[Op[Problem]]]) -> list[str]:

@@ -9,6 +9,7 @@ keeps its own tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, product
@@ -16,9 +17,8 @@ from itertools import accumulate, product
 import numpy as np
 
 from gpu_runtime.network import Network, Op, computes
-from gpu_runtime.rewrites import drafts
-from gpu_runtime.rewrites.channels import of_channels
-from gpu_runtime.rewrites.drafts import (
+from gpu_runtime.off_grid import drafts
+from gpu_runtime.off_grid.drafts import (
     ROWS,
     Draft,
     Placed,
@@ -26,12 +26,15 @@ from gpu_runtime.rewrites.drafts import (
     has_own_type,
     is_dense,
     is_joined,
+    of_zeros,
     spread,
     unchanged,
     with_columns,
     with_rows,
 )
-from gpu_runtime.rewrites.layouts import Link, Piece, Pieces
+from gpu_runtime.off_grid.layouts import Link, Piece, Pieces
+from gpu_runtime.off_grid.sums import summed
+from gpu_runtime.rewrites.channels import of_channels
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
@@ -226,13 +229,10 @@ def _union(found: list[Values | None]) -> Values | None:
 
 def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
     """What rows of zeros give: the activation of the residual between its pieces, or of zero beside it."""
-    end = p.epilogue
     if residual is None:
         return None
-    v = np.array(sorted(residual), np.float32).reshape(1, -1, 1, 1)
-    slope = np.zeros(v.size, np.float32)
-    y = end.act.apply(np.zeros_like(v), slope) + v if end.act_first else end.act.apply(v, slope)
-    return frozenset(y.reshape(-1).tolist())
+    beside = np.array(sorted(residual), np.float32) if p.epilogue.residual else None
+    return frozenset(of_zeros(p, beside).reshape(-1).tolist())
 
 
 def _of_window(p: Problem, x: Values | None) -> Values | None:
@@ -255,12 +255,12 @@ def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | N
         own = op.weights[f"c{i}"]
         constants[f"c{i}"] = frozenset({fill} if "c" in axes else np.unique(own)[: MOST_VALUES + 1].tolist())
     sets = [values for values in (*flat, *constants.values()) if values is not None]
-    if len(sets) < len(flat) + len(constants) or np.prod([len(s) for s in sets]) > MOST_VALUES:
+    if len(sets) < len(flat) + len(constants) or math.prod(map(len, sets)) > MOST_VALUES:
         return frozenset({float("nan")})
     one = replace(p, n=1, c=1, h=1, w=1)
     for values in product(*sets):
-        xs = [np.full((1, 1, 1, 1), v, np.float32) for v in values[: len(flat)]]
-        cs = {name: np.float32([v]) for name, v in zip(constants, values[len(flat) :], strict=True)}
+        numbers: list[np.ndarray] = [np.full((1, 1, 1, 1), v, np.float32) for v in values]
+        xs, cs = numbers[: len(flat)], dict(zip(constants, numbers[len(flat) :], strict=True))
         with np.errstate(all="ignore"):
             found.add(float(one.reference(*xs, **cs).reshape(-1)[0]))
     factors = any("c" not in axes for axes in p.tensors)  # of any size: then only zero stays what it is
@@ -279,9 +279,10 @@ def _constant(
     return spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
 
 
-TITLE, GRID = "channels on the grid:", "on the grid"
+TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums in convolutions"
 
 
 def offer(network: Network) -> Network:
     """The network with an option for each part of it that pieces off the grid hold together."""
-    return drafts.offer(network, {GRID: on_grid(unchanged(network))}, TITLE)
+    start = unchanged(network)
+    return drafts.offer(network, {GRID: on_grid(start), SUMS: on_grid(summed(start))}, TITLE)

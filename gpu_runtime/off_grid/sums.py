@@ -1,0 +1,430 @@
+"""Sums of parts of tensors, made by the convolutions before them.
+
+Part of a convolution's channels added to an earlier tensor, the rest joined to that as it is, is the whole convolution with a
+residual that is zero in the rest:
+
+    y0, y1 = Split(Conv(h)); Concat(y0 + x, y1)   is   Conv(h) + [x, 0]
+
+A convolution whose result is read both by itself and with part of another tensor added gives both, in twice the rows:
+
+    a = Conv(h); b = a + p                        is   a, b = Split([Conv(h), Conv(h)] + [0, p])
+
+and beside its result it may give part of another tensor, with rows of zeros, where both are joined: so that part needs no copy.
+Nothing computes the zeros beside x and p: the convolution that gives these has rows of zeros there too. Convolutions that read
+any of this have columns of zeros. It costs products and bytes for nothing, so it is an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from gpu_runtime.network import Op, computes, unique
+from gpu_runtime.off_grid.drafts import (
+    ROWS,
+    Draft,
+    Placed,
+    completed,
+    has_own_type,
+    is_dense,
+    is_joined,
+    of_zeros,
+    with_columns,
+    with_rows,
+)
+from tactics.problems.convolution import with_epilogue
+from tactics.problems.pointwise_ops import NONE, Stage
+from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem
+from tactics.problems.protocol import Feature, Problem
+
+Conv = Op[ConvProblem]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Channels `first` .. + `count` of a tensor."""
+
+    tensor: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A Concat of what `conv` gives, `added` to its channels from `first` on; `through`: all ops that this does without."""
+
+    concat: Op[ConcatProblem]
+    conv: Conv
+    added: str
+    first: int
+    through: tuple[Op[Problem], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a Concat, at its channel `first`: the part `own` of a tensor, with `other` added, where `add` does that."""
+
+    first: int
+    own: str
+    add: Op[Problem] | None
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What `conv` gives, and beside it `part` of another tensor: with the same added, where `add` does that, else alone, as the
+    piece `alone` of the Concat of name `concat`."""
+
+    conv: Conv
+    part: Part
+    add: Op[Problem] | None = None
+    alone: str = ""
+    concat: str = ""
+
+    @property
+    def second(self) -> str:
+        """The tensor that it gives beside the convolution's own."""
+        return self.add.output if self.add else self.alone
+
+
+def summed(draft: Draft) -> Draft:
+    """The form of a network with all such sums in convolutions; the same one where there is none."""
+    found = _Found(draft)
+    return _Sums(draft, found).form() if found.wholes or found.besides else draft
+
+
+class _Found:
+    """The sums of a network. `zeros`: tensor -> channel -> how many zeros are to lie in front of it."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.network, self.at = draft.network, draft.at
+        self.wholes: dict[str, Whole] = {}  # by the name of its Concat
+        self.besides: dict[str, Beside] = {}  # by the name of its convolution
+        self.zeros: dict[str, dict[int, int]] = {}
+        self.gone: set[str] = set()
+        for op in self.network.ops:
+            whole = self._whole(op)
+            if whole is not None and not any(x.name in self.gone for x in (*whole.through, op)):
+                self.wholes[op.name] = whole
+                self.gone |= {x.name for x in (*whole.through, op)}
+        for op in self.network.ops:
+            self._beside_sum(op)
+        for op in self.network.ops:
+            self._beside_piece(op)
+        for op in reversed(self.network.ops):
+            self._widen(op)
+
+    # ---- what ops are
+
+    def maker(self, tensor: str) -> Conv | None:
+        """The convolution that alone gives a tensor, in every plan, with nothing between its sums and that but an activation
+        and a residual; one that gives zero for zeros."""
+        givers = self.network.producers[tensor]
+        if len(givers) != 1 or tensor in self.network.output_names:
+            return None
+        op = givers[0]
+        if not is_dense(self.network, op) or op.when or not computes(op, ConvProblem) or op.name in self.gone:
+            return None
+        plain = op.problem.needs <= {Feature.RESIDUAL, Feature.SCALED_INPUT, Feature.AFFINE, Feature.LAST_ACTIVATION}
+        zero = np.zeros(1, np.float32) if op.problem.epilogue.residual else None
+        return op if plain and not of_zeros(op.problem, zero).any() else None
+
+    def part(self, tensor: str) -> Part:
+        """What the tensor is part of; of itself, where it is no part."""
+        givers = self.network.producers[tensor]
+        if len(givers) == 1 and not givers[0].when and computes(givers[0], MoveProblem) and givers[0].problem.is_part:
+            return Part(givers[0].inputs[0], givers[0].problem.start[0], givers[0].problem.out[0])
+        return Part(tensor, 0, self.network.tensors[tensor][1])
+
+    def _takes(self, op: Op[Problem], tensor: str) -> bool:
+        """Whether the op reads the tensor as a convolution's columns."""
+        return is_dense(self.network, op) and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
+
+    def is_free(self, op: Op[Problem]) -> bool:
+        """Whether the op is a Concat whose pieces may lie in any order, with others between them."""
+        if not is_joined(op) or op.when or op.output in self.network.output_names or has_own_type(self.network, op):
+            return False
+        readers = self.network.readers[op.output]
+        return op.name not in self.gone and bool(readers) and all(self._takes(reader, op.output) for reader in readers)
+
+    # ---- what is found
+
+    def _whole(self, op: Op[Problem]) -> Whole | None:
+        """The sum that a Concat is, if all its pieces but one are parts of one tensor, in order, and that one is another with
+        something added."""
+        if not computes(op, ConcatProblem) or op.problem.axis != 1 or op.when or has_own_type(self.network, op):
+            return None
+        pieces, size = self._pieces(op), sum(op.problem.sizes)
+        sources = {self.part(piece.own).tensor for piece in pieces}
+        added = [piece for piece in pieces if piece.add]
+        if len(sources) != 1 or len(added) != 1:
+            return None
+        (y,), (piece,) = sources, added
+        conv = self.maker(y)
+        if conv is None or conv.problem.needs - {Feature.AFFINE} or size != self.network.tensors[y][1]:
+            return None
+        parts = [giver for x in pieces for giver in self.network.producers[x.own]]
+        through = (*parts, *(x.add for x in added if x.add))
+        inside = self._only_within((y, *(x.output for x in through)), {x.name for x in (*through, op)})
+        return Whole(op, conv, piece.other, piece.first, (conv, *through)) if inside else None
+
+    def _pieces(self, op: Op[ConcatProblem]) -> list[_Piece]:
+        """All pieces of a Concat; none, if one of them is anything else."""
+        firsts = accumulate(op.problem.sizes, initial=0)
+        found = [self._piece(t, first, c) for t, first, c in zip(op.inputs, firsts, op.problem.sizes, strict=False)]
+        known = [piece for piece in found if piece is not None]
+        return known if len(known) == len(found) else []
+
+    def _piece(self, tensor: str, first: int, count: int) -> _Piece | None:
+        """A piece of a Concat that is the part of a tensor which lies at the same channels, or that with something added."""
+        add = self._sum(tensor)
+        for own in add.inputs if add else (tensor,):
+            if self._in_order(own, first, count):
+                others = [x for x in add.inputs if x != own] if add else [""]
+                return _Piece(first, own, add, others[0]) if others else None
+        return None
+
+    def _only_within(self, tensors: Iterable[str], names: set[str]) -> bool:
+        """Whether nothing reads the tensors but the ops of these names."""
+        given = set(tensors)
+        return not given & self.network.output_names and all(op.name in names for t in given for op in self.network.readers[t])
+
+    def _in_order(self, tensor: str, first: int, count: int) -> bool:
+        part = self.part(tensor)
+        return part.tensor != tensor and (part.first, part.count) == (first, count)
+
+    def _sum(self, tensor: str) -> Op[Problem] | None:
+        """The op that gives a tensor, if that adds two of its shape and does no more."""
+        givers = self.network.producers[tensor]
+        op = givers[0] if len(givers) == 1 else None
+        if not computes(op, PointwiseProblem) or op.when or has_own_type(self.network, op):
+            return None
+        p = op.problem
+        return op if (p.stages, p.tensors, p.constants) == ((Stage("add", "t1"),), ("nchw", "nchw"), ()) else None
+
+    def _beside_sum(self, op: Op[Problem]) -> None:
+        add = self._sum(op.output)
+        if add is not op or op.name in self.gone or len(set(op.inputs)) < 2:
+            return
+        for own, other in (op.inputs, op.inputs[::-1]):
+            readers = [reader for reader in self.network.readers[own] if reader is not op]
+            conv = self.maker(own)
+            free = all(self.is_free(reader) or self._takes(reader, own) for reader in readers)
+            if conv is not None and readers and free and self._put(Beside(conv, self.part(other), add=op)):
+                return
+
+    def _beside_piece(self, op: Op[Problem]) -> None:
+        """Pieces of a Concat that are parts of other tensors, and would be copied, go beside pieces that convolutions give."""
+        if not self.is_free(op):
+            return
+        for t in op.inputs:
+            part = self.part(t)
+            if part.tensor == t:
+                continue
+            for own in reversed(op.inputs):
+                conv = self.maker(own)
+                alone = len(self.network.readers[own]) == 1 and op.inputs.count(own) == op.inputs.count(t) == 1
+                if conv is not None and alone and self._put(Beside(conv, part, alone=t, concat=op.name)):
+                    break
+
+    def _put(self, beside: Beside) -> bool:
+        """Note it, if the convolution can give that and what gives the part can give zeros in front of it."""
+        conv, part = beside.conv, beside.part
+        source = self.maker(part.tensor)
+        if source is None or conv.problem.needs - {Feature.AFFINE} or Feature.RESIDUAL in source.problem.needs:
+            return False
+        taken = {conv.name, source.name} & set(self.besides) or conv.output in self.zeros or source is conv
+        if taken or self._cut(part) or self.at[source.name] >= self.at[conv.name]:
+            return False
+        readers = [op for op in self.network.readers[part.tensor] if op is not beside.add]
+        if not all(self._takes(op, part.tensor) or (computes(op, MoveProblem) and op.problem.is_part) for op in readers):
+            return False
+        places = self.zeros.setdefault(part.tensor, {})
+        places[part.first] = max(places.get(part.first, 0), conv.problem.k)
+        self.besides[conv.name] = beside
+        return True
+
+    def _cut(self, part: Part) -> bool:
+        """Whether zeros in front of the part would lie inside another, or those of another inside it."""
+        others = [x.part for x in self.besides.values() if x.part.tensor == part.tensor]
+        inside = any(part.first < at < part.first + part.count for at in self.zeros.get(part.tensor, {}))
+        return inside or any(x.first < part.first < x.first + x.count for x in others)
+
+    def _widen(self, op: Op[Problem]) -> None:
+        """Ask for zeros around what is added to all of a convolution, from the last sum to the first."""
+        asked, c = self.zeros.get(op.output, {}), op.problem.out_shape[1]
+        before, behind = asked.get(0, 0), asked.get(c, 0)
+        if op.name in self.wholes:
+            whole = self.wholes[op.name]
+            count = self.network.tensors[whole.added][1]
+            self._ask(whole.added, before + whole.first, behind + c - whole.first - count)
+        elif asked and computes(op, ConvProblem) and op.problem.epilogue.residual:
+            self._ask(op.inputs[1], before, behind)
+
+    def _ask(self, tensor: str, before: int, behind: int) -> None:
+        whole = any(whole.concat.output == tensor for whole in self.wholes.values())
+        maker = self.maker(tensor)
+        if maker is None if not whole else tensor in self.network.output_names:
+            return
+        if maker is not None and maker.name in self.besides:
+            return
+        if tensor in self.zeros and set(self.zeros[tensor]) - {0, self.network.tensors[tensor][1]}:
+            return
+        for at, count in ((0, before), (self.network.tensors[tensor][1], behind)):
+            places = self.zeros.setdefault(tensor, {})
+            places[at] = max(places.get(at, 0), count)
+
+
+class _Sums:
+    """The form with all that was found; `placed`: tensor -> where it is, if not in memory of its own."""
+
+    def __init__(self, draft: Draft, found: _Found) -> None:
+        self.network, self.at, self.found = draft.network, draft.at, found
+        self.placed: dict[str, Placed] = {}
+        self.alone: dict[tuple[str, str], Placed] = {}  # (name of a Concat, piece of it) -> where it is for that
+        for t, asked in found.zeros.items():
+            c = self.network.tensors[t][1]
+            index = tuple(i + sum(count for at, count in asked.items() if at <= i) for i in range(c))
+            if total := sum(asked.values()):
+                self.placed[t] = Placed(f"{t} with zeros", index, c + total)
+        for beside in found.besides.values():
+            t, k = beside.conv.output, beside.conv.problem.k
+            both, channels = f"{t} beside {beside.second}", k + beside.part.count
+            self.placed[t] = Placed(both, tuple(range(k)), channels)
+            if beside.alone:
+                self.alone[beside.concat, beside.alone] = Placed(both, tuple(range(k, channels)), channels)
+
+    def form(self) -> Draft:
+        adds = {beside.add.name: beside for beside in self.found.besides.values() if beside.add}
+        made: list[tuple[int, Op[Problem]]] = []
+        for op in self.network.ops:
+            if op.name in self.found.wholes:
+                new: Iterator[Op[Problem]] | Sequence[Op[Problem]] = self._whole(self.found.wholes[op.name])
+            elif op.name in self.found.gone:
+                new = ()
+            elif op.name in adds:
+                new = [self._second(adds[op.name], op)]
+            elif op.name in self.found.besides:
+                new = self._beside(self.found.besides[op.name])
+            else:
+                new = self._over(op)
+            made += ((self.at[op.name], each) for each in new)
+        shapes = self.network.tensors
+        missing = {t: (placed.source, placed.of(shapes[t])) for t, placed in self.placed.items()}
+        return completed(self.network, made, missing)
+
+    def _whole(self, whole: Whole) -> Iterator[Op[Problem]]:
+        """The convolution, in the place of its Concat, with a residual."""
+        conv = self._columns(whole.conv)
+        end = _with_residual(conv.problem)
+        t, size = whole.concat.output, conv.problem.k
+        placed = self.placed.get(t, Placed(t, tuple(range(size)), size))
+        residual, pads = self._padded(whole.added, placed.index[0] + whole.first, placed.channels, conv.name)
+        yield from pads
+        wide = with_rows(replace(conv, problem=end), placed.index, placed.channels)
+        nodes = unique(name for x in (*whole.through, whole.concat) for name in x.nodes)
+        name = " + ".join((conv.name, *(x.name for x in whole.through if computes(x, PointwiseProblem))))
+        yield replace(wide, name=name, inputs=(conv.inputs[0], residual), output=placed.source, nodes=nodes)
+
+    def _beside(self, beside: Beside) -> Iterator[Op[Problem]]:
+        """The convolution with more rows, and a residual that is zero in its own."""
+        conv, part = self._columns(beside.conv), beside.part
+        source, placed = self.placed[part.tensor], self.placed[beside.conv.output]
+        first, k = source.index[part.first] - conv.problem.k, conv.problem.k
+        zeros = Placed(source.source, tuple(range(first, first + placed.channels)), source.channels)
+        n, _, h, w = conv.problem.out_shape
+        z = f"{placed.source}: added"
+        yield Op(f"zeros and part for {conv.name}", zeros.of((n, placed.channels, h, w)), (source.source,), z)
+        second = range(k, k + part.count) if beside.add else ()
+        rows = {}
+        for name, a in conv.weights.items():
+            if name in ROWS:
+                rows[name] = np.zeros((placed.channels, *a.shape[1:]), np.float32)
+                rows[name][:k] = a
+                rows[name][list(second)] = a[: len(second)]
+        problem = _with_residual(replace(conv.problem, k=placed.channels))
+        name = f"{conv.name} + {beside.add.name}" if beside.add else f"{conv.name} beside {beside.alone} of {beside.concat}"
+        nodes = unique((*conv.nodes, *(beside.add.nodes if beside.add else ())))
+        yield replace(
+            conv, name=name, problem=problem, weights={**conv.weights, **rows}, inputs=(conv.inputs[0], z),
+            output=placed.source, nodes=nodes,
+        )  # fmt: skip
+
+    def _second(self, beside: Beside, add: Op[Problem]) -> Op[Problem]:
+        placed, k = self.placed[beside.conv.output], beside.conv.problem.k
+        part = Placed(placed.source, tuple(range(k, placed.channels)), placed.channels)
+        return Op(f"{add.name} out of {placed.source}", part.of(add.problem.out_shape), (placed.source,), add.output)
+
+    def _over(self, op: Op[Problem]) -> Iterator[Op[Problem]]:
+        """The op over what its tensors are in; as it is, where it wants them in memory of their own."""
+        if computes(op, ConcatProblem) and self.found.is_free(op) and any(t in self.placed for t in op.inputs):
+            yield self._joined(op)
+        elif computes(op, MoveProblem) and op.problem.is_part and op.inputs[0] in self.placed:
+            source, p = self.placed[op.inputs[0]], op.problem
+            here = Placed(source.source, source.index[p.start[0] : p.start[0] + p.out[0]], source.channels)
+            new = here.of(p.out_shape)
+            yield Op(f"{op.name} out of {source.source}", new, (source.source,), op.output, nodes=op.nodes, when=op.when)
+        elif is_dense(self.network, op) and computes(op, ConvProblem):
+            conv, placed = self._columns(op), self.placed.get(op.output)
+            if placed is None:
+                yield conv
+                return
+            inputs = conv.inputs
+            if conv.problem.epilogue.residual:
+                residual, pads = self._padded(op.inputs[1], placed.index[0], placed.channels, conv.name)
+                yield from pads
+                inputs = (inputs[0], residual)
+            wide = with_rows(conv, placed.index, placed.channels)
+            yield replace(wide, name=f"{op.name} with zeros", inputs=inputs, output=placed.source)
+        else:
+            yield op
+
+    def _columns(self, op: Conv) -> Conv:
+        placed = self.placed.get(op.inputs[0])
+        if placed is None or op.inputs.count(op.inputs[0]) > 1:
+            return op
+        wide = with_columns(op, placed.index, placed.channels)
+        return replace(wide, name=f"{op.name} over {placed.source}", inputs=(placed.source, *op.inputs[1:]))
+
+    def _joined(self, op: Op[ConcatProblem]) -> Op[ConcatProblem]:
+        """The Concat of all that its pieces are in, each once."""
+        shapes = self.network.tensors
+        known = [self.alone.get((op.name, t)) or self.placed.get(t) for t in op.inputs]
+        own = [Placed(t, tuple(range(shapes[t][1])), shapes[t][1]) for t in op.inputs]
+        pieces = [a or b for a, b in zip(known, own, strict=True)]
+        sources, index, channels = list[str](), list[int](), list[int]()
+        for piece in pieces:
+            at = sources.index(piece.source) if piece.source in sources else len(sources)
+            first = sum(channels[:at])
+            if at == len(sources) or not {first + i for i in piece.index}.isdisjoint(index):  # a piece that is joined twice
+                first = sum(channels)
+                sources.append(piece.source)
+                channels.append(piece.channels)
+            index += [first + i for i in piece.index]
+        whole = f"{op.output} with what its pieces are in"
+        self.placed[op.output] = Placed(whole, tuple(index), sum(channels))
+        problem = replace(op.problem, sizes=tuple(channels))
+        return replace(op, name=f"{op.name} wide", problem=problem, inputs=tuple(sources), output=whole)
+
+    def _padded(self, tensor: str, before: int, channels: int, reader: str) -> tuple[str, list[Op[Problem]]]:
+        """(the tensor with zeros in front and up to so many channels, what makes that)."""
+        shape, placed = self.network.tensors[tensor], self.placed.get(tensor)
+        n, c, h, w = shape
+        if placed is None or placed.first is None or tensor not in self.found.zeros:
+            name = f"{tensor} padded for {reader}"
+            pad = Placed(name, tuple(range(before, before + c)), channels)
+            return name, [Op(f"zeros around {tensor} for {reader}", pad.padded(shape), (tensor,), name)]
+        start = placed.first - before
+        if (start, channels) == (0, placed.channels):
+            return placed.source, []
+        name = f"{tensor} of {channels} channels for {reader}"
+        part = Placed(placed.source, tuple(range(start, start + channels)), placed.channels)
+        return name, [Op(f"part {name}", part.of((n, channels, h, w)), (placed.source,), name)]
+
+
+def _with_residual(p: ConvProblem) -> ConvProblem:
+    """The convolution that adds a residual to all that it gave before."""
+    return with_epilogue(p, residual=True, act_first=p.epilogue.act != NONE or p.epilogue.affine)
