@@ -84,14 +84,11 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
     if path is None or second.when:
         return None
     first, between = path
-    computed = (first, softmax, second)
-    if any(op.problem.needs or op.output in network.reads_wide for op in computed):
-        return None
     sizes = (*first.problem.batch, first.problem.m, first.problem.n)
-    if prod(sizes) > MOST_ELEMENTS or max(map(prod, (*first.problem.in_shapes, *second.problem.in_shapes))) > MOST_ELEMENTS:
+    if not _plain(network, first, softmax, second) or prod(second.problem.batch) != prod(sizes[:2]):
         return None
     scores = _scored(first.output, between, sizes)
-    if scores is None or prod(second.problem.batch) != prod(sizes[:2]):
+    if scores is None:
         return None
     splits = _splits(sizes[0], sizes[1])
 
@@ -110,6 +107,13 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
     region = _region(network, [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after], out)
     nodes, last = unique(n for op in region for n in op.nodes), next(op for op in region if op.output == out)
     return _Found(replace(one, name=f"{first.name} + {softmax.name} + {second.name}", nodes=nodes), region, last)
+
+
+def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProblem], second: Op[MatmulProblem]) -> bool:
+    """Whether these compute no more than their names say, in FP16, and on no more elements than are followed."""
+    largest = max(map(prod, (*first.problem.in_shapes, first.problem.out_shape, *second.problem.in_shapes)))
+    ops = (first, softmax, second)
+    return largest <= MOST_ELEMENTS and not any(op.problem.needs or op.output in network.reads_wide for op in ops)
 
 
 def _splits(batch: int, heads: int) -> list[tuple[int, int]]:
