@@ -25,7 +25,8 @@ from tests.test_report import golden
 
 WIDTHS = (80, 100, 120)
 VERDICTS = {
-    "sparse": ("picked",), "dense": ("dense_faster", "reformat_outweighs", "uncertain", "within_noise", "no_sparse_tactic"),
+    "sparse": ("picked",),
+    "dense": ("dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "no_sparse_tactic"),
     "not_eligible": ("pattern_violation", "channels_not_multiple_of_4", "grouped_conv"),
 }  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
     convs = {layer.layer or layer.name for layer in e.plan.layers if layer.type == "conv"}
     rows = {r.layer: r for r in e.sparsity.rows}
     assert set(rows) == convs
-    known = {"picked", "dense_faster", "reformat_outweighs", "uncertain", "no_sparse_tactic", "pattern_violation",
+    known = {"picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "no_sparse_tactic", "pattern_violation",
              "channels_not_multiple_of_4", "grouped_conv"}  # fmt: skip
     assert {r.reason for r in rows.values()} <= known
     assert rows["stem/conv"].verdict == "not_eligible"

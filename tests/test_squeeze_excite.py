@@ -109,5 +109,22 @@ def test_all_three_are_one_launch_or_apart():
     ]  # fmt: skip
 
 
-def test_it_is_not_offered_where_a_layer_could_run_sparse():
-    assert not squeeze_excite.offer(network(block(prune=True))).groups
+@pytest.mark.parametrize("sparsity, reason", [
+    ("disable", "no_sparse_tactic"), ("enable", "one_launch"), ("force", "one_launch"),
+])  # fmt: skip
+def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(tmp_path, sparsity, reason):
+    """The first layer's weights are 2:4; forced, those of both are, and the plan with them sparse is compared."""
+    path = tmp_path / "block.onnx"
+    onnx.save(block(prune=True), path)
+    engine = gr.build(path, device="h200", sparsity=sparsity)
+    (row,) = [r for r in engine.sparsity.rows if r.layers == ("reduce", "expand")]
+    assert (row.verdict, row.reason) == ("dense", reason) and row.if_sparse is None
+    assert (row.best_sparse is not None) == (sparsity != "disable")
+    assert (row.other_cost_us or 0) > 0 if sparsity == "force" else row.other_cost_us is None
+
+
+def test_of_layers_that_cannot_run_sparse_the_pattern_is_told(tmp_path):
+    path = tmp_path / "block.onnx"
+    onnx.save(block(), path)
+    (row,) = [r for r in gr.build(path, device="h200", sparsity="enable").sparsity.rows if r.layers == ("reduce", "expand")]
+    assert (row.verdict, row.reason) == ("not_eligible", "pattern_violation")

@@ -230,6 +230,8 @@ KINDS = (
     _Kind("dense", "dense_faster", _dense_faster),
     _Kind("dense", "reformat_outweighs", lambda rows, record: "reformat_outweighs: sparse kernels alone are "
           f"{_speed(rows)} as fast, but their formats cost the plan more"),
+    _Kind("dense", "one_launch", lambda rows, record: "one_launch: dense, a squeeze-excite's layers are one launch with its "
+          "average"),
     _Kind("dense", "uncertain", _uncertain),
     _Kind("sparse", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),
     _Kind("dense", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,8 +33,12 @@ from tactics.planner import plan
 from tactics.planner.changes import Change
 from tactics.planner.reformats import hop_ps
 from tactics.predict import p_faster, predict, predict_us, sigma_ratio
+from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
+from tactics.reason import Reason
 from tactics.roofline import floors
 from tactics.tactic import SPARSE, Tactic
+
+_Timed = tuple[Op, Mapping[Tactic, Time]]
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
@@ -45,11 +49,8 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
     Reason within_noise is of measured plans only. `all_dense_us`: what the best plan without sparse tactics takes. `single`:
     FP32 tensor -> the sentence on why it is none of FP16; `stored`: layer -> its weights as the file has them.
     """
-    alternatives: dict[str, list[tuple[Op, Mapping[Tactic, Time]]]] = {}
-    for op, times in zip(table.network.ops, table.times, strict=True):
-        if op.layer:
-            alternatives.setdefault(op.layer, []).append((op, times))
     ops = {i: op for i, op in enumerate(table.network.ops) if op.layer and plan.holds(op.when, chosen.options)}
+    alternatives = _by_layer(table, ops.values())
     kernels = _Kernels(table)
     wanted = {
         op.layer: not chosen.entries[op.name].sparse
@@ -71,6 +72,19 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
     )  # fmt: skip
 
 
+def _by_layer(table: Table, chosen: Iterable[Op]) -> dict[str, list[_Timed]]:
+    """Layer -> all ops with its weights, and their times; of a squeeze-excite in one launch, dense whatever its weights, also
+    those of its layers apart, which may run sparse."""
+    found: dict[str, list[_Timed]] = {}
+    for op, times in zip(table.network.ops, table.times, strict=True):
+        if op.layer:
+            found.setdefault(op.layer, []).append((op, times))
+    for op in chosen:
+        if isinstance(op.problem, SqueezeExciteProblem):
+            found[op.layer] += [each for layer in op.layers for each in found.get(layer, ())]
+    return found
+
+
 class _Kernels:
     """The best kernels of ops by their table of times, which is one for all ops alike (see planning.tabulate)."""
 
@@ -84,6 +98,15 @@ class _Kernels:
         if key not in self._best:
             self._best[key] = _best(times, sparse)
         return self._best[key]
+
+    def sparse(
+        self, op: Op, times: Mapping[Tactic, Time], alternatives: list[_Timed]
+    ) -> tuple[tuple[Tactic, Time] | None, Op]:
+        """The best sparse kernel of an op, or else of its alternatives, and whose it is."""
+        if own := self.best(times, True):
+            return own, op
+        found = [(best, other) for other, others in alternatives if (best := self.best(others, True))]
+        return min(found, key=lambda pair: pair[0][1].us, default=(None, op))
 
     def if_sparse(
         self, op: Op, times: Mapping[Tactic, Time], alternatives: list[tuple[Op, Mapping[Tactic, Time]]]
@@ -99,10 +122,9 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
          single: Mapping[str, str], stored: Mapping[str, Stored]) -> SparsityRow:  # fmt: skip
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
-    own, dense, sparse, ran = alternatives[0][0], kernels.best(times, False), kernels.best(times, True), op
-    if sparse is None:
-        found = [(best, other) for other, others in alternatives if (best := kernels.best(others, True))]
-        sparse, ran = min(found, key=lambda pair: pair[0][1].us, default=(None, op))
+    own, dense = alternatives[0][0], kernels.best(times, False)
+    sparse, ran = kernels.sparse(op, times, alternatives)
+    pair = isinstance(op.problem, SqueezeExciteProblem)  # more than the sparse kernels of a layer compute
     pattern, (share, energy) = _pattern(own), _stored(own, stored)
     row = SparsityRow(
         op.layer, tuple(op.layers or (op.layer,)), op.name, "not_eligible", "no_sparse_tactic",
@@ -115,17 +137,19 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
     if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
     row = replace(row, floor=Floor(**_rounded(floors(op.problem, table.device, _sizes(times)))))
-    if against := not_sparse(own.problem):
-        would = kernels.if_sparse(op, times, alternatives) if against.code == "pattern_violation" else None
+    if against := _against(own, alternatives):
+        would = kernels.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
         return replace(row, reason=against.code, detail=against.sentence, if_sparse=would)
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
-        would = kernels.if_sparse(op, times, alternatives) if mode == "disable" else None
+        would = kernels.if_sparse(op, times, alternatives) if mode == "disable" and not pair else None
         return replace(row, verdict="dense", detail=detail, if_sparse=would)
     if forced is not None:
         other = _other(table, chosen, forced)
         flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
         row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
+    if pair:
+        return replace(row, verdict="dense", reason="one_launch")
     if dense is None:
         return replace(row, verdict="sparse", reason="picked")
     if not measured and row.best_sparse:
@@ -134,6 +158,14 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
     return replace(row, verdict="dense", reason=_why_dense(row, sparse[1], dense[1], measured, table.risk))
+
+
+def _against(own: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> Reason | None:
+    """Why a layer cannot run sparse; of two in one launch, why neither can."""
+    if isinstance(own.problem, SqueezeExciteProblem):
+        single = [op.problem for op, _ in alternatives if isinstance(op.problem, ConvProblem)]
+        return None if any(not_sparse(p) is None for p in single) else not_sparse(own.problem.first)
+    return not_sparse(own.problem)
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:

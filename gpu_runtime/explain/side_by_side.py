@@ -14,7 +14,7 @@ from gpu_runtime.text import printable, table, wrap
 TIE = 0.01  # kernels whose times differ by less than this share
 SHORT = {
     "picked": "sparse", "dense_faster": "dense faster", "reformat_outweighs": "reformats", "within_noise": "within noise",
-    "uncertain": "uncertain", "no_sparse_tactic": "no kernel", "pattern_violation": "not 2:4",
+    "one_launch": "one launch", "uncertain": "uncertain", "no_sparse_tactic": "no kernel", "pattern_violation": "not 2:4",
     "channels_not_multiple_of_4": "C not 4n", "grouped_conv": "grouped",
 }  # fmt: skip
 

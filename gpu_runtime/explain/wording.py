@@ -162,6 +162,12 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
     return text + "cost the plan more than that"
 
 
+def _one_launch(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _time(row.best_dense, record.timing), _time(row.best_sparse, record.timing)
+    text = f"could run sparse, but dense the {len(row.layers)} layers and the average in front of them are one launch ({dense})"
+    return f"{text}; a sparse one of them alone takes {sparse}"
+
+
 def _within_noise(row: SparsityRow, record: Explained) -> str:
     dense, sparse = row.best_dense, row.best_sparse
     return (
@@ -200,7 +206,7 @@ def _grouped(row: SparsityRow, record: Explained) -> str:
 
 _REASONS: dict[str, Callable[[SparsityRow, Explained], str]] = {
     "picked": _picked, "dense_faster": _dense_faster, "reformat_outweighs": _reformat_outweighs,
-    "uncertain": _uncertain,
+    "uncertain": _uncertain, "one_launch": _one_launch,
     "within_noise": _within_noise, "no_sparse_tactic": _no_sparse_tactic, "pattern_violation": _pattern_violation,
     "channels_not_multiple_of_4": _channels, "grouped_conv": _grouped,
 }  # fmt: skip

@@ -3,7 +3,7 @@ give, one value per image and channel, as a part of the 1x1 convolutions that re
 
 Each is a choice of the plan. An image's last block reads all weights of the second layer, so that of many hidden values the
 layers are faster apart; and where gates are in front, images are computed apart, which costs where a small one fills no tile.
-As in back_to_back, the layers are one only where neither fits the 2:4 pattern: the one launch is dense.
+The one launch is dense, also where the weights are 2:4: the log says so (one_launch).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def offer(network: Network) -> Network:
         second = None if first is None else _only_reader(network, first)
         if not computes(pool, PoolProblem) or not computes(first, ConvProblem) or not computes(second, ConvProblem):
             continue
-        dense = not (first.problem.sparse24 or second.problem.sparse24)
-        if not dense or pool.when or first.when or second.when:
+        if pool.when or first.when or second.when:
             continue
         if reason_against(pool.problem, first.problem, second.problem):
             continue
