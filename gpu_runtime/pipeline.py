@@ -103,7 +103,7 @@ def build(
         importer.check_target(save_pruned)
     progress(Progress("import", str(model)))
     pruned = None if save_pruned is None else io.BytesIO()
-    imported = importer.read(model, shapes=shapes, prune=sparsity == "force", save_pruned=pruned)
+    imported = _read(model, shapes, sparsity == "force", pruned)
     network, reached = _fitted(model, imported, calibration, prune=sparsity == "force", progress=progress)
     imported = replace(imported, model=None)
     ends = _ends(network, reached, input_formats, output_formats)
@@ -134,7 +134,7 @@ def compare(
     `build` does."""
     mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
-    imported = importer.read(model, shapes=shapes, prune=sparsity == "force")
+    imported = _read(model, shapes, sparsity == "force")
     network, reached = _fitted(model, imported, None, prune=sparsity == "force", progress=progress)
     network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
@@ -192,6 +192,17 @@ class _Planned:
     table: Table
     chosen: plan.Plan
     reached: ranges.Ranges
+
+
+def _read(
+    model: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]] | None, prune: bool, save_pruned: BinaryIO | None = None
+) -> importer.Imported:
+    """The model; pruned, branches that may become one convolution with one pattern for all of them, which takes an import
+    before to find."""
+    if not prune:
+        return importer.read(model, shapes=shapes)
+    masks = fuse.common_masks(importer.read(model, shapes=shapes))
+    return importer.read(model, shapes=shapes, prune=True, masks=masks, save_pruned=save_pruned)
 
 
 def _fitted(

@@ -1,8 +1,12 @@
 """Branches that are added are one convolution, exactly; what only looks like them stays apart."""
 
 import numpy as np
+import onnx
 import pytest
 
+from gpu_runtime import build
+from gpu_runtime.frontend import importer
+from gpu_runtime.fusion import fuse
 from gpu_runtime.network import exists
 from tactics.problems.problem import ConvProblem
 from tests.reference_run import check_against_ort, model, network, node
@@ -160,3 +164,25 @@ def test_a_sum_that_would_multiply_the_weights_is_left_apart():
     nodes = [node("Conv", "x d", "a", pads=(4, 4, 4, 4), group=16), node("Conv", "x p", "b"), node("Add", "a b", "y")]
     net = network(model(nodes, {"x": (1, 16, 9, 9)}, "y", {k: v.astype(np.float32) for k, v in arrays.items()}))
     assert not merged(net)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("identity", [False, True])
+def test_pruned_branches_share_one_pattern(tmp_path, identity, groups):
+    """So the one convolution has it too; and the model that is saved computes what the network computes."""
+    rng = np.random.default_rng(9)
+    path, saved = tmp_path / "model.onnx", tmp_path / "pruned.onnx"
+    onnx.save(_model(rng, shape=(1, 16, 7, 9), k=16, groups=groups, identity=identity), path)
+    masks = fuse.common_masks(importer.read(path))
+    importer.read(path, prune=True, masks=masks, save_pruned=saved)
+    net = check_against_ort(saved, BOUND)
+    (one,) = merged(net)
+    assert one.problem.sparse24 and all(op.problem.sparse24 for op in net.ops if isinstance(op.problem, ConvProblem))
+    (apart,) = merged(network(path, prune=True))
+    assert not apart.problem.sparse24
+
+
+def test_building_with_force_prunes_branches_together(tmp_path):
+    onnx.save(_model(np.random.default_rng(10), shape=(1, 16, 7, 9), k=16), tmp_path / "model.onnx")
+    engine = build(tmp_path / "model.onnx", device="h200", sparsity="force")
+    assert any(layer.problem.sparse24 and " + " in layer.name for layer in engine.plan.layers if layer.type == "conv")

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import numpy as np
@@ -65,7 +66,7 @@ class Imported:
 
     `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
     that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `open_axes`: of each
-    input, those whose sizes the file leaves open.
+    input, those whose sizes the file leaves open. `masks`: what `read` was given.
     """
 
     model: ir.Model | None
@@ -76,6 +77,7 @@ class Imported:
     before: Stored | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
     open_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def read(
@@ -83,13 +85,14 @@ def read(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     prune: bool = False,
+    masks: Mapping[str, np.ndarray] = MappingProxyType({}),
     save_pruned: str | os.PathLike | BinaryIO | None = None,
 ) -> Imported:
     """Read and clean the model at `path`; `shapes` gives each dynamic input its ONNX shape, {"x": (1, 3, 224, 224)}.
 
-    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first, and
-    `save_pruned` (a path, or a file opened for writing bytes) gets that very model as ONNX, all else as it was. Raises
-    ModelError; OSError if `save_pruned` cannot be written.
+    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first (of a node in
+    `masks`, what its mask, [K, C/g, R, S], leaves out), and `save_pruned` (a path, or a file opened for writing bytes) gets
+    that very model as ONNX, all else as it was. Raises ModelError; OSError if `save_pruned` cannot be written.
     """
     path, shapes = Path(path), {name: tuple(np.atleast_1d(dims).tolist()) for name, dims in (shapes or {}).items()}
     if bad := [(name, dims) for name, dims in shapes.items() if any(type(d) is not int for d in dims)]:
@@ -105,7 +108,7 @@ def read(
         check_graph(proto.graph)
         check_ops(proto, OPS)
         check_values(proto.graph)
-        pruned, not_pruned = prune_weights(proto.graph) if prune else ({}, ())
+        pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
         dtypes = _dtypes(proto.graph)
         if save_pruned is not None:
             weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
@@ -122,7 +125,7 @@ def read(
             if name in weights:
                 t.CopyFrom(weights[name])
         save(save_pruned, as_stored.SerializeToString())
-    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored, axes)
+    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored, axes, masks)
 
 
 def check_target(target: str | os.PathLike | BinaryIO) -> None:

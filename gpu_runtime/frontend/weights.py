@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -87,28 +88,38 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
         return weights(proto.graph)
 
 
-def prune_weights(graph: onnx.GraphProto) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
+def prune_weights(
+    graph: onnx.GraphProto, masks: Mapping[str, np.ndarray] = MappingProxyType({})
+) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
     """Prune weights of convolutions and matrix products in place along their input channels -> (changed: what each was,
     (name, reason) of those kept).
 
-    A shared weight is pruned once; one that has the pattern already is in neither list.
+    A shared weight is pruned once; one that has the pattern already is in neither list. `masks`: node -> which of its weights
+    stay, for those that do not have the nearest pattern.
     """
     pruned, kept = {}, {}
     for w in weights(graph):
         if w.reason or w.tensor is None:
             kept[w.name] = w.reason
-        elif w.name not in pruned and (before := prune_one(w)):
+        elif w.name not in pruned and (before := prune_one(w, masks.get(w.node.name))):
             pruned[w.name] = before
     return pruned, tuple(kept.items())
 
 
-def prune_one(w: Weight) -> Stored | None:
-    """Prune one stored weight in place -> what it was; None where it has the pattern already."""
+def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
+    """Prune one stored weight in place -> what it was, `lost` what it lost; None where nothing changes. Without a mask, or one
+    of its shape, it gets the nearest 2:4 pattern, unless it has one already."""
     values = w.values
-    if w.tensor is None or values is None or sparse24.fits(values, w.axis).all():
+    if w.tensor is None or values is None:
         return None
-    put(w.name, w.tensor, w.views, sparse24.prune(values, w.axis))
-    return as_stored(values, w.axis)
+    if mask is None or mask.shape != values.shape:
+        mask = np.ones(values.shape, bool)
+    kept = sparse24.prune(np.where(mask, values, np.zeros((), values.dtype)), w.axis)
+    if np.array_equal(kept, values):
+        return None
+    put(w.name, w.tensor, w.views, kept)
+    wide = values.astype(np.float64)
+    return replace(as_stored(values, w.axis), lost=float(np.square(wide - kept).sum()))
 
 
 @dataclass(frozen=True, slots=True)

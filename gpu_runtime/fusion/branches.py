@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from cuda_kernels import sparse24
 from gpu_runtime.frontend.queries import attribute, name_of, per_channel, shape_of
 from gpu_runtime.fusion.layers import Layer
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
@@ -61,6 +62,29 @@ def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
             result, group = found
             groups.append(group)
     return result, groups
+
+
+def common_masks(layers: Sequence[Layer]) -> dict[str, np.ndarray]:
+    """Convolution's node -> which of its weights [K, C/g, R, S] a 2:4 pattern keeps that all branches of its sum share, so that
+    the one convolution has it too. Of four channels at one tap the two whose merged weights are largest stay; what adds the
+    tensor itself is one of them."""
+    own = {name_of(layer.node): form for layer in layers if (form := _of_conv(layer)) is not None}
+    masks: dict[str, np.ndarray] = {}
+    for joined in _sums(layers):
+        form = joined.form
+        branches = [own[name] for name in form.convs]
+        k, c, _, _ = form.w.shape
+        if c % 4 or any(branch.groups != form.groups for branch in branches):
+            continue
+        size = np.abs(form.w)
+        if form.terms > len(branches):  # row i of the tensor itself is its channel i
+            row, (top, left) = np.arange(k), form.before
+            size[row, row - row // (k // form.groups) * c, top, left] = np.inf
+        keep = sparse24.prune(size) != 0
+        for name, branch in zip(form.convs, branches, strict=True):
+            top, left = form.before[0] - branch.before[0], form.before[1] - branch.before[1]
+            masks[name] = keep[:, :, top : top + branch.w.shape[2], left : left + branch.w.shape[3]]
+    return masks
 
 
 # ---- what is linear in what

@@ -96,6 +96,18 @@ class Found:
 
 def fuse(imported: Imported) -> Fused:
     """Find the layers of a cleaned graph. Nothing fails here: what no rule covers stays a layer of its ONNX type."""
+    layers, groups = _found(imported)
+    layers, merged = branches.offer(layers)
+    return Fused(imported, tuple(layers), (*groups, *merged))
+
+
+def common_masks(imported: Imported) -> dict[str, np.ndarray]:
+    """Which weights pruning to 2:4 keeps where branches may become one convolution (branches.common_masks)."""
+    return branches.common_masks(_found(imported)[0])
+
+
+def _found(imported: Imported) -> tuple[list[Layer], tuple[Group, ...]]:
+    """The layers and their groups of options, branches apart."""
     position = {node: i for i, node in enumerate(graph_of(imported))}
     state, placed, groups = State(), list[tuple[int, Layer]](), list[Group]()
     for node in position:
@@ -109,8 +121,7 @@ def fuse(imported: Imported) -> Fused:
             state.waiting[found.waits.output] = found.waits
     placed.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
     layers, more = _with_prologues(concats.into_convolutions([layer for _, layer in placed]))
-    layers, merged = branches.offer(layers)
-    return Fused(imported, tuple(layers), (*groups, *more, *merged))
+    return layers, (*groups, *more)
 
 
 # ---- rules, first to last

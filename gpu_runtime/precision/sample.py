@@ -27,7 +27,7 @@ def smaller(path: str | os.PathLike, imported: importer.Imported, network: Netwo
     fit = (shapes for shapes in smaller_sizes(sizes, imported.open_axes) if macs * _elements(shapes) <= most)
     for shapes in itertools.islice(fit, TRIES):
         try:
-            found = lower.lower(fuse.fuse(importer.read(path, shapes=shapes, prune=prune)))
+            found = lower.lower(fuse.fuse(importer.read(path, shapes=shapes, prune=prune, masks=imported.masks)))
         except ModelError:  # it has another reason for its size
             continue
         if not ranges.too_large(found, *ranges.QUICK):
