@@ -78,7 +78,7 @@ def test_wrong_chains_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("name", [*PARTS, "pool_and_rows", "layer_norm_and_rows"])
+@pytest.mark.parametrize("name", [*PARTS, "group_norm_added", "softmax_added", "pool_and_rows", "layer_norm_and_rows"])
 def test_they_compile_without_spills(name, sm):
     problem = PROBLEMS[name]
     for tactic in {t.ins[0].layout == "chw": t for t in candidates(problem, DEVICE)}.values():
@@ -139,3 +139,27 @@ def test_it_is_not_offered_where_what_lies_between_is_wanted_or_the_stages_begin
     assert not groups([node("GlobalMaxPool", "x", "p"), node("Mul", "x p", "y")], "y")
     twice = [node("Softmax", "x", "s", axis=1), node("Exp", "x", "e"), node("Mul", "e s", "y")]  # the chain begins with x
     assert not groups(twice, "y")
+
+
+def after_norms(activation=True) -> onnx.ModelProto:
+    """Two tensors that no convolution ends with, added, then normalized, scaled and activated."""
+    w = {"s": values(24), "b": values(24)}
+    nodes = [node("Tanh", "x", "t"), node("Split", "t", "p q", axis=1, num_outputs=2), node("Add", "p q", "sum"),
+             node("LayerNormalization", "sum s b", "n", axis=-1)]  # fmt: skip
+    if activation:
+        nodes.append(node("Gelu", "n", "a"))
+    nodes.append(node("MaxPool", "a" if activation else "n", "y", kernel_shape=(3, 3)))
+    return model(nodes, {"x": (2, 16, 5, 24)}, "y", w, 20)
+
+
+@pytest.mark.parametrize("activation", [True, False])
+def test_a_sum_is_part_of_the_normalization_that_alone_reads_it(activation, tmp_path):
+    net = check_against_ort(after_norms(activation), 1e-5, rewrite=chained.offer)
+    (options,) = [options for group, options in net.groups if "sum" in group]
+    assert options == (("apart", "with the sum", "with the stages", "one") if activation else ("apart", "one"))
+    path = tmp_path / "m.onnx"
+    onnx.save(after_norms(activation), path)
+    engine = gr.build(path, device="h200")
+    (layer,) = [layer for layer in engine.plan.layers if layer.type == "normalize"]
+    assert layer.nodes == (("sum", "n", "a") if activation else ("sum", "n"))
+    judge(engine, path, {"x": rng.standard_normal((2, 16, 5, 24)).astype(np.float32)})
