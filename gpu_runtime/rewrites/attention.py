@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from gpu_runtime.network import Network, Op, Options, computes, unique
-from gpu_runtime.rewrites.strides import Fits, backwards, farthest, fitted, forwards, producer
+from gpu_runtime.rewrites.strides import INDEX, Fits, backwards, farthest, fitted, forwards, producer
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import Stage
@@ -22,7 +22,7 @@ from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 APART, ONE = "apart", "one"
-MOST_ELEMENTS = 1 << 23  # of an operand, or of all scores, that is followed
+MOST_ELEMENTS = 1 << 25  # of an operand, or of all scores, that is followed
 UNBOUNDED = 1e30  # an upper end of a Clip from which on it is none
 
 
@@ -162,7 +162,7 @@ def _spanned(bias: np.ndarray | None, split: tuple[int, int]) -> tuple[str, dict
     """(the axes along which a constant differs, at least one, which tells it from none; it along these)."""
     if bias is None:
         return "", {}
-    bias = bias.reshape(*split, *bias.shape[2:])
+    bias = bias.reshape(*split, *bias.shape[2:]) if bias.size > 1 else bias
     axes = "".join(a for i, a in enumerate("nchw") if (bias != bias.take([0], axis=i)).any()) or "w"
     return axes, {"bias": bias[tuple(slice(None) if a in axes else slice(1) for a in "nchw")].astype(np.float32)}
 
@@ -186,7 +186,7 @@ def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Prob
 def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:
     """Elements of operand i: (*batch, rows or columns, inner)."""
     shape, turned = p.in_shapes[i], (p.trans_a, not p.trans_b)[i]
-    index = np.arange(prod(shape)).reshape(shape)
+    index = np.arange(prod(shape), dtype=INDEX).reshape(shape)
     index = index.swapaxes(2, 3) if turned else index
     return np.broadcast_to(index, (*p.batch, *index.shape[2:]))
 
@@ -199,7 +199,7 @@ def _weights_of(
     p = second.problem
     if prod(p.batch) * max(p.m * p.k, p.k * p.n, p.m * p.n) > MOST_ELEMENTS:
         return None
-    y = np.arange(prod(p.out_shape)).reshape(p.out_shape)
+    y = np.arange(prod(p.out_shape), dtype=INDEX).reshape(p.out_shape)
     for i in (0, 1):
         # As the left operand [row, column], as the right one [column, row]: `_operand_index` has the row first for both.
         whole = _operand_index(p, i)
@@ -273,13 +273,14 @@ def _staged(scores: _Scores, op: Op[PointwiseProblem], stage: Stage, sizes: tupl
         index = np.broadcast_to(np.arange(prod(span)).reshape(span), p.out_shape).reshape(sizes)
         scores.mask = op.inputs[at], index
         return True
-    value = np.broadcast_to(_constant(op, stage), p.out_shape).reshape(sizes)
+    value = _constant(op, stage)
+    value = value if value.size == 1 else np.broadcast_to(value, p.out_shape).reshape(sizes)
     if stage.op in ("add", "sub"):
         scores.bias = (value if stage.op == "add" else -value) + (0 if scores.bias is None else scores.bias)
         return True
     factor = value if stage.op == "mul" else 1 / value
     of_head = factor[:1, :, :1, :1]
-    if scores.mask is not None or not np.array_equal(factor, np.broadcast_to(of_head, sizes)):
+    if scores.mask is not None or (factor != of_head).any():
         return False
     scores.scale = scores.scale * of_head.reshape(-1)
     scores.bias = None if scores.bias is None else scores.bias * factor
@@ -342,7 +343,7 @@ def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tupl
     if [s.op for s in p.stages] != ["div"] or p.stages[0].operand != "t1" or p.tensors[0] != "nchw":
         return None
     shape = p.span(p.tensors[1])
-    length = np.broadcast_to(np.arange(prod(shape)).reshape(shape), p.out_shape).reshape(-1)
+    length = np.broadcast_to(np.arange(prod(shape), dtype=INDEX).reshape(shape), p.out_shape).reshape(-1)
     tensor, length, moved = farthest(network, op.inputs[1], length)
     least = producer(network, tensor)
     epsilon = _least(least) if computes(least, PointwiseProblem) else None

@@ -6,15 +6,18 @@ An index array says of each element of something (four indices) its number in a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op
+from gpu_runtime.network import Network, Op, computes
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
 
+INDEX = np.int32
+MOVES = (ViewProblem, GatherProblem, MoveProblem)
 Passed = tuple[Op[Problem], ...]
 Fits = Callable[[str, np.ndarray], bool]  # whether elements of a tensor lie as is wanted
 
@@ -28,10 +31,15 @@ def producer(network: Network, tensor: str) -> Op[Problem] | None:
 def backwards(network: Network, tensor: str, index: np.ndarray) -> Iterator[tuple[str, np.ndarray, Passed]]:
     """(a tensor that these elements are in as well, where, the ops between): one after the other, as far as they only move."""
     passed: Passed = ()
-    while (op := producer(network, tensor)) is not None and (source := _source(op.problem)) is not None:
-        index, passed = source[index], (*passed, op)
-        if index.min() < 0:
-            return
+    while (op := producer(network, tensor)) is not None:
+        passed = (*passed, op)
+        if not computes(op, ViewProblem):  # which leaves every element its number
+            source = _source(op.problem)
+            if source is None:
+                return
+            index = source[index]
+            if index.min() < 0:
+                return
         tensor = op.inputs[0]
         yield tensor, index, passed
 
@@ -60,12 +68,16 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
     return best
 
 
+@lru_cache(maxsize=4)  # queries, keys and values come through the same transposition
 def _source(problem: Problem) -> np.ndarray | None:
-    """Of each element of an op's output its number in the input, -1 for what is filled; None for an op that computes."""
+    """Of each element of an op's output its number in the input, -1 for what is filled; None for an op that computes, or for
+    more elements than 31 bits count."""
+    if not isinstance(problem, MOVES) or max(map(prod, (*problem.in_shapes, problem.out_shape))) >= 1 << 31:
+        return None
     if isinstance(problem, ViewProblem):
-        return np.arange(prod(problem.shape))
+        return np.arange(prod(problem.shape), dtype=INDEX)
     if isinstance(problem, GatherProblem):
-        index = np.arange(prod(problem.shape)).reshape(problem.shape).transpose(problem.perm)
+        index = np.arange(prod(problem.shape), dtype=INDEX).reshape(problem.shape).transpose(problem.perm)
         for axis, table in enumerate(problem.index):
             if table:
                 chosen = np.asarray(table)
@@ -73,15 +85,13 @@ def _source(problem: Problem) -> np.ndarray | None:
                 shape[axis] = -1
                 index = np.where((chosen < 0).reshape(shape), -1, np.take(index, np.maximum(chosen, 0), axis=axis))
         return index.reshape(-1)
-    if isinstance(problem, MoveProblem):
-        (n, c, h, w), out = problem.in_shapes[0], problem.out_shape
-        grid = np.meshgrid(*(np.arange(d) for d in out[1:]), indexing="ij")
-        at = problem.source(*grid)
-        inside = np.logical_and.reduce([(a >= 0) & (a < d) for a, d in zip(at, (c, h, w), strict=True)])
-        one = np.where(inside, (at[0] * h + at[1]) * w + at[2], -1)
-        images = np.arange(n).reshape(-1, 1, 1, 1) * (c * h * w)
-        return np.where(one < 0, -1, one + images).reshape(-1)
-    return None
+    (n, c, h, w), out = problem.in_shapes[0], problem.out_shape
+    grid = np.meshgrid(*(np.arange(d) for d in out[1:]), indexing="ij")
+    at = problem.source(*grid)
+    inside = np.logical_and.reduce([(a >= 0) & (a < d) for a, d in zip(at, (c, h, w), strict=True)])
+    one = np.where(inside, (at[0] * h + at[1]) * w + at[2], -1)
+    images = np.arange(n).reshape(-1, 1, 1, 1) * (c * h * w)
+    return np.where(one < 0, -1, one + images).reshape(-1).astype(INDEX)
 
 
 def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:
@@ -93,6 +103,9 @@ def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:
             at = [0, 0, 0, 0]
             at[axis] = 1
             steps[axis] = int(index[tuple(at)]) - start
+    last = start + sum((d - 1) * s for d, s in zip(index.shape, steps, strict=True))
+    if min(steps) < 0 or index[-1, -1, -1, -1] != last:  # as most that are none show at once
+        return None
     n, c, h, w = (np.arange(d) * s for d, s in zip(index.shape, steps, strict=True))
     line = start + n[:, None, None, None] + c[:, None, None] + h[:, None] + w
-    return (start, (steps[0], steps[1], steps[2], steps[3])) if min(steps) >= 0 and np.array_equal(line, index) else None
+    return (start, (steps[0], steps[1], steps[2], steps[3])) if np.array_equal(line, index) else None
