@@ -9,12 +9,14 @@ import onnx
 import pytest
 
 from gpu_runtime import pipeline
+from gpu_runtime.explain import reasons, wording
 from gpu_runtime.network import Network
 from gpu_runtime.off_grid import grid
 from tests.engines import build, judge
 from tests.reference_run import choices, feeds_for, model, network, node, ort_run, relative_error, run
 
 ACTIVATIONS = ("", "Relu", "Relu", "Sigmoid", "Tanh", "HardSigmoid", "Elu")
+ACTS = ("Relu", "Sigmoid")
 ODD = (3, 5, 8, 10, 13, 16, 26)
 
 
@@ -207,3 +209,40 @@ def test_kernels_compute_the_same_over_padded_pieces(seed, tmp_path, monkeypatch
     proto = Drawn(seed).model
     engine = build(tmp_path, proto)
     judge(engine, proto, {"x": np.random.default_rng(seed).uniform(-1, 1, (1, 8, 6, 6)).astype(np.float32)})
+
+
+def block(side: int = 28, first: str = "Relu") -> onnx.ModelProto:
+    """Res2Net's block: four pieces of 26 channels, all but the last through convolutions, each added to the next piece."""
+    rng, nodes, c = np.random.default_rng(3), [], 26
+    shapes = {"wa": (4 * c, 64, 1, 1), "w0": (c, c, 3, 3), "w1": (c, c, 3, 3), "w2": (c, c, 3, 3), "wz": (64, 4 * c, 1, 1)}
+    weights = {name: (rng.standard_normal(s) / (s[1] * s[2] * s[3]) ** 0.5).astype(np.float16) for name, s in shapes.items()}
+    weights = {name: w.astype(np.float32) for name, w in weights.items()} | {"sizes": np.array([c] * 4)}
+    nodes += [node("Conv", "x wa", "a"), node(first, "a", "r"), node("Split", "r sizes", "p0 p1 p2 p3", axis=1)]
+    for i in range(3):
+        nodes.append(node("Conv", f"{'s' if i else 'p'}{i} w{i}", f"c{i}", pads=(1, 1, 1, 1)))
+        nodes.append(node("Relu", f"c{i}", f"o{i}"))
+        if i < 2:
+            nodes.append(node("Add", f"o{i} p{i + 1}", f"s{i + 1}"))
+    nodes += [node("Concat", "o0 o1 o2 p3", "k", axis=1), node("Conv", "k wz", "z"), node("Add", "z x", "t")]
+    nodes.append(node("Relu", "t", "y"))
+    return model(nodes, {"x": (1, 64, side, side)}, "y", weights)
+
+
+def test_a_block_of_res2net_is_five_launches_without_copies(tmp_path):
+    engine = build(tmp_path, block(), input_formats="fp16:hwc8", output_formats="fp16:hwc8")
+    assert [layer.type for layer in engine.plan.layers if layer.type != "noop"] == ["conv"] * 5 and len(engine.plan.steps) == 5
+    x = np.random.default_rng(1).uniform(-1, 1, (1, 64, 28, 28)).astype(np.float16)
+    judge(engine, block(), {"x": x.astype(np.float32)})
+
+
+def test_rows_that_give_no_zeros_take_no_sums():
+    """A sigmoid of zero is one half: beside a piece it would be added."""
+    asked = {first: {o for _, options in grid.offer(network(block(first=first))).groups for o in options} for first in ACTS}
+    assert grid.GRID in asked["Sigmoid"] and grid.SUMS not in asked["Sigmoid"] and grid.SUMS in asked["Relu"]
+
+
+def test_a_form_that_loses_the_pattern_says_so(tmp_path):
+    engine = build(tmp_path, block(), sparsity="force", input_formats="fp16:hwc8", output_formats="fp16:hwc8")
+    row = next(r for r in engine.plan.sparsity.rows if r.layer == "z")
+    assert row.pattern_share == 1 and row.verdict == "dense" and row.detail == reasons.OTHER_FORM
+    assert reasons.OTHER_FORM in wording.sentence(row, engine.record)

@@ -12,7 +12,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from gpu_runtime.explain.figures import is_toss_up
 from gpu_runtime.frontend.weights import Stored, as_stored, together
-from gpu_runtime.network import Op
+from gpu_runtime.network import Op, computes
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import (
@@ -39,6 +39,7 @@ from tactics.roofline import floors
 from tactics.tactic import SPARSE, Tactic
 
 _Timed = tuple[Op, Mapping[Tactic, Time]]
+OTHER_FORM = "As the plan runs the layer, over channels that lie otherwise, its weights lose the 2:4 pattern"
 
 
 def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
@@ -144,6 +145,8 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         would = kernels.if_sparse(op, times, alternatives) if mode == "disable" and not pair else None
         return replace(row, verdict="dense", detail=detail, if_sparse=would)
+    if computes(own, ConvProblem) and computes(op, ConvProblem) and own.problem.sparse24 > op.problem.sparse24:
+        row = replace(row, detail=OTHER_FORM)
     if forced is not None:
         other = _other(table, chosen, forced)
         flip = None if forced.speedup == math.inf else round(forced.speedup, 4)

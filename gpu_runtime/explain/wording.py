@@ -104,7 +104,12 @@ def sentence(row: SparsityRow, record: Explained) -> str:
     text = say(row, record) if say else row.reason
     text = text[0].upper() + text[1:]
     text = text if text.endswith(".") else text + "."
-    return text + _branches(row, record) + _forced_text(row, record) + _limit(row, record)
+    return text + _form(row) + _branches(row, record) + _forced_text(row, record) + _limit(row, record)
+
+
+def _form(row: SparsityRow) -> str:
+    """What the form that the plan chose for the layer costs its weights."""
+    return f" {row.detail}." if row.detail and row.best_sparse else ""
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
