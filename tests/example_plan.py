@@ -21,7 +21,7 @@ from tactics.problems.problem import (
 from tactics.problems.reductions import NormalizeProblem
 
 REASONS = (
-    "picked", "dense_faster", "reformat_outweighs", "one_launch", "within_noise", "no_sparse_tactic", "pattern_violation",
+    "picked", "dense_faster", "reformat_outweighs", "within_noise", "no_sparse_tactic", "pattern_violation",
     "channels_not_multiple_of_4", "grouped_conv",
 )  # fmt: skip
 

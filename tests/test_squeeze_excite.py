@@ -1,5 +1,7 @@
 """Squeeze-excite's scale in one launch: values, counters, what is offered, and inside a network."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -8,6 +10,7 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.explain import wording
 from gpu_runtime.rewrites import back_to_back, squeeze_excite
 from tactics.candidates import candidates, rejected
 from tactics.families.squeeze_excite import MOST_BLOCKS, share
@@ -121,6 +124,9 @@ def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(t
     assert (row.verdict, row.reason) == ("dense", reason) and row.if_sparse is None
     assert (row.best_sparse is not None) == (sparsity != "disable")
     assert (row.other_cost_us or 0) > 0 if sparsity == "force" else row.other_cost_us is None
+    unknown = replace(row, best_dense=None, best_sparse=None, other=None)
+    told, bare = (wording.sentence(r, engine.record) for r in (row, unknown))
+    assert "None" not in told + bare and ("the 2 layers and the average" in told) == (reason == "one_launch")
 
 
 def test_of_layers_that_cannot_run_sparse_the_pattern_is_told(tmp_path):
