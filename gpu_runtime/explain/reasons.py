@@ -145,8 +145,7 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
         would = kernels.if_sparse(op, times, alternatives) if mode == "disable" and not pair else None
         return replace(row, verdict="dense", detail=detail, if_sparse=would)
-    if computes(own, ConvProblem) and computes(op, ConvProblem) and own.problem.sparse24 > op.problem.sparse24:
-        row = replace(row, detail=OTHER_FORM)
+    row = replace(row, detail=_form(own, op))
     if forced is not None:
         other = _other(table, chosen, forced)
         flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
@@ -169,6 +168,12 @@ def _against(own: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> R
         single = [op.problem for op, _ in alternatives if isinstance(op.problem, ConvProblem)]
         return None if any(not_sparse(p) is None for p in single) else not_sparse(own.problem.first)
     return not_sparse(own.problem)
+
+
+def _form(own: Op, ran: Op) -> str | None:
+    """What the form that runs costs the layer's weights; None: nothing."""
+    lost = computes(own, ConvProblem) and computes(ran, ConvProblem) and own.problem.sparse24 > ran.problem.sparse24
+    return OTHER_FORM if lost else None
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
