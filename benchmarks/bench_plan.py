@@ -2,13 +2,14 @@
 
     python -m benchmarks.bench_plan [--run] [--device h200] [--sparsity force] NAME[:shape] ...
     python -m benchmarks.bench_plan --run --table all
-    python -m benchmarks.bench_plan --sparsity enable --table today
+    python -m benchmarks.bench_plan --sparsity enable --table --before today
 
 NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.topologies), a file, or a model in
 GPU_RUNTIME_MODELS; shape sets its first input's size (super_resolution:180x320 gives a script's network its arguments). "all"
 is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
 it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
-emulation by kernel. `--table` ends with the table of docs/networks.md. Times are predicted and say for which GPU.
+emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches and times that
+benchmarks/results/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import light, topologies
 from benchmarks.networks import NETWORKS
-from gpu_runtime.runtime.plan_record import LaunchStep
+from cuda_kernels.device import named
+from gpu_runtime.runtime.plan_record import LaunchStep, PlanRecord
+from tactics.predict import predict
 
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 FREE = ("noop",)
@@ -70,7 +73,7 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
         "eligible": len(sparse.eligible), "total_us": round(found.total_us, 2),
         "device": record.device.title, "status": found.status, "all_dense_us": round(found.rivals.all_dense_us, 2),
         "single_format": single and {"format": str(single.format), "us": single.us}, "greedy_us": found.rivals.greedy_us,
-        "weight_bytes": record.weight_bytes, "activation_bytes": plan.memory.activation_bytes,
+        "weight_bytes": record.weight_bytes, "activation_bytes": plan.memory.activation_bytes, "bounds": bounds(plan, device),
     }  # fmt: skip
     if run:
         rng = np.random.default_rng(0)
@@ -84,6 +87,15 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
         for step, s in zip(plan.steps, seconds, strict=True):
             row["emulated_s"][step.kernel if isinstance(step, LaunchStep) else "library"] += round(s, 3)
     return row
+
+
+def bounds(plan: PlanRecord, device: str) -> dict[str, float]:
+    """What limits the kernels by their predictions -> the share of the plan's time that those take, largest first."""
+    found: Counter[str] = Counter()
+    for layer in plan.layers:
+        if layer.tactic is not None and layer.problem is not None and layer.time_us:
+            found[str(predict(layer.problem, layer.tactic, named(device))["bound"])] += layer.time_us
+    return {bound: round(us / found.total(), 3) for bound, us in found.most_common()}
 
 
 def timed(gpu) -> list[float]:
@@ -125,6 +137,8 @@ COLUMNS = (
     "network", "input", "launches", "reformats", "copies", "sparse / eligible", "MB", "plan", "all dense", "one format",
     "layer by layer",
 )  # fmt: skip
+BEFORE = Path(__file__).parent / "results" / "topologies_before.json"
+BESIDE = "network", "launches before", "launches", "reformats", "us before", "us", "limited by"
 
 
 def page(rows: Sequence[dict]) -> str:
@@ -141,6 +155,20 @@ def page(rows: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
+def beside(rows: Sequence[dict]) -> str:
+    """The rows as a Markdown table beside what the networks took before their layers were fused so."""
+    before = json.loads(BEFORE.read_text())["networks"]
+    lines = [_line(BESIDE), _line(["---"] * len(BESIDE))]
+    for r in rows:
+        launches, us = before[r["network"]] or ("refused", None)
+        limits = ", ".join(f"{bound} {share:.0%}" for bound, share in list(r["bounds"].items())[:3])
+        lines.append(_line((
+            r["network"], launches, r["kernels"], r["reformats"], "" if us is None else f"{us:.1f}",
+            f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", limits,
+        )))  # fmt: skip
+    return "\n".join(lines)
+
+
 def _line(cells: Sequence) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -152,7 +180,8 @@ def _line(cells: Sequence) -> str:
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
 @click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
 @click.option("--table", is_flag=True, help="Then print them as a Markdown table.")
-def main(names, run, device, sparsity, as_json, table) -> None:
+@click.option("--before", is_flag=True, help="The table of launches and times before and now, of 'today'.")
+def main(names, run, device, sparsity, as_json, table, before) -> None:
     rows, items = [], list(names or NETWORKS)
     if items == ["all"]:
         items = [*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES]
@@ -165,7 +194,7 @@ def main(names, run, device, sparsity, as_json, table) -> None:
     if as_json:
         Path(as_json).write_text(json.dumps(rows, indent=1) + "\n")
     if table:
-        click.echo(page(rows))
+        click.echo(beside(rows) if before else page(rows))
 
 
 if __name__ == "__main__":
