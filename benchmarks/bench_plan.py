@@ -9,7 +9,7 @@ GPU_RUNTIME_MODELS; shape sets its first input's size (super_resolution:180x320 
 is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
 it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
 emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches and times that
-benchmarks/results/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
+benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ COLUMNS = (
     "network", "input", "launches", "reformats", "copies", "sparse / eligible", "MB", "plan", "all dense", "one format",
     "layer by layer",
 )  # fmt: skip
-BEFORE = Path(__file__).parent / "results" / "topologies_before.json"
+BEFORE = Path(__file__).with_name("topologies_before.json")
 BESIDE = "network", "launches before", "launches", "reformats", "us before", "us", "limited by"
 
 
