@@ -74,6 +74,20 @@ def test_what_is_read_elsewhere_stays(what):
     assert len(kinds(net, NormalizeProblem)) == 1
 
 
+def test_more_groups_than_weights_may_grow_by():
+    nodes, w, x = block(np.random.default_rng(7), groups=5, views=((1, 1, 5, C), (0, 2, 1, 3), 1))
+    net = check_against_ort(model(nodes, x, "y", w, 18), 2e-3)
+    assert len(kinds(net, ReduceProblem)) == 2
+
+
+def test_a_factor_of_lower_rank():
+    """A Reshape of two dimensions that broadcasts over the groups is neither these nor their weights."""
+    w = {"five": np.array([1, 2, C, *PIXELS]), "two": np.array(PIXELS), "one": np.array([1])}
+    nodes = [node("Reshape", "x five", "g"), node("Reshape", "z two", "f"), node("Mul", "g f", "v")]
+    nodes += [node("ReduceSum", "v one", "y", keepdims=0)]
+    check_against_ort(model(nodes, {"x": (1, 2 * C, *PIXELS), "z": (PIXELS[0] * PIXELS[1],)}, "y", w, 18), 2e-3)
+
+
 @pytest.mark.parametrize("what", ["m", "s"])
 def test_an_average_that_is_read_elsewhere_is_right(what):
     nodes, w, x = block(np.random.default_rng(6))

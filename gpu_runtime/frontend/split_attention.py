@@ -18,6 +18,8 @@ import onnx_ir as ir
 from gpu_runtime.frontend.normalize import Steps, replace_by
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
 
+MOST_GROUPS = 4  # whose average is taken: so many times the weights that read it
+MOST_LOGITS = 1 << 24  # that are followed through views
 VIEWS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
@@ -63,7 +65,7 @@ def _unstack(model: ir.Model, node: ir.Node) -> None:
 def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
     """[N, C r, H, W], where `x` is a Reshape of that to [N, r, C, H, W] and the node a sum over r."""
     reshape = x.producer()
-    if reshape is None or reshape.op_type != "Reshape" or not _sums_groups(node):
+    if reshape is None or reshape.op_type != "Reshape" or len(shape_of(x)) != 5 or not _sums_groups(node):
         return None
     source, (n, r, c, *pixels) = operand(reshape), shape_of(x)
     return source if shape_of(source) == (n, r * c, *pixels) else None
@@ -86,7 +88,7 @@ def _average_both(model: ir.Model, node: ir.Node, groups: ir.Value) -> None:
         return
     r = shape_of(operand(node))[1]
     readers = [use.node for use in mean.outputs[0].uses()]
-    if mean.outputs[0].is_graph_output() or not readers or not all(_is_product(conv, mean.outputs[0]) for conv in readers):
+    if r > MOST_GROUPS or mean.outputs[0].is_graph_output() or not all(_is_product(n, mean.outputs[0]) for n in readers):
         return
     for conv in readers:
         build = Steps(model, name_of(conv))
@@ -166,7 +168,7 @@ def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
         return None
     if len(conv.inputs) > 2 and constant(conv.inputs[2]) is None or before[0].is_graph_output():
         return None
-    if shape_of(before[0]) != (n, 2 * c, 1, 1):
+    if shape_of(before[0]) != (n, 2 * c, 1, 1) or n * 2 * c > MOST_LOGITS:
         return None
     index = _through(before[1], np.arange(n * 2 * c).reshape(n, 2 * c, 1, 1))
     partner = np.empty(n * 2 * c, np.int64)
