@@ -23,6 +23,7 @@ from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
@@ -105,7 +106,7 @@ def build(
     pruned = None if save_pruned is None else io.BytesIO()
     imported = _read(model, shapes, sparsity == "force", pruned)
     network, reached = _fitted(model, imported, calibration, prune=sparsity == "force", progress=progress)
-    imported = replace(imported, model=None)
+    imported = replace(imported, model=None, masks={})
     ends = _ends(network, reached, input_formats, output_formats)
     planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
     planned = _settled(network, reached, calibration, planner)
@@ -201,8 +202,9 @@ def _read(
     before to find."""
     if not prune:
         return importer.read(model, shapes=shapes)
-    masks = fuse.common_masks(importer.read(model, shapes=shapes))
-    return importer.read(model, shapes=shapes, prune=True, masks=masks, save_pruned=save_pruned)
+    before = importer.read(model, shapes=shapes)
+    sizes = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
+    return importer.read(model, shapes=sizes, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned)
 
 
 def _fitted(

@@ -1,9 +1,13 @@
 """Branches that are added are one convolution, exactly; what only looks like them stays apart."""
 
+import warnings
+
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 
+from cuda_kernels import sparse24
 from gpu_runtime import build
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
@@ -180,6 +184,35 @@ def test_pruned_branches_share_one_pattern(tmp_path, identity, groups):
     assert one.problem.sparse24 and all(op.problem.sparse24 for op in net.ops if isinstance(op.problem, ConvProblem))
     (apart,) = merged(network(path, prune=True))
     assert not apart.problem.sparse24
+
+
+def test_a_branch_with_the_pattern_keeps_its_weights(tmp_path):
+    rng = np.random.default_rng(11)
+    proto = _model(rng, shape=(1, 16, 7, 9), k=16)
+    (one,) = [t for t in proto.graph.initializer if t.name == "c1w"]
+    one.CopyFrom(onnx.numpy_helper.from_array(sparse24.prune(onnx.numpy_helper.to_array(one)), "c1w"))
+    onnx.save(proto, tmp_path / "model.onnx")
+    before = importer.read(tmp_path / "model.onnx")
+    assert not fuse.common_masks(before)
+    assert importer.read(tmp_path / "model.onnx", prune=True).pruned == ("c0w",)
+
+
+def test_a_residual_of_one_convolution_asks_for_no_pattern(tmp_path):
+    """conv(x) + x is that convolution with a residual: no sum that would become another convolution."""
+    w = {"w": np.random.default_rng(12).standard_normal((16, 16, 3, 3)).astype(np.float32)}
+    nodes = [node("Conv", "x w", "a", pads=(1, 1, 1, 1)), node("Add", "a x", "y")]
+    onnx.save(model(nodes, {"x": (1, 16, 7, 9)}, "y", w), tmp_path / "model.onnx")
+    assert not fuse.common_masks(importer.read(tmp_path / "model.onnx"))
+
+
+def test_an_open_batch_is_told_of_once(tmp_path):
+    proto = _model(np.random.default_rng(13), shape=(1, 16, 7, 9), k=16)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(proto, tmp_path / "model.onnx")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        build(tmp_path / "model.onnx", device="h200", sparsity="force")
+    assert sum("batch of input" in str(w.message) for w in told) == 1
 
 
 def test_building_with_force_prunes_branches_together(tmp_path):

@@ -107,19 +107,19 @@ def prune_weights(
 
 
 def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
-    """Prune one stored weight in place -> what it was, `lost` what it lost; None where nothing changes. Without a mask, or one
-    of its shape, it gets the nearest 2:4 pattern, unless it has one already."""
+    """Prune one stored weight in place -> what it was; None where it has the pattern already. With a mask of its shape, what
+    the mask leaves out becomes zero first, and `lost` is what all that takes away."""
     values = w.values
-    if w.tensor is None or values is None:
+    if w.tensor is None or values is None or sparse24.fits(values, w.axis).all():
         return None
+    before = as_stored(values, w.axis)
     if mask is None or mask.shape != values.shape:
-        mask = np.ones(values.shape, bool)
-    kept = sparse24.prune(np.where(mask, values, np.zeros((), values.dtype)), w.axis)
-    if np.array_equal(kept, values):
-        return None
+        kept = sparse24.prune(values, w.axis)
+    else:
+        kept = sparse24.prune(np.where(mask, values, np.zeros((), values.dtype)), w.axis)
+        before = replace(before, lost=float(np.square(values.astype(np.float64) - kept).sum()))
     put(w.name, w.tensor, w.views, kept)
-    wide = values.astype(np.float64)
-    return replace(as_stored(values, w.axis), lost=float(np.square(wide - kept).sum()))
+    return before
 
 
 @dataclass(frozen=True, slots=True)

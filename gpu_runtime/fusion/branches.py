@@ -67,14 +67,16 @@ def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
 def common_masks(layers: Sequence[Layer]) -> dict[str, np.ndarray]:
     """Convolution's node -> which of its weights [K, C/g, R, S] a 2:4 pattern keeps that all branches of its sum share, so that
     the one convolution has it too. Of four channels at one tap the two whose merged weights are largest stay; what adds the
-    tensor itself is one of them."""
+    tensor itself is one of them. Branches beside one that has the pattern already are in none: that one keeps its weights."""
     own = {name_of(layer.node): form for layer in layers if (form := _of_conv(layer)) is not None}
-    masks: dict[str, np.ndarray] = {}
+    masks, sizes = dict[str, np.ndarray](), _weights(layers)
     for joined in _sums(layers):
         form = joined.form
         branches = [own[name] for name in form.convs]
         k, c, _, _ = form.w.shape
-        if c % 4 or any(branch.groups != form.groups for branch in branches):
+        if c % 4 or any(branch.groups != form.groups or sparse24.fits(branch.w).all() for branch in branches):
+            continue
+        if _may_be_one(joined, layers, sizes) is None:
             continue
         size = np.abs(form.w)
         if form.terms > len(branches):  # row i of the tensor itself is its channel i
@@ -210,13 +212,11 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 def _merged(joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]) -> tuple[list[Layer], Group] | None:
     """The layers with a sum's branches under an option, and as one convolution under the other; None where that cannot be, or
     takes far more weights than the branches."""
-    last, form = joined.layer, joined.form
-    pads = _pads(form, shape_of(last.output)[2:])
-    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * sum(sizes[n] for n in form.convs):
+    last = joined.layer
+    found = _may_be_one(joined, layers, sizes)
+    if found is None:
         return None
-    inside = _inside(form, last, layers)
-    if len(inside) + joined.count < 3:  # a convolution's own input, which its epilogue takes in as a residual
-        return None
+    pads, inside = found
     end = _end(joined, layers, inside)
     group = f"branches of {name_of(last.node)}"
     result = []
@@ -228,6 +228,19 @@ def _merged(joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]) 
     at = max(i for i, layer in enumerate(layers) if layer.output is end.output) + 1
     result[at:at] = one
     return result, (group, (APART, MERGED))
+
+
+def _may_be_one(
+    joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]
+) -> tuple[tuple[int, ...], set[ir.Value]] | None:
+    """(pads of the one convolution, the tensors that do not exist with it), where there is to be one."""
+    last, form = joined.layer, joined.form
+    pads = _pads(form, shape_of(last.output)[2:])
+    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * sum(sizes[n] for n in form.convs):
+        return None
+    inside = _inside(form, last, layers)
+    # Fewer: a convolution's own input, which its epilogue takes in as a residual.
+    return (pads, inside) if len(inside) + joined.count >= 3 else None
 
 
 def _pads(form: _Linear, image: tuple[int, ...]) -> tuple[int, ...] | None:
