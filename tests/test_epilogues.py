@@ -11,6 +11,7 @@ PRODUCTS = {
     "Conv": (node("Conv", "x w", "p", pads=(1, 1, 1, 1)), (8, 6, 3, 3), (2, 6, 5, 7), 1),
     "depthwise": (node("Conv", "x w", "p", group=6), (6, 1, 3, 3), (2, 6, 5, 7), 1),
     "ConvTranspose": (node("ConvTranspose", "x w", "p", strides=(2, 2)), (6, 8, 3, 3), (2, 6, 5, 7), 1),
+    "ConvTranspose of blocks": (node("ConvTranspose", "x w", "p", strides=(2, 2)), (6, 8, 2, 2), (2, 6, 5, 7), 1),
     "Gemm": (node("Gemm", "x w", "p", transB=1), (8, 6), (3, 6), 1),
     "MatMul": (node("MatMul", "x w", "p"), (6, 8), (2, 5, 6), 2),
 }
@@ -31,7 +32,7 @@ SPELLED = {
 def case(rng, product, activation, behind=(), positive=True):
     """A model: the product, the activation and nodes behind it, of `a`, that end in y; and its inputs."""
     op, weights, x, axis = PRODUCTS[product]
-    k = weights[1] if product == "ConvTranspose" or product == "MatMul" else weights[0]
+    k = weights[1] if product.startswith("ConvTranspose") or product == "MatMul" else weights[0]
     w = {"w": rng.standard_normal(weights) / np.sqrt(np.prod(weights[1:])), "r": np.float32(2**0.5), "one": 1, "half": 0.5}
     shape = (k, 1, 1) if axis == 1 and len(x) == 4 else (k,)
     w |= {"s": rng.uniform(0.5, 2, shape) * (1 if positive else rng.choice([-1, 1], shape)), "t": rng.standard_normal(shape)}

@@ -11,6 +11,7 @@ from tactics.problems.library_problem import EXACT, FLOAT
 
 Node = ir.Node  # the two types that lowering names; it imports no onnx of its own
 Value = ir.Value
+Affine = tuple[np.ndarray, np.ndarray]  # a scale and a shift
 TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 
@@ -94,6 +95,16 @@ def scale_and_shift(node: ir.Node, x: ir.Value, axis: int = 1) -> tuple[np.ndarr
     if node.op_type == "Div":
         return (1 / c, zero) if first and np.all(c) else None
     return {"Add": (one, c), "Sub": (one, -c) if first else (-one, c), "Mul": (c, zero)}[node.op_type]
+
+
+def scaled_after(value: ir.Value, affine: Affine, axis: int) -> tuple[Affine, tuple[ir.Node, ...]]:
+    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
+    reads what lies between."""
+    (scale, shift), nodes = affine, list[ir.Node]()
+    while (node := single_reader(value)) is not None and (more := scale_and_shift(node, value, axis)) is not None:
+        scale, shift, value = scale * more[0], shift * more[0] + more[1], node.outputs[0]
+        nodes.append(node)
+    return (scale, shift), tuple(nodes)
 
 
 def _batch_normalization(node: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray] | None:

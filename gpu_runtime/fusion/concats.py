@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, name_of, per_channel, shape_of
-from gpu_runtime.fusion.layers import Layer
-from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
+from gpu_runtime.frontend.queries import attribute, name_of, shape_of
+from gpu_runtime.fusion.layers import Layer, by_rows, leading_affine, of_channels
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +76,14 @@ def _takes(layer: Layer) -> bool:
 def _start_of(concat: Layer, chain: Layer, convs: tuple[Layer, ...]) -> _Found | None:
     """What the convolutions can do of the chain."""
     shape = shape_of(concat.output)
-    scale, shift, count = np.ones(1), np.zeros(1), 0
-    for stage in chain.stages:
-        value = _channels(chain, stage, shape)
-        if stage.op not in ("mul", "add", "sub") or value is None:
-            break
-        if stage.op == "mul":
-            scale, shift = scale * value, shift * value
-        else:
-            shift = shift + value if stage.op == "add" else shift - value
-        count += 1
+    (scale, shift), count = leading_affine(chain)
     act, slope = NONE, None
     if count < len(chain.stages):
         stage = chain.stages[count]
-        slope = _channels(chain, stage, shape) if stage.op == "prelu" else None
+        slope = of_channels(chain, stage, shape) if stage.op == "prelu" else None
         if stage.op in ACTIVATIONS and (not stage.operand or slope is not None):
             act, count = Activation(stage.op, () if stage.operand else stage.params), count + 1
     return _Found(concat, chain, convs, scale, shift, act, slope, count) if count else None
-
-
-def _channels(chain: Layer, stage: Stage, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The stage's constant [C] or [1] in double precision, if that is what it has."""
-    if stage.operand:
-        array = chain.weights.get(stage.operand)
-        return None if array is None else per_channel(array.astype(np.float64), shape)
-    return np.array(stage.params, np.float64) if len(stage.params) == 1 else None
 
 
 def _moved(found: _Found) -> list[tuple[Layer, list[Layer]]]:
@@ -128,7 +111,7 @@ def _with(found: _Found, conv: Layer, part: slice) -> Layer:
     w, rows = conv.weights["w"], len(conv.weights["w"])
     scale, shift = (np.broadcast_to(v[part] if v.size > 1 else v, rows) for v in (found.scale, found.shift))
     b = conv.weights.get("b", np.zeros(rows)).astype(np.float64) * scale + shift
-    weights = {**conv.weights, "w": w.astype(np.float64) * scale.reshape(-1, *(1,) * (w.ndim - 1)), "b": b}
+    weights = {**conv.weights, "w": by_rows(w, scale), "b": b}
     if found.slope is not None:
         slope = found.slope[part] if found.slope.size > 1 else found.slope
         weights["slope"] = np.broadcast_to(slope, rows).astype(np.float32)

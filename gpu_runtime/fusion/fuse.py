@@ -26,7 +26,7 @@ from gpu_runtime.frontend.queries import (
     name_of,
     operand,
     operands,
-    per_channel,
+    scaled_after,
     shape_of,
     single_reader,
 )
@@ -39,6 +39,7 @@ from gpu_runtime.fusion.layers import (
     Layer,
     convolution_at,
     label,
+    leading_affine,
     names,
     of_chain,
     plain,
@@ -46,7 +47,7 @@ from gpu_runtime.fusion.layers import (
     with_affine,
     with_last,
 )
-from gpu_runtime.fusion.normalizations import affine_axis, group_normalization_at, normalization_at, scaled_after
+from gpu_runtime.fusion.normalizations import affine_axis, group_normalization_at, normalization_at
 from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
@@ -356,17 +357,10 @@ def _scale_shift_relu(chain: Layer) -> tuple[np.ndarray, np.ndarray] | None:
     shape = shape_of(chain.output)
     if chain.when or len(chain.inputs) != 1 or len(shape) != 4 or not chain.stages or chain.stages[-1] != Stage("relu"):
         return None
-    scale, shift = np.ones(shape[1]), np.zeros(shape[1])
-    for stage in chain.stages[:-1]:
-        array = chain.weights.get(stage.operand, np.array(stage.params, np.float64))
-        value = per_channel(np.asarray(array, np.float64), shape)
-        if stage.op not in ("mul", "add", "sub") or value is None:
-            return None
-        if stage.op == "mul":
-            scale, shift = scale * value, shift * value
-        else:
-            shift = shift + value if stage.op == "add" else shift - value
-    scale, shift = (np.broadcast_to(v, shape[1:2]) for v in (scale, shift))
+    affine, count = leading_affine(chain)
+    if count < len(chain.stages) - 1:
+        return None
+    scale, shift = (np.broadcast_to(v, shape[1:2]) for v in affine)
     largest = np.abs([scale, shift]).max()
     if not largest <= 65504 or np.any((scale != 0) & (np.abs(scale) < 2.0**-14)):
         return None  # FP16 holds them badly or not at all

@@ -10,15 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import (
+    Affine,
     attribute,
     constant,
     name_of,
     operand,
     operands,
     per_channel,
-    scale_and_shift,
+    scaled_after,
     shape_of,
-    single_reader,
 )
 from gpu_runtime.fusion.chains import Chain, activation_after
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
@@ -147,20 +147,40 @@ def convolution_at(node: ir.Node) -> tuple[Layer, tuple[ir.Node, ...]] | None:
         return None
     w, rows = found.w, found.w.shape[:1]
     b = np.zeros(rows) if found.bias is None else np.broadcast_to(found.bias.astype(np.float64), rows)
-    has_bias, used = found.bias is not None, [node]
-    while (reader := single_reader(used[-1].outputs[0])) is not None:
-        affine = scale_and_shift(reader, used[-1].outputs[0], found.axis)
-        if affine is None:
-            break
-        scale, shift = affine
-        if np.any(scale != 1):
-            w = w * scale.reshape(-1, *(1,) * (w.ndim - 1))
-        b = b * scale + shift
-        has_bias |= bool(np.any(shift))
-        used.append(reader)
-    weights = {"w": w, "b": b} if has_bias else {"w": w}
+    (scale, b), scaled = scaled_after(node.outputs[0], (np.ones(rows), b), found.axis)
+    w = by_rows(w, scale) if np.any(scale != 1) else w
+    weights = {"w": w, "b": b} if found.bias is not None or np.any(b) else {"w": w}
+    used = (node, *scaled)
     y = used[-1].outputs[0]
-    return Layer(node.op_type, node, name_of(node), names(used), (found.x,), y, weights, axis=found.axis), tuple(used)
+    return Layer(node.op_type, node, name_of(node), names(used), (found.x,), y, weights, axis=found.axis), used
+
+
+def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Weights or a bias [K, ...] in double precision, each row times its scale, [K] or [1]."""
+    return array.astype(np.float64) * scale.reshape(-1, *(1,) * (array.ndim - 1))
+
+
+def leading_affine(chain: Layer) -> tuple[Affine, int]:
+    """(scale and shift per channel, each [C] or [1], FP64, of all stages of the kind that a chain begins with; how many)."""
+    shape, scale, shift, count = shape_of(chain.output), np.ones(1), np.zeros(1), 0
+    for stage in chain.stages:
+        value = of_channels(chain, stage, shape)
+        if stage.op not in ("mul", "add", "sub") or value is None:
+            break
+        if stage.op == "mul":
+            scale, shift = scale * value, shift * value
+        else:
+            shift = shift + value if stage.op == "add" else shift - value
+        count += 1
+    return (scale, shift), count
+
+
+def of_channels(chain: Layer, stage: Stage, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The one constant of a stage, [C] or [1] in double precision, if that is what it has."""
+    if stage.operand:
+        array = chain.weights.get(stage.operand)
+        return None if array is None else per_channel(array.astype(np.float64), shape)
+    return np.array(stage.params, np.float64) if len(stage.params) == 1 else None
 
 
 def with_activation(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
@@ -187,25 +207,17 @@ def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
 
     What scales the result of a homogeneous activation by positive numbers scales its weights instead.
     """
-    rows, used = layer.weights["w"].shape[:1], list[ir.Node]()
-    scales, shifts = np.ones(rows), np.zeros(rows)
-    y = layer.output
-    while (reader := single_reader(y)) is not None and (affine := scale_and_shift(reader, y, layer.axis)) is not None:
-        scale, shift = affine
-        scales, shifts = scales * scale, shifts * scale + shift
-        used.append(reader)
-        y = reader.outputs[0]
+    rows = layer.weights["w"].shape[:1]
+    (scales, shifts), used = scaled_after(layer.output, (np.ones(rows), np.zeros(rows)), layer.axis)
     if not used:
         return layer, ()
     weights = dict(layer.weights)
     if layer.act.name in POSITIVE and np.all(scales > 0):
-        for name in {"w", "b"} & weights.keys():
-            w = weights[name].astype(np.float64)
-            weights[name] = w * scales.reshape(-1, *(1,) * (w.ndim - 1))
+        weights |= {name: by_rows(weights[name], scales) for name in {"w", "b"} & weights.keys()}
         scales = np.ones(rows)
     if np.any(scales != 1) or np.any(shifts):
         weights |= {"scales": scales, "shifts": shifts}
-    return _followed(layer, tuple(used), weights=weights), tuple(used)
+    return _followed(layer, used, weights=weights), used
 
 
 def with_last(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:

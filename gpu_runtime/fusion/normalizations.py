@@ -9,19 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, constant, operand, scale_and_shift, shape_of, single_reader
-
-Affine = tuple[np.ndarray, np.ndarray]
-
-
-def scaled_after(value: ir.Value, affine: Affine, axis: int) -> tuple[Affine, tuple[ir.Node, ...]]:
-    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
-    reads what lies between."""
-    (scale, shift), nodes = affine, list[ir.Node]()
-    while (node := single_reader(value)) is not None and (more := scale_and_shift(node, value, axis)) is not None:
-        scale, shift, value = scale * more[0], shift * more[0] + more[1], node.outputs[0]
-        nodes.append(node)
-    return (scale, shift), tuple(nodes)
+from gpu_runtime.frontend.queries import Affine, attribute, constant, operand, scaled_after, shape_of, single_reader
 
 
 def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], ir.Node] | None:
