@@ -101,6 +101,11 @@ class Network:
     def output_names(self) -> frozenset[str]:
         return frozenset(t.name for t in self.outputs)
 
+    def only_reader(self, tensor: str) -> Op[Problem] | None:
+        """The op that alone reads a tensor, where that can be kept out of memory."""
+        readers = self.readers[tensor]
+        return readers[0] if len(readers) == 1 and tensor not in self.output_names else None
+
     def pruned(self) -> Network:
         """Without the ops whose outputs nothing reads, and without the tensors that no op touches."""
         kept, read = [], set(self.output_names)

@@ -43,6 +43,14 @@ def in_front(net) -> list[ConvProblem]:
     return [op.problem for op in net.ops if isinstance(op.problem, ConvProblem) and op.problem.prologue.gated]
 
 
+def test_a_product_with_another_function_behind_it_stays():
+    """Only what GATED_ACTS names can stand between: an Add of a tensor, a function of its own."""
+    for between in (node("Sigmoid", "m", "a"), node("Add", "m x", "a")):
+        nodes = [node("Mul", "x g", "m"), between, node("Conv", "a w", "y", pads=(0,) * 4)]
+        net = network(model(nodes, {"x": (1, 24, 6, 6), "g": (1, 24, 1, 1)}, "y", {"w": weights(40, 24, 1, 1)}))
+        assert not in_front(gates(net))
+
+
 @pytest.mark.parametrize(
     "case",
     [{}, {"n": 3}, {"first": "g x", "between": "Relu"}, {"between": "Relu", "n": 2, "c": 20}, {"size": 7, "stride": 2, "n": 2}],

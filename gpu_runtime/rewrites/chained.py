@@ -51,16 +51,12 @@ def _free(network: Network, op: Op[P] | None, taken: set[int]) -> Op[P] | None:
     return op
 
 
-def _alone(network: Network, op: Op[Problem]) -> Op[Problem] | None:
-    """What alone reads an op's output, where that can be kept out of memory."""
-    readers = network.readers[op.output]
-    return readers[0] if op.output not in network.output_names and len(readers) == 1 else None
-
-
 def _sum_of(network: Network, first: Op[Problem]) -> Op[Problem] | None:
     """The sum of two whole tensors that a normalization alone reads."""
     made = network.producers.get(first.inputs[0], ())
-    if not computes(first, NormalizeProblem) or first.problem.added or len(made) != 1 or _alone(network, made[0]) is not first:
+    if not computes(first, NormalizeProblem) or first.problem.added or len(made) != 1:
+        return None
+    if network.only_reader(made[0].output) is not first:
         return None
     p = made[0].problem
     whole = isinstance(p, PointwiseProblem) and p.stages == (Stage("add", "t1"),) and p.tensors == ("nchw", "nchw")
@@ -69,7 +65,7 @@ def _sum_of(network: Network, first: Op[Problem]) -> Op[Problem] | None:
 
 def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | None:
     """The stages that alone read the whole of what a pool or a normalization gives, and begin with it."""
-    p, chain = first.problem, _alone(network, first)
+    p, chain = first.problem, network.only_reader(first.output)
     if not isinstance(p, (PoolProblem, NormalizeProblem)) or (isinstance(p, PoolProblem) and p.is_global):
         return None
     if not computes(chain, PointwiseProblem) or not chain.problem.stages or reason_against(chain.problem):

@@ -77,9 +77,9 @@ def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
 
 def _alone(network: Network, tensor: str) -> Op[Problem] | None:
     """The op that gives a tensor in every plan, where one op alone reads it and it may stay out of memory."""
-    makers, readers = network.producers[tensor], network.readers[tensor]
-    inside = tensor not in network.output_names and not network.is_fp32(tensor)
-    return makers[0] if inside and len(makers) == len(readers) == 1 and not makers[0].when else None
+    makers = network.producers[tensor]
+    inside = network.only_reader(tensor) is not None and not network.is_fp32(tensor)
+    return makers[0] if inside and len(makers) == 1 and not makers[0].when else None
 
 
 def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
@@ -136,15 +136,14 @@ def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
 
 def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
     """The sum with a whole tensor that alone reads the Concat's output."""
-    readers = network.readers[concat.output]
-    inside = concat.output not in network.output_names
-    if not inside or len(readers) != 1 or not computes(readers[0], PointwiseProblem) or readers[0].when:
+    total = network.only_reader(concat.output)
+    if not computes(total, PointwiseProblem) or total.when:
         return None
-    p, inputs = readers[0].problem, readers[0].inputs
+    p, inputs = total.problem, total.inputs
     added = bool(p.stages) and (p.stages[0].op, p.stages[0].operand) == ("add", "t1") and not p.constants
     both = p.tensors == ("nchw", "nchw") and inputs.count(concat.output) == 1
-    wide = any(network.is_fp32(t) for t in (*inputs, readers[0].output))
-    return readers[0] if added and both and not wide else None
+    wide = any(network.is_fp32(t) for t in (*inputs, total.output))
+    return total if added and both and not wide else None
 
 
 def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem], literal: Literal) -> Conv | None:

@@ -29,8 +29,8 @@ def offer(network: Network) -> Network:
     """The network with the alternatives added; their `Op.layers` names both fully connected layers."""
     options = Options(network)
     for pool in network.ops:
-        first = _only_reader(network, pool)
-        second = None if first is None else _only_reader(network, first)
+        first = _behind(network, pool)
+        second = None if first is None else _behind(network, first)
         if not computes(pool, PoolProblem) or not computes(first, ConvProblem) or not computes(second, ConvProblem):
             continue
         if pool.when or first.when or second.when:
@@ -52,11 +52,9 @@ def offer(network: Network) -> Network:
     return options.network()
 
 
-def _only_reader(network: Network, op: Op[Problem]) -> Op[Problem] | None:
-    """The op that alone reads what `op` gives, where that can be kept out of memory."""
-    readers = network.readers[op.output]
-    inside = op.output not in network.output_names and not network.is_fp32(op.output)
-    return readers[0] if inside and len(readers) == 1 else None
+def _behind(network: Network, op: Op[Problem]) -> Op[Problem] | None:
+    """The op that alone reads what `op` gives, in FP16."""
+    return None if network.is_fp32(op.output) else network.only_reader(op.output)
 
 
 # ---- gates in front of convolutions
@@ -126,9 +124,10 @@ def _act(p: PointwiseProblem) -> Activation | None:
     gated = len(p.tensors) == 2 and not p.constants and "nchw" in p.tensors and bool(spans & set(p.tensors)) and p.h * p.w > 1
     if not gated or not 0 < len(p.stages) <= 2 or (p.stages[0].op, p.stages[0].operand) != ("mul", "t1"):
         return None
-    last = p.stages[1:]
-    act = Activation(last[0].op, last[0].params) if last else NONE
-    return act if act.name in GATED_ACTS and not any(s.operand for s in last) else None
+    if len(p.stages) == 1:
+        return NONE
+    last = p.stages[1]
+    return Activation(last.op, last.params) if last.op in GATED_ACTS and not last.operand else None
 
 
 def _takes(reader: Op[Problem], tensor: str) -> TypeGuard[Conv]:

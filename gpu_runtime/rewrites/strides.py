@@ -17,6 +17,7 @@ from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
 
 INDEX = np.int32
+MOST_ELEMENTS = 1 << 26  # of a tensor whose elements are followed: so many numbers are held for it
 MOVES = (ViewProblem, GatherProblem, MoveProblem)
 Passed = tuple[Op[Problem], ...]
 Fits = Callable[[str, np.ndarray], bool]  # whether elements of a tensor lie as is wanted
@@ -71,8 +72,8 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
 @lru_cache(maxsize=4)  # queries, keys and values come through the same transposition
 def _source(problem: Problem) -> np.ndarray | None:
     """Of each element of an op's output its number in the input, -1 for what is filled; None for an op that computes, or for
-    more elements than 31 bits count."""
-    if not isinstance(problem, MOVES) or max(map(prod, (*problem.in_shapes, problem.out_shape))) >= 1 << 31:
+    more elements than are followed."""
+    if not isinstance(problem, MOVES) or max(map(prod, (*problem.in_shapes, problem.out_shape))) > MOST_ELEMENTS:
         return None
     if isinstance(problem, ViewProblem):
         return np.arange(prod(problem.shape), dtype=INDEX)
