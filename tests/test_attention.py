@@ -46,30 +46,6 @@ CHANNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANNELS)
-def test_values_and_counters_of_cross_covariance(name):
-    p = CHANNELS[name]
-    inputs, weights = random_data(p)
-    tactics = [t for t in candidates(p, DEVICE) if t.kernel == "cross_covariance"]
-    assert tactics and codec.from_json(codec.to_json(p)) == p
-    for tactic in tactics:
-        gpu = Emulated(DEVICE)
-        assert_right(p, tactic, execute(gpu, p, tactic, inputs, weights), reference(p, inputs, weights))
-        if dict(launches(p, tactic)[0].values)["VECTOR"]:
-            assert gpu.stats[0].excess_wavefronts == 0, gpu.stats[0].excess
-    assert_written_once(p, tactics[0], DEVICE, inputs, weights)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("name", CHANNELS)
-def test_cross_covariance_compiles_without_spills(name, sm):
-    tactic = next(t for t in candidates(CHANNELS[name], DEVICE) if t.kernel == "cross_covariance")
-    (launch,) = launches(CHANNELS[name], tactic)
-    assert takes(launch.kernel, launch.values, sm).regs * launch.block[0] <= 65536
-    assert launch.smem <= SMEM_PER_BLOCK[90]
-
-
 def test_padding_is_written_or_a_format_refused():
     """Heads of 25 channels end with the output's own; the channels of another order have no one to write their padding."""
     p = CHANNELS["odd"]
@@ -169,11 +145,16 @@ TOKENS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_values_and_counters_of_attention(name):
-    p = TOKENS[name]
+KERNELS = {"cross_covariance": CHANNELS, "attention": TOKENS}
+SMEM = {"cross_covariance": SMEM_PER_BLOCK[90], "attention": min(SMEM_PER_BLOCK.values())}  # bytes that a block may take
+CASES = [(kernel, name) for kernel, cases in KERNELS.items() for name in cases]
+
+
+@pytest.mark.parametrize("kernel, name", CASES)
+def test_values_and_counters(kernel, name):
+    p = KERNELS[kernel][name]
     inputs, weights = random_data(p)
-    tactics = [t for t in candidates(p, DEVICE) if t.kernel == "attention"]
+    tactics = [t for t in candidates(p, DEVICE) if t.kernel == kernel]
     assert tactics and codec.from_json(codec.to_json(p)) == p
     for tactic in tactics:
         gpu = Emulated(DEVICE)
@@ -185,12 +166,12 @@ def test_values_and_counters_of_attention(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("name", TOKENS)
-def test_attention_compiles_without_spills(name, sm):
-    tactic = next(t for t in candidates(TOKENS[name], DEVICE) if t.kernel == "attention")
-    (launch,) = launches(TOKENS[name], tactic)
+@pytest.mark.parametrize("kernel, name", CASES)
+def test_attention_compiles_without_spills(kernel, name, sm):
+    tactic = next(t for t in candidates(KERNELS[kernel][name], DEVICE) if t.kernel == kernel)
+    (launch,) = launches(KERNELS[kernel][name], tactic)
     assert takes(launch.kernel, launch.values, sm).regs * launch.block[0] <= 65536
-    assert launch.smem <= min(SMEM_PER_BLOCK.values())
+    assert launch.smem <= SMEM[kernel]
 
 
 def test_whole_turns_may_be_out_of_reach():

@@ -25,6 +25,7 @@ from tactics.problems.problem import (
 from tactics.problems.reductions import NormalizeProblem
 from tactics.tactic import Patch, Tactic, Tile
 from tests.problems import conv_case, transposed_case
+from tests.test_attention import of_channels, of_tokens
 from tests.test_inplace import CHW, CHW32, DENSE, H8, SPARSE
 
 pytestmark = pytest.mark.slow
@@ -173,6 +174,8 @@ AROUND = {
         ResizeProblem(2, 16, 5, 4, (7, 9), "linear", "half_pixel", (1.4, 2.25)), "resize", None, (H8, H8),
         ((8, 40, H8), (16, 48, H8)),
     ),
+    "attention": (of_tokens(2, 2, 5, 8), "attention", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
+    "cross_covariance": (of_channels(2, 2, 8, 5), "cross_covariance", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
     "concat": (ConcatProblem((16, 12), (1, 4, 3)), "move", None, (H8, H8, CHW), ((8, 32, H8), None, (2, 31, CHW))),
 }  # fmt: skip
 

@@ -78,7 +78,8 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
     assert all(entries is inner[0] for entries in inner)
 
 
-LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 12)]
+# Of 32 to 64 convolutions of one tensor the planner searches longer for an order of elimination: from 24 on, no trend is seen.
+LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 24)]
 GROWING = [
     pytest.param("chain", 40, marks=pytest.mark.slow), pytest.param("convs", 6, marks=pytest.mark.full),
     *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
@@ -123,14 +124,15 @@ def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch
 
 
 def test_a_thousand_functions_between_a_convolution_and_its_add(tmp_path):
-    """What ends a convolution is looked for back through all of them, and not by recursion."""
+    """What ends a convolution, an activation behind another, is looked for back through all of them, and not by recursion."""
     net = _Net()
     x = net.conv("x")
     for i in range(1100):
         x = net.add(("Sigmoid", "Tanh")[i % 2], x)
     onnx.save(net.model(net.add("Add", x, "x")), tmp_path / "deep.onnx")
     fused = fuse.fuse(importer.read(tmp_path / "deep.onnx"))
-    assert fused.layers[0].nodes == ("n0", "n1") and "n1101" not in fused.layers[-2].nodes  # the Add is no part of the chain
+    assert fused.layers[0].nodes == ("n0", "n1", "n2")
+    assert "n1101" not in fused.layers[-2].nodes  # the Add is no part of the chain
 
 
 def test_no_more_siblings_are_merged_than_their_names_can_bear(model):
