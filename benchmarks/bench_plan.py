@@ -138,7 +138,7 @@ COLUMNS = (
     "layer by layer",
 )  # fmt: skip
 BEFORE = Path(__file__).with_name("topologies_before.json")
-BESIDE = "network", "launches before", "launches", "reformats", "us before", "us", "limited by"
+BESIDE = "network", "launches before", "launches", "reformats", "predicted us before", "predicted us", "limited by"
 
 
 def page(rows: Sequence[dict]) -> str:
