@@ -21,6 +21,7 @@ import numpy as np
 
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
+from cuda_kernels.driver_errors import check_status
 
 if TYPE_CHECKING:
     from cupy import RawKernel
@@ -230,8 +231,7 @@ def param_bytes(function: int) -> int:
     from cuda.bindings import driver
 
     status, offset, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuFuncGetParamInfo: {status.name}")
+    check_status("cuFuncGetParamInfo", status)
     return offset + size
 
 
@@ -256,8 +256,7 @@ def launch_dependent(function: int, grid: Triple, block: Triple, smem: int, para
     struct_bytes = ctypes.create_string_buffer(params, len(params))
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(struct_bytes))
     (status,) = driver.cuLaunchKernelEx(config, driver.CUfunction(function), ctypes.addressof(pointers), 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuLaunchKernelEx: {status.name} for grid {grid}, block {block}, {smem} bytes of shared memory")
+    check_status("cuLaunchKernelEx", status, f"for grid {grid}, block {block}, {smem} bytes of shared memory")
 
 
 def open_gpu(device: Device, **options: Any) -> Cuda | Emulated:

@@ -6,6 +6,7 @@ import struct
 import pytest
 
 from cuda_kernels.device import NAMED
+from cuda_kernels.driver_errors import DriverError
 from cuda_kernels.launch import Cuda, Emulated, Kernel, check_launch, launch_dependent, pack_params, param_bytes
 
 
@@ -42,7 +43,7 @@ def test_a_dependent_launch_says_so_and_passes_the_struct_by_value(driver):
 
 
 def test_a_refused_launch_says_what_was_asked(driver):
-    with pytest.raises(RuntimeError, match=r"cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE for grid \(2147483647, 1, 1\)"):
+    with pytest.raises(DriverError, match=r"cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE for grid \(2147483647, 1, 1\)"):
         launch_dependent(1, (2**31 - 1, 1, 1), (32, 1, 1), 0, bytes(16), 1)
 
 
@@ -83,5 +84,5 @@ def test_what_a_kernel_takes_is_asked_of_the_driver(monkeypatch):
     answers = {7: (driver.CUresult.CUDA_SUCCESS, 0, 88), 8: (driver.CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0)}
     monkeypatch.setattr(driver, "cuFuncGetParamInfo", lambda function, index: answers[int(function)])
     assert param_bytes(7) == 88
-    with pytest.raises(RuntimeError, match="cuFuncGetParamInfo: CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(DriverError, match="cuFuncGetParamInfo: CUDA_ERROR_INVALID_VALUE"):
         param_bytes(8)
