@@ -15,12 +15,8 @@ import contextlib
 import json
 import os
 import random
-import select
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +31,7 @@ from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
+from tactics.measure.child import Child, Lost
 from tactics.measure.worker import device_key
 from tactics.predict import predict_us, sigma
 from tactics.problems import array_functions, codec
@@ -140,7 +137,7 @@ class Measured:
         self._key = f"{device_key(device)}|{driver_version() if driver is None else driver}"
         self._command, self._compile_first, self._progress = tuple(command), compile_first, progress
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self._worker: _Worker | None = None
+        self._worker: Child | None = None
         self._compiled: set[tuple] = set()
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
@@ -266,28 +263,28 @@ class Measured:
                     self.close()
                     return {"setup": f"the problem could not be set up: {reply['error']}"}
                 worker.problem = problem
-        except _Lost as e:
+        except Lost as e:
             self.close()
             return {"setup": f"the problem could not be set up: {e}"}
         try:
             reply = worker.ask(request, self._timeout_s)
             if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
-                raise _Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
-        except _Lost as e:
+                raise Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
+        except Lost as e:
             self.close()
             return {"error": str(e)}
         if reply.get("fatal"):
             self.close()
         return reply
 
-    def _start(self) -> _Worker:
+    def _start(self) -> Child:
         """Start the child. ValueError where it cannot run, or runs on another GPU than the timer's device."""
-        worker = self._worker = _Worker(self._command)
+        worker = self._worker = Child(self._command)
         try:
             hello = worker.receive(self._setup_timeout_s)
             if "error" in hello:
-                raise _Lost(hello["error"])
-        except _Lost as e:
+                raise Lost(hello["error"])
+        except Lost as e:
             self.close()
             raise ValueError(f"nothing can be measured: {e}") from None
         mine = device_key(self.device)
@@ -295,78 +292,6 @@ class Measured:
             self.close()
             raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")
         return worker
-
-
-class _Lost(Exception):
-    """The child process hung, died or answered nonsense; it must be killed. The message says which."""
-
-
-class _Worker:
-    """The child process: one JSON object per line each way, over pipes. In a session of its own, so Ctrl-C spares it."""
-
-    def __init__(self, command: Sequence[str]):
-        self.problem: Problem | None = None
-        self._id, self._buffer = 0, b""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
-        root = str(Path(__file__).resolve().parents[1])
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=env,
-            start_new_session=True,
-        )  # fmt: skip
-        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def ask(self, request: dict, timeout_s: float) -> dict:
-        self._id += 1
-        try:
-            self._requests.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
-        except OSError:
-            raise _Lost(self._death()) from None
-        reply = self.receive(timeout_s)
-        if reply.get("id") != self._id:
-            raise _Lost(f"the timing process answered something else: {json.dumps(reply)[:200]}")
-        return reply
-
-    def receive(self, timeout_s: float) -> dict:
-        """The next line. Raises _Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
-        end = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                raise _Lost(f"no answer in {timeout_s:g} s: hung, and killed")
-            data = os.read(self._answers.fileno(), 65536)
-            if not data:
-                raise _Lost(self._death())
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = None
-        if not isinstance(reply, dict):
-            raise _Lost(f"the timing process wrote a line that is no answer: {line[:200]!r}")
-        return reply
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for f in (self._requests, self._answers, self._stderr):
-            f.close()
-
-    def _death(self) -> str:
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return "the timing process closed its pipe"
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 1500))
-        tail = self._stderr.read().decode(errors="replace").strip()
-        return f"the timing process ended with code {code}" + (f": {tail}" if tail else "")
 
 
 def _good_samples(us: object, count: int) -> bool:

@@ -1,0 +1,86 @@
+"""A child process that may hang or die: whoever asks it gets an answer, or learns in time that there will be none."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tactics.problems.problem import Problem
+
+
+class Lost(Exception):
+    """The child process hung, died or answered nonsense; it must be killed. The message says which."""
+
+
+class Child:
+    """The child process: one JSON object per line each way, over pipes. In a session of its own, so Ctrl-C spares it."""
+
+    def __init__(self, command: Sequence[str]):
+        self.problem: Problem | None = None
+        self._id, self._buffer = 0, b""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        root = str(Path(__file__).resolve().parents[2])
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, request: dict, timeout_s: float) -> dict:
+        self._id += 1
+        try:
+            self._requests.write(json.dumps({"id": self._id, **request}).encode() + b"\n")
+        except OSError:
+            raise Lost(self._death()) from None
+        reply = self.receive(timeout_s)
+        if reply.get("id") != self._id:
+            raise Lost(f"the child process answered something else: {json.dumps(reply)[:200]}")
+        return reply
+
+    def receive(self, timeout_s: float) -> dict:
+        """The next line. Raises Lost after `timeout_s`, at the process's end, and for a line that is no JSON object."""
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise Lost(f"no answer in {timeout_s:g} s: hung, and killed")
+            data = os.read(self._answers.fileno(), 65536)
+            if not data:
+                raise Lost(self._death())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise Lost(f"the child process wrote a line that is no answer: {line[:200]!r}")
+        return reply
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for f in (self._requests, self._answers, self._stderr):
+            f.close()
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "the child process closed its pipe"
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 1500))
+        tail = self._stderr.read().decode(errors="replace").strip()
+        return f"the child process ended with code {code}" + (f": {tail}" if tail else "")
