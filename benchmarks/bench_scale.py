@@ -81,6 +81,14 @@ def chain(n: int) -> onnx.ModelProto:
     return net.model(x)
 
 
+def branches(n: int) -> onnx.ModelProto:
+    """Blocks of five nodes in a row: a 3x3, a 1x1 and their input added, behind that a ReLU."""
+    net, x = _Net(), "x"
+    for _ in range(n // 5):
+        x = net.add("Relu", net.add("Add", net.add("Add", net.conv(x), net.conv(x, size=1)), x))
+    return net.model(x)
+
+
 def fan(n: int) -> onnx.ModelProto:
     """One tensor with n / 2 elementwise readers, which are added up."""
     net = _Net()
@@ -150,7 +158,7 @@ def reshapes(n: int) -> onnx.ModelProto:
 
 
 KINDS: dict[str, Callable[[int], onnx.ModelProto]] = {
-    f.__name__: f for f in (chain, fan, conv_fan, convs, shapes, ladder, concats, dense, reshapes)
+    f.__name__: f for f in (chain, branches, fan, conv_fan, convs, shapes, ladder, concats, dense, reshapes)
 }
 
 

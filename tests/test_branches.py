@@ -197,6 +197,41 @@ def test_a_branch_with_the_pattern_keeps_its_weights(tmp_path):
     assert importer.read(tmp_path / "model.onnx", prune=True).pruned == ("c0w",)
 
 
+def test_others_take_the_pattern_that_a_branch_has(tmp_path):
+    """No input itself is added: the 1x1 keeps what the 3x3, whose weights stay, has in the middle."""
+    rng, path = np.random.default_rng(14), tmp_path / "model.onnx"
+    proto = _model(rng, shape=(1, 16, 7, 9), k=16, identity=False)
+    (kept,) = [t for t in proto.graph.initializer if t.name == "c0w"]
+    kept.CopyFrom(onnx.numpy_helper.from_array(sparse24.prune(onnx.numpy_helper.to_array(kept)), "c0w"))
+    onnx.save(proto, path)
+    imported = importer.read(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
+    assert imported.pruned == ("c1w",)
+    (one,) = merged(check_against_ort(tmp_path / "s.onnx", BOUND))
+    assert one.problem.sparse24
+
+
+def test_a_depthwise_branch_is_in_the_pattern_as_the_input_is(tmp_path):
+    rng, path = np.random.default_rng(15), tmp_path / "model.onnx"
+    arrays = {"d": rng.standard_normal((16, 1, 3, 3)), "p": rng.standard_normal((16, 16, 3, 3))}
+    nodes = [node("Conv", "x d", "a", pads=(1, 1, 1, 1), group=16), node("Conv", "x p", "b", pads=(1, 1, 1, 1)),
+             node("Add", "a b", "y")]  # fmt: skip
+    onnx.save(model(nodes, {"x": (1, 16, 9, 9)}, "y", {k: v.astype(np.float32) for k, v in arrays.items()}), path)
+    importer.read(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
+    (one,) = merged(check_against_ort(tmp_path / "s.onnx", BOUND))
+    assert one.problem.sparse24
+
+
+def test_nodes_without_names_are_pruned_together_too(tmp_path):
+    proto = _model(np.random.default_rng(16), shape=(1, 16, 7, 9), k=16)
+    for n in proto.graph.node:
+        n.name = ""
+    onnx.save(proto, tmp_path / "model.onnx")
+    masks = fuse.common_masks(importer.read(tmp_path / "model.onnx"))
+    importer.read(tmp_path / "model.onnx", prune=True, masks=masks, save_pruned=tmp_path / "s.onnx")
+    (one,) = merged(network(tmp_path / "s.onnx"))
+    assert one.problem.sparse24
+
+
 def test_a_residual_of_one_convolution_asks_for_no_pattern(tmp_path):
     """conv(x) + x is that convolution with a residual: no sum that would become another convolution."""
     w = {"w": np.random.default_rng(12).standard_normal((16, 16, 3, 3)).astype(np.float32)}

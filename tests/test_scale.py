@@ -96,6 +96,31 @@ def test_work_grows_with_the_graph_and_no_faster(model, kind, nodes):
     assert large - middle < 2.4 * (middle - small), (small, middle, large)
 
 
+def running_sums(n: int) -> onnx.ModelProto:
+    """Of n convolutions of one tensor, each sum up to one of them is also read by something else."""
+    net = _Net()
+    total, others = net.conv("x"), []
+    for _ in range(n - 1):
+        total = net.add("Add", total, net.conv("x", size=1))
+        others.append(net.add("Sigmoid", total))
+    return net.model(net.joined([total, *others]))
+
+
+@pytest.mark.parametrize(
+    "graph", [KINDS["branches"], pytest.param(running_sums, marks=pytest.mark.slow)], ids=["branches", "running_sums"]
+)
+def test_sums_of_branches_are_found_in_linear_work(graph, tmp_path):
+    """As one convolution in the options of the plan, and in the patterns that pruning keeps."""
+    found = []
+    for nodes in (40, 80, 160):
+        onnx.save(graph(nodes), tmp_path / "m.onnx")
+        imported = importer.read(tmp_path / "m.onnx")
+        lines = lines_run(lambda imported=imported: (fuse.fuse(imported), fuse.sums(imported)))
+        found.append(sum(n for name, n in lines.items() if name.startswith("branches.")))
+    small, middle, large = found
+    assert 0 < large - middle < 2.1 * (middle - small), found
+
+
 @pytest.mark.full
 def test_a_thousand_convolutions_are_planned_in_seconds(model):
     start = time.process_time()

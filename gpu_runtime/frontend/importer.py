@@ -12,7 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -104,28 +104,46 @@ def read(
         as_stored = onnx.ModelProto()
         if save_pruned is not None:
             as_stored.CopyFrom(proto)
-        drop_texts(proto)
-        check_graph(proto.graph)
-        check_ops(proto, OPS)
-        check_values(proto.graph)
+        _check(proto)
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
-        dtypes = _dtypes(proto.graph)
-        if save_pruned is not None:
-            weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned}
-        axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
-        _fix_inputs(proto.graph, shapes)
-        name_nodes(proto.graph.node)
-        stored = stored_by_layer(proto.graph, pruned)
-        proto, large = set_aside(proto)
-        check_schema(proto)
-        check_sizes(proto)
-        model = clean(convert(proto), large)
+        weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
+        imported = _cleaned(proto, path.stem, shapes, pruned)
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:
                 t.CopyFrom(weights[name])
         save(save_pruned, as_stored.SerializeToString())
-    return Imported(model, path.stem, dtypes, tuple(pruned), not_pruned, together(pruned.values()), stored, axes, masks)
+    before = together(pruned.values())
+    return replace(imported, pruned=tuple(pruned), not_pruned=not_pruned, before=before, masks=masks)
+
+
+def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
+    """A model in memory, cleaned; `proto` is used up. Raises ModelError."""
+    _check(proto)
+    return _cleaned(proto, name, shapes, {})
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    """Refuse what cannot be read, drop texts, and give every node a name. Raises ModelError."""
+    drop_texts(proto)
+    check_graph(proto.graph)
+    check_ops(proto, OPS)
+    check_values(proto.graph)
+    name_nodes(proto.graph.node)
+
+
+def _cleaned(
+    proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]], pruned: Mapping[str, Stored]
+) -> Imported:
+    """A checked model, cleaned; of its weights those were `pruned`."""
+    dtypes = _dtypes(proto.graph)
+    axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
+    _fix_inputs(proto.graph, shapes)
+    stored = stored_by_layer(proto.graph, pruned)
+    proto, large = set_aside(proto)
+    check_schema(proto)
+    check_sizes(proto)
+    return Imported(clean(convert(proto), large), name, dtypes, stored=stored, open_axes=axes)
 
 
 def check_target(target: str | os.PathLike | BinaryIO) -> None:

@@ -17,20 +17,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from cuda_kernels import sparse24
 from gpu_runtime.frontend.queries import attribute, name_of, per_channel, shape_of
 from gpu_runtime.fusion.layers import Layer
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
 APART, MERGED = "apart", "merged"
 MOST_MERGED = 32  # convolutions: the one's name has all of theirs
+MOST_ON_THE_WAY = 4 * MOST_MERGED  # tensors of a sum: of each branch what a convolution, a scale and an addition give
 MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a dense one of few taps would multiply
 Group = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """What a tensor is of `x`: a convolution with `w` [K, C/groups, R, S] and `b` [K], FP64, padded by `before` at the top and
+    """What a tensor is of `x`: a convolution with `w` [K, C/groups, R, S] and `b` [K], padded by `before` at the top and
     left. `terms`: how many were added; `convs`: the names of their convolutions; `via`: tensors on the way."""
 
     x: ir.Value
@@ -53,40 +53,70 @@ class _Joined:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A convolution of a sum: node `conv`, of `groups`; its weights as its kernel has them, [K, C/g, r, s] with the sum's g
+    groups; their place in the window of the one convolution, (top, left)."""
+
+    conv: str
+    w: np.ndarray
+    groups: int
+    at: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Branches that may be one convolution with weights `w` [K, C/groups, R, S], FP64. `node`: what adds the last of them;
+    `itself`: (r, s) of the tap at which the sum has the input itself, None where it does not add it."""
+
+    node: str
+    branches: tuple[Branch, ...]
+    w: np.ndarray
+    groups: int
+    itself: tuple[int, int] | None
+
+
 def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
     """The layers, with each sum of branches also as one convolution, and the groups of that choice."""
-    result, groups, sizes = list(layers), list[Group](), _weights(layers)
+    links, groups = _Links(layers), list[Group]()
+    under: dict[ir.Value, list[tuple[str, str]]] = {}  # what gives the tensor is under these options
+    behind: dict[ir.Value, list[Layer]] = {}  # what follows the last layer that gives the tensor
     for joined in _sums(layers):
-        found = _merged(joined, result, sizes)
-        if found is not None:
-            result, group = found
-            groups.append(group)
+        found = _may_be_one(joined, links)
+        if found is None:
+            continue
+        pads, inside = found
+        end = _end(joined, links, inside)
+        group = f"branches of {name_of(joined.layer.node)}"
+        for t in dict.fromkeys((*inside, end.output)):
+            under.setdefault(t, []).append((group, APART))
+        covered = [layer for _, layer in sorted(links.gives(inside), key=lambda pair: pair[0])]
+        behind.setdefault(end.output, []).extend(_convolution(joined, end, covered, pads, (group, MERGED)))
+        groups.append((group, (APART, MERGED)))
+    result = list[Layer]()
+    for i, layer in enumerate(layers):
+        when = under.get(layer.output, ())
+        result.append(replace(layer, when=(*layer.when, *when)) if when else layer)
+        if layer.output in behind and i == links.writers[layer.output][-1][0]:
+            result += behind[layer.output]
     return result, groups
 
 
-def common_masks(layers: Sequence[Layer]) -> dict[str, np.ndarray]:
-    """Convolution's node -> which of its weights [K, C/g, R, S] a 2:4 pattern keeps that all branches of its sum share, so that
-    the one convolution has it too. Of four channels at one tap the two whose merged weights are largest stay; what adds the
-    tensor itself is one of them. Branches beside one that has the pattern already are in none: that one keeps its weights."""
+def sums(layers: Sequence[Layer]) -> list[Sum]:
+    """The sums of branches that `offer` offers as one convolution each."""
     own = {name_of(layer.node): form for layer in layers if (form := _of_conv(layer)) is not None}
-    masks, sizes = dict[str, np.ndarray](), _weights(layers)
+    links, found = _Links(layers), list[Sum]()
     for joined in _sums(layers):
         form = joined.form
-        branches = [own[name] for name in form.convs]
-        k, c, _, _ = form.w.shape
-        if c % 4 or any(branch.groups != form.groups or sparse24.fits(branch.w).all() for branch in branches):
+        if _may_be_one(joined, links) is None:
             continue
-        if _may_be_one(joined, layers, sizes) is None:
-            continue
-        size = np.abs(form.w)
-        if form.terms > len(branches):  # row i of the tensor itself is its channel i
-            row, (top, left) = np.arange(k), form.before
-            size[row, row - row // (k // form.groups) * c, top, left] = np.inf
-        keep = sparse24.prune(size) != 0
-        for name, branch in zip(form.convs, branches, strict=True):
-            top, left = form.before[0] - branch.before[0], form.before[1] - branch.before[1]
-            masks[name] = keep[:, :, top : top + branch.w.shape[2], left : left + branch.w.shape[3]]
-    return masks
+        (top, left), parts = form.before, list[Branch]()
+        for name in dict.fromkeys(form.convs):
+            b = own[name]
+            parts.append(Branch(name, _regrouped(b, form.groups), b.groups, (top - b.before[0], left - b.before[1])))
+        itself = form.before if form.terms > len(form.convs) else None
+        found.append(Sum(name_of(joined.layer.node), tuple(parts), form.w, form.groups, itself))
+    return found
 
 
 # ---- what is linear in what
@@ -95,17 +125,24 @@ def common_masks(layers: Sequence[Layer]) -> dict[str, np.ndarray]:
 def _sums(layers: Sequence[Layer]) -> list[_Joined]:
     """Chains that end a sum of branches: what they give is no branch of a larger one."""
     forms: dict[ir.Value, _Linear] = {}
-    found: dict[ir.Value, _Joined] = {}
+    found, inner = dict[ir.Value, _Joined](), set[ir.Value]()
     for layer in layers:
         if (form := _of_conv(layer)) is not None:
             forms.setdefault(layer.output, form)
         elif (joined := _of_chain(layer, forms)) is not None:
-            if joined.count == len(layer.stages):
-                forms[layer.output] = replace(joined.form, via=(*joined.form.via, layer.output))
-            if joined.form.terms > 1 and joined.form.convs:
-                found[layer.output] = joined
-    inner = {t for joined in found.values() for t in joined.form.via}
+            form = joined.form
+            if _is_short(form) and joined.count == len(layer.stages):
+                forms[layer.output] = replace(form, via=(*form.via, layer.output))
+            if form.terms > 1 and form.convs:
+                inner.update(form.via)
+                if _is_short(form):
+                    found[layer.output] = joined
     return [joined for t, joined in found.items() if t not in inner]
+
+
+def _is_short(form: _Linear) -> bool:
+    """Whether it may become one convolution. Of what is too many nothing is a form: so each sum costs little."""
+    return len(set(form.convs)) <= MOST_MERGED and len(form.via) <= MOST_ON_THE_WAY
 
 
 def _of_conv(layer: Layer) -> _Linear | None:
@@ -113,7 +150,7 @@ def _of_conv(layer: Layer) -> _Linear | None:
     plain = layer.op == "Conv" and "w" in layer.weights and layer.act == NONE and not (layer.residual or layer.prologue)
     if not plain or layer.pool is not None or layer.d2s != 1 or layer.weights["w"].ndim != 4:
         return None
-    node, w = layer.node, layer.weights["w"].astype(np.float64)
+    node, w = layer.node, layer.weights["w"]  # FP64 from the first scale or addition on: most are not copied
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET" or set(attribute(node, "dilations", (1, 1))) != {1}:
         return None
     top, left, *_ = attribute(node, "pads", (0, 0, 0, 0))
@@ -209,36 +246,15 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 # ---- the one convolution
 
 
-def _merged(joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]) -> tuple[list[Layer], Group] | None:
-    """The layers with a sum's branches under an option, and as one convolution under the other; None where that cannot be, or
-    takes far more weights than the branches."""
-    last = joined.layer
-    found = _may_be_one(joined, layers, sizes)
-    if found is None:
-        return None
-    pads, inside = found
-    end = _end(joined, layers, inside)
-    group = f"branches of {name_of(last.node)}"
-    result = []
-    for layer in layers:
-        own = layer.output is end.output or layer.output in inside
-        result.append(replace(layer, when=(*layer.when, (group, APART))) if own else layer)
-    covered = [layer for layer in layers if layer.output in inside]
-    one = _convolution(joined, end, covered, pads, (group, MERGED))
-    at = max(i for i, layer in enumerate(layers) if layer.output is end.output) + 1
-    result[at:at] = one
-    return result, (group, (APART, MERGED))
-
-
-def _may_be_one(
-    joined: _Joined, layers: Sequence[Layer], sizes: Mapping[str, int]
-) -> tuple[tuple[int, ...], set[ir.Value]] | None:
-    """(pads of the one convolution, the tensors that do not exist with it), where there is to be one."""
+def _may_be_one(joined: _Joined, links: _Links) -> tuple[tuple[int, ...], set[ir.Value]] | None:
+    """(pads of the one convolution, the tensors that do not exist with it), where there is to be one: not where it takes far
+    more weights than the branches."""
     last, form = joined.layer, joined.form
     pads = _pads(form, shape_of(last.output)[2:])
-    if pads is None or len(set(form.convs)) > MOST_MERGED or form.w.size > MOST_GROWTH * sum(sizes[n] for n in form.convs):
+    most = MOST_GROWTH * sum(links.weights[name] for name in form.convs)
+    if pads is None or form.w.size > most:
         return None
-    inside = _inside(form, last, layers)
+    inside = _inside(form, last, links)
     # Fewer: a convolution's own input, which its epilogue takes in as a residual.
     return (pads, inside) if len(inside) + joined.count >= 3 else None
 
@@ -254,19 +270,34 @@ def _pads(form: _Linear, image: tuple[int, ...]) -> tuple[int, ...] | None:
     return (*form.before, *behind)
 
 
-def _weights(layers: Sequence[Layer]) -> dict[str, int]:
-    """Convolution's node -> the number of its weights."""
-    return {name_of(layer.node): layer.weights["w"].size for layer in layers if layer.op == "Conv" and "w" in layer.weights}
+class _Links:
+    """Who gives and reads each tensor, found once: what a sum asks costs its own size, not the graph's."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.readers: dict[ir.Value, list[Layer]] = {}
+        self.writers: dict[ir.Value, list[tuple[int, Layer]]] = {}  # with their places; several where there are options
+        self.weights: dict[str, int] = {}  # convolution's node -> the number of its weights
+        for i, layer in enumerate(layers):
+            self.writers.setdefault(layer.output, []).append((i, layer))
+            for t in dict.fromkeys(layer.inputs):
+                self.readers.setdefault(t, []).append(layer)
+            if layer.op == "Conv" and "w" in layer.weights:
+                self.weights[name_of(layer.node)] = layer.weights["w"].size
+
+    def gives(self, tensors: Iterable[ir.Value]) -> list[tuple[int, Layer]]:
+        return [writer for t in tensors for writer in self.writers.get(t, ())]
 
 
-def _inside(form: _Linear, last: Layer, layers: Sequence[Layer]) -> set[ir.Value]:
+def _inside(form: _Linear, last: Layer, links: _Links) -> set[ir.Value]:
     """The tensors on the way that nothing else reads: with the one convolution they do not exist."""
     inside = {t for t in form.via if t is not last.output and not t.is_graph_output()}
-    while True:
-        seen = {t for layer in layers if layer.output not in inside and layer.output is not last.output for t in layer.inputs}
-        if not inside & seen:
-            return inside
-        inside -= seen
+    waiting = list(inside)
+    while waiting:
+        t = waiting.pop()
+        if t in inside and any(r.output not in inside and r.output is not last.output for r in links.readers.get(t, ())):
+            inside.remove(t)  # so what gives it still runs, and reads what it reads
+            waiting += [u for _, layer in links.gives([t]) for u in layer.inputs if u in inside]
+    return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +311,12 @@ class _End:
     tail: Layer | None = None  # the layer behind the sum that the epilogue does, too
 
 
-def _end(joined: _Joined, layers: Sequence[Layer], inside: set[ir.Value]) -> _End:
+def _end(joined: _Joined, links: _Links, inside: set[ir.Value]) -> _End:
     last, stages = joined.layer, joined.layer.stages[joined.count :]
     if stages:
         act = _activation(stages)
         return _End(last.output, act) if act else _End(last.output, stages=stages)
-    readers = [layer for layer in layers if any(t is last.output for t in layer.inputs)]
+    readers = links.readers.get(last.output, [])
     if len(readers) == 1 and not last.output.is_graph_output():
         (tail,) = readers
         act = _activation(tail.stages) if tail.op == "Chain" and len(tail.inputs) == 1 and not tail.when else None

@@ -32,6 +32,7 @@ from gpu_runtime.frontend.queries import (
 )
 from gpu_runtime.fusion import branches, concats
 from gpu_runtime.fusion.chains import activation_after, chain_at
+from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.fusion.layers import (
     CONVOLUTIONS,
     SEVERAL,
@@ -102,9 +103,14 @@ def fuse(imported: Imported) -> Fused:
     return Fused(imported, tuple(layers), (*groups, *merged))
 
 
+def sums(imported: Imported) -> list[branches.Sum]:
+    """The sums of branches that may be one convolution."""
+    return branches.sums(_found(imported)[0])
+
+
 def common_masks(imported: Imported) -> dict[str, np.ndarray]:
-    """Which weights pruning to 2:4 keeps where branches may become one convolution (branches.common_masks)."""
-    return branches.common_masks(_found(imported)[0])
+    """Which weights pruning to 2:4 keeps where branches may become one convolution (common_pattern)."""
+    return {name: mask for s in sums(imported) for name, mask in common(s, imported.stored).masks.items()}
 
 
 def _found(imported: Imported) -> tuple[list[Layer], tuple[Group, ...]]:
