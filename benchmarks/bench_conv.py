@@ -27,6 +27,7 @@ import numpy as np
 
 from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
+from cuda_kernels.driver_errors import is_fatal
 from cuda_kernels.files import write
 from tactics.candidates import candidates
 from tactics.measure.timing import Cache, driver_version, measured, quantiles
@@ -316,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
             result["rows"].append(row)
         except Exception as e:  # one shape's failure is a line of the result, unless the context is lost
             result["errors"][f"{shape} batch {batch}"] = f"{type(e).__name__}: {e}"[:1000]
-            if "CUDA" in str(e) or "CUDA" in type(e).__name__:
+            if is_fatal(e):
                 result["left_out"] = [f"{s} batch {b}" for s, b in todo[done + 1 :]]
                 break
         save()

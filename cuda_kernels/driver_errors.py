@@ -60,10 +60,15 @@ def code_of(error: BaseException) -> int | None:
     return next((code for e in _behind(error) if (code := _own_code(e)) is not None), None)
 
 
+def fatal_code(error: BaseException) -> int | None:
+    """The code after which nothing more can run in this process, of `error` or one behind it; None where it can."""
+    return next((code for e in _behind(error) if (code := _own_code(e)) in FATAL), None)
+
+
 def why_fatal(error: BaseException) -> str | None:
     """In words, why nothing more can run in this process after `error`; None where it can."""
-    codes = (_own_code(e) for e in _behind(error))
-    return next((FATAL[code] for code in codes if code in FATAL), None)
+    code = fatal_code(error)
+    return None if code is None else FATAL[code]
 
 
 def is_fatal(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from cuda_kernels.compile import compile_many
 from cuda_kernels.device import current, why_no_gpu
+from cuda_kernels.driver_errors import why_fatal
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
@@ -62,8 +63,8 @@ def on_gpu(gpu, problem, tactic, inputs, weights):
     try:
         return execute(gpu, problem, tactic, inputs, weights)
     except Exception as e:
-        if "CUDA" in type(e).__name__:
-            pytest.exit(f"{problem}: {tactic.name}: {e}: the CUDA context is lost", returncode=3)
+        if why := why_fatal(e):
+            pytest.exit(f"{problem}: {tactic.name}: {e}: the CUDA context is lost: {why}", returncode=3)
         raise
 
 

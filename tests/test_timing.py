@@ -39,6 +39,7 @@ how, log = json.loads(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
 def act(what):
     if what == "hang": time.sleep(60)
     if what == "crash": os.abort()
+    if what == "killed": os.kill(os.getpid(), 9)
     if what == "leave": sys.exit("out of luck")
     if what == "garbage": print("Segmentation fault?", flush=True)
     if what == "list": print("[1, 2]", flush=True)
@@ -52,6 +53,7 @@ for line in sys.stdin:
     answer = {"id": request["id"]}
     if request["op"] == "problem":
         act(how.get("setup"))
+        if how.get("setups", 9) <= open(sys.argv[2]).read().count('"op": "problem"') - 1: answer["error"] = "no device"
         if how.get("setup") == "error": answer["error"] = "out of memory"
     else:
         what = how.get(request["tactic"], 10.0)
@@ -275,11 +277,21 @@ def test_a_tactic_that_fails_is_recorded_and_the_rest_goes_on(fake, what, text, 
     assert fake.log().count("started") == 1 + restarts
 
 
-def test_a_failure_that_is_not_the_tactics_is_not_remembered(fake):
+@pytest.mark.parametrize(("what", "text"), [("busy", "too busy"), ("killed", "code -9, from outside")])
+def test_a_failure_that_is_not_the_tactics_is_not_remembered(fake, what, text):
     many = tactics(2)
-    timer = fake({many[0].name: "busy"})
-    assert set(timer(PROBLEM, many)) == {many[1]} and "too busy" in timer.failures[str(PROBLEM), many[0].name]
+    timer = fake({many[0].name: what})
+    assert set(timer(PROBLEM, many)) == {many[1]} and text in timer.failures[str(PROBLEM), many[0].name]
     assert set(fake()(PROBLEM, many)) == set(many)
+
+
+def test_what_was_measured_before_a_problem_cannot_be_set_up_again_is_kept(fake):
+    many = tactics(4)
+    timer = fake({many[0].name: "fatal", "setups": 1})
+    times = timer(PROBLEM, many)
+    assert times and many[0] not in times and len(times) + len(timer.failures) == len(many)
+    assert all("could not be set up" in text for (_, name), text in timer.failures.items() if name != many[0].name)
+    assert set(fake()(PROBLEM, many)) == set(many[1:])
 
 
 def test_a_tactic_that_does_not_compile_is_recorded(fake, monkeypatch):

@@ -11,11 +11,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tactics.measure import faults
+from tactics.measure.faults import Fault
 from tactics.problems.problem import Problem
 
 
 class Lost(Exception):
-    """The child process hung, died or answered nonsense; it must be killed. The message says which."""
+    """The child process hung, died or answered nonsense; it must be killed. `fault` says which, and whose it is."""
+
+    def __init__(self, fault: Fault | str) -> None:
+        self.fault = Fault(fault, fatal=True) if isinstance(fault, str) else fault
+        super().__init__(self.fault.text)
 
 
 class Child:
@@ -75,12 +81,11 @@ class Child:
         for f in (self._requests, self._answers, self._stderr):
             f.close()
 
-    def _death(self) -> str:
+    def _death(self) -> Fault:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return "the child process closed its pipe"
+            return Fault("the child process closed its pipe", fatal=True)
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 1500))
-        tail = self._stderr.read().decode(errors="replace").strip()
-        return f"the child process ended with code {code}" + (f": {tail}" if tail else "")
+        return faults.of_end(code, self._stderr.read().decode(errors="replace").strip())

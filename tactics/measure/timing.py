@@ -30,8 +30,10 @@ from cuda_kernels.compile import OPTIONS, CompileError, Counter, compile_kernel,
 from cuda_kernels.device import Device
 from tactics.format import Format
 from tactics.launches import launches
+from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.child import Child, Lost
+from tactics.measure.faults import Fault
 from tactics.measure.worker import device_key
 from tactics.predict import predict_us, sigma
 from tactics.problems import array_functions, codec
@@ -209,11 +211,15 @@ class Measured:
         for goal in ROUNDS:
             for tactic in list(alive):
                 reply = self._ask(problem, {"op": "time", "tactic": tactic.name, "samples": goal - len(samples[tactic])})
-                if "setup" in reply:  # not the tactic's fault: nothing to remember
-                    self.failures |= {(str(problem), t.name): reply["setup"] for t in alive}
+                if "setup" in reply:  # no tactic's fault: nothing to remember but what was measured before
+                    for other in alive:
+                        if samples[other]:
+                            self._finish(problem, other, samples[other], facts[other])
+                        else:
+                            self.failures[str(problem), other.name] = reply["setup"]
                     return
                 if "error" in reply:
-                    self._failed(problem, tactic, reply)
+                    self._failed(problem, tactic, faults.of_answer(reply))
                     alive.remove(tactic)
                     continue
                 samples[tactic] += reply["us"]
@@ -241,11 +247,11 @@ class Measured:
                 able.append(tactic)
         return able
 
-    def _failed(self, problem: Problem, tactic: Tactic, reply: dict[str, Any]) -> None:
-        if reply.get("passing"):
-            self.failures[str(problem), tactic.name] = reply["error"]
+    def _failed(self, problem: Problem, tactic: Tactic, fault: Fault) -> None:
+        if fault.passing:
+            self.failures[str(problem), tactic.name] = fault.text
         else:
-            self.cache.add(self.key(problem, tactic), error=reply["error"])
+            self.cache.add(self.key(problem, tactic), error=fault.text)
 
     def _finish(self, problem: Problem, tactic: Tactic, samples: list[float], facts: dict) -> None:
         low, median, high = (round(v, 4) for v in quantiles(samples))
@@ -272,7 +278,7 @@ class Measured:
                 raise Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
         except Lost as e:
             self.close()
-            return {"error": str(e)}
+            return e.fault.answer()
         if reply.get("fatal"):
             self.close()
         return reply

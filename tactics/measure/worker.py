@@ -33,16 +33,15 @@ from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
 from cuda_kernels.params import arrange
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
+from tactics.measure import faults
 from tactics.measure.data import images, of_images, random_data, reference
+from tactics.measure.faults import Overloaded
 from tactics.problems import codec
 from tactics.problems.array_functions import bound
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.epilogue import AFFINE, VECTORS
 from tactics.problems.pointwise_ops import NONE
-from tactics.problems.problem import (
-    ConvProblem,
-    Problem,
-)
+from tactics.problems.problem import ConvProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.step import Arg, Args, Call, Launch, alpha_beta, epilogue_values, ints, window_args
 from tactics.tactic import Tactic
@@ -105,10 +104,6 @@ def run_call(
 
     function = bound(call.function, dict(call.attributes), call.part)
     gpu.call(function, [a and array(a) for a in call.ins], array(call.out), nonfinite)
-
-
-class Overloaded(RuntimeError):
-    """The machine is too busy to time anything now; says nothing about the tactic."""
 
 
 class Clock:
@@ -218,13 +213,19 @@ class Bench:
     def __init__(self, device: Device):
         self.gpu = Cuda(device)
         self.cupy = self.gpu.cupy
-        self.gpu.stream.use()
         self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
         self._scratch: list[int] = []
         self.stopwatch = Stopwatch(self.gpu)
         self.clock = Clock(self.cupy.cuda.Device().pci_bus_id)
 
     def set_problem(self, problem: Problem) -> None:
+        """Draw the problem's data and compute what is expected of it. All of it is queued on the GPU's stream, where the
+        kernels read it."""
+        with self.gpu.stream:
+            self._set_problem(problem)
+        self.gpu.synchronize()
+
+    def _set_problem(self, problem: Problem) -> None:
         cupy = self.cupy
         self._packed_inputs: dict[tuple[int, Format], Any] = {}
         self._packed_weights: dict[tuple[str, Format | None], Any] = {}
@@ -242,7 +243,6 @@ class Bench:
         most = max(num_bytes(Format("fp32", layout), problem.out_shape) for layout in LAYOUTS)
         self._out = cupy.empty(most, np.uint8)
         self.expected, self._images = self._reference()
-        self.gpu.synchronize()
 
     def time(self, tactic: Tactic, samples: int) -> dict:
         """Samples in microseconds per run of the tactic, and the relative error of its output. RuntimeError: it is wrong."""
@@ -254,6 +254,10 @@ class Bench:
 
     def prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
         """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
+        with self.gpu.stream:
+            return self._prepare(tactic)
+
+    def _prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
         steps = launches(self.problem, tactic)
         called = [s for s in steps if isinstance(s, Call)]
         own = [s for s in steps if isinstance(s, Launch)]
@@ -415,9 +419,7 @@ def main() -> None:
             else:
                 reply = bench.time(Tactic.parse(request["tactic"]), request["samples"])
         except Exception as e:  # a tactic may fail in any way; the parent writes down how
-            name = type(e).__name__
-            reply = {"error": f"{name}: {e}"[:2000], "fatal": "CUDA" in name}
-            reply["passing"] = name in ("Overloaded", "OutOfMemoryError", "MemoryError")
+            reply = faults.of_error(e).answer()
         answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
 
 
