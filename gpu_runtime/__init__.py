@@ -1,29 +1,37 @@
-"""From an ONNX file to an explained engine, and from an engine to outputs.
+"""From an ONNX model to an explained engine, and from an engine to outputs.
 
-    engine = gpu_runtime.build("model.onnx", sparsity="enable")
-    engine.save("model.engine")
-    with gpu_runtime.load("model.engine").context() as ctx:
-        y = ctx.run({"x": x})["logits"]
+    >>> import gpu_runtime as gr
+    >>> engine = gr.build("model.onnx", sparsity="enable")
+    >>> engine.save("model.engine")
+    >>> with gr.load("model.engine").context() as ctx:
+    ...     y = ctx.run({"x": x})["logits"]
+
+`build` needs the packages of the extra `build` (onnx and the planner's); `load` and what runs engines do not.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
-
 if TYPE_CHECKING:
-    from gpu_runtime.runtime.engine import Engine
+    from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
+    from gpu_runtime.pipeline import build
+    from gpu_runtime.runtime.context import Context
+    from gpu_runtime.runtime.engine import Engine, load
 
-__all__ = ["CompileError", "EngineError", "InternalError", "ModelError", "build", "installed_version", "load"]
+    __version__: str
 
-
-def build(model: str | os.PathLike[str], **options: Any) -> Engine:
-    """Build an engine from an ONNX file; see gpu_runtime.pipeline.build for the options."""
-    from gpu_runtime.pipeline import build as run  # imports onnx: only where something is built
-
-    return run(model, **options)
+__all__ = [
+    "CompileError", "Context", "Engine", "EngineError", "InternalError", "ModelError", "build", "installed_version", "load",
+]  # fmt: skip
+# Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
+PLACES = {
+    **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError"), "gpu_runtime.errors"),
+    "Context": "gpu_runtime.runtime.context",
+    "Engine": "gpu_runtime.runtime.engine",
+    "build": "gpu_runtime.pipeline",
+    "load": "gpu_runtime.runtime.engine",
+}
 
 
 def installed_version() -> str:
@@ -36,8 +44,17 @@ def installed_version() -> str:
         return "uninstalled"
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """Read and check an engine file. Raises EngineError."""
-    from gpu_runtime.runtime.engine import read
+def __getattr__(name: str) -> Any:
+    """PEP 562: the names of PLACES, and __version__."""
+    if name == "__version__":
+        return installed_version()
+    if name not in PLACES:
+        raise AttributeError(f"module 'gpu_runtime' has no attribute {name!r}")
+    from importlib import import_module
 
-    return read(path, verify=verify, allow_cubins=allow_cubins)
+    globals()[name] = found = getattr(import_module(PLACES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -3,6 +3,7 @@
 Messages quote names out of files: what is not printable in them, such as a terminal's control sequences, is shown escaped.
 """
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -35,17 +36,18 @@ R = TypeVar("R")
 
 
 def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """A function whose first argument is a model's path, and that refuses a model which memory or the stack cannot hold."""
+    """A function whose first argument is a model, and that refuses a model which memory or the stack cannot hold."""
 
     @wraps(function)
     def run(model: Any, *args: P.args, **options: P.kwargs) -> R:
+        name = model if isinstance(model, (str, os.PathLike)) else f"the {type(model).__name__}"
         try:
             return function(model, *args, **options)
         except MemoryError:
             cure = "free memory, or give smaller sizes with --shapes"
-            raise ModelError(f"{model}: it takes more memory than there is: {cure}") from None
+            raise ModelError(f"{name}: it takes more memory than there is: {cure}") from None
         except RecursionError:
-            raise ModelError(f"{model}: it is nested more deeply than any exporter writes: export it again") from None
+            raise ModelError(f"{name}: it is nested more deeply than any exporter writes: export it again") from None
 
     return run
 

@@ -24,6 +24,7 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
+from gpu_runtime.frontend.source import ModelLike, Source, source_of
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
@@ -61,8 +62,9 @@ DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name
 
 @bounded
 def build(
-    model: str | os.PathLike,
+    model: ModelLike,
     *,
+    example_inputs: Sequence[Any] | None = None,
     sparsity: str = "disable",
     device: str | Device | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -78,34 +80,33 @@ def build(
     log: Callable[[str], None] | None = None,
     progress: Listener = nobody,
 ) -> Engine:
-    """Build an engine from an ONNX file.
+    """Build an engine from an ONNX model: a path, a ModelProto, its bytes, an open file, or a torch.nn.Module.
 
-    `sparsity`: "disable"; "enable" considers 2:4 kernels for weights that have the pattern; "force" first prunes the
-    initializers to it (outputs change; `save_pruned`, a path or a file opened for writing bytes, gets that model once the
-    build has succeeded). `device`: None takes the GPU at hand and measures, or, without one, plans for an H200 with predicted
-    times; a name ("a100") always predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of measurements to use and
-    extend. `input_formats`, `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for
-    all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time
-    also what is known to take the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use,
-    None: any number. `risk`: the least P(sparse kernel faster), 0.5 to below 1, with which a plan of predicted times takes it.
-    `calibration`: inputs by name, as `Context.run` takes them, on which the network is run once in FP32: what comes near
-    FP16's limit is stored smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells), and a
-    RuntimeWarning for what cannot be. On it the plan itself is run too, where that is quick: layers whose rounding makes
-    infinity, NaN or an error far above FP16's own get FP32 inputs, and all is planned again; without, operators that are not
-    known to keep away from such points do. `log` is given the timings of each layer, as TensorRT's verbose log shows them.
-    `progress` is told what is being done (gpu_runtime.progress). Raises ModelError for the model, ValueError for an argument,
-    OSError if `save_pruned` cannot be written, InternalError instead of an engine whose layers would read anything but what
-    was written for them.
+    `example_inputs`: of a torch.nn.Module, what its forward takes, for torch.onnx.export. `sparsity`: "disable"; "enable"
+    considers 2:4 kernels for weights that have the pattern; "force" first prunes the initializers to it (outputs change;
+    `save_pruned`, a path or a file opened for writing bytes, gets that model once the build has succeeded). `device`: None
+    takes the GPU at hand and measures, or, without one, plans for an H200 with predicted times; a name ("a100") always
+    predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of measurements to use and extend. `input_formats`,
+    `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"]
+    (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also what is known to take
+    the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the
+    least P(sparse kernel faster), 0.5 to below 1, with which a plan of predicted times takes it. `calibration`: inputs by
+    name, as `Context.run` takes them, on which the network is run once in FP32: what comes near FP16's limit is stored
+    smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells), and a RuntimeWarning for what
+    cannot be. On it the plan itself is run too, where that is quick: layers whose rounding makes infinity, NaN or an error far
+    above FP16's own get FP32 inputs, and all is planned again; without, operators that are not known to keep away from such
+    points do. `log` is given the timings of each layer, as TensorRT's verbose log shows them. `progress`:
+    gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument, OSError if `save_pruned` cannot be
+    written, InternalError instead of an engine whose layers would read anything but what was written for them.
     """
-    mode = _mode(sparsity)
-    target = pick_device(device)
+    mode, target = _mode(sparsity), pick_device(device)
     asked = _risk(risk, target)
-    if save_pruned is not None:
-        importer.check_target(save_pruned)
-    progress(Progress("import", str(model)))
-    pruned = None if save_pruned is None else io.BytesIO()
-    imported = _read(model, shapes, sparsity == "force", pruned)
-    network, reached = _fitted(model, imported, calibration, prune=sparsity == "force", progress=progress)
+    importer.check_target(save_pruned)
+    source = source_of(model, example_inputs)
+    progress(Progress("import", str(source)))
+    pruned, prune = None if save_pruned is None else io.BytesIO(), sparsity == "force"
+    imported = _read(source, shapes, prune, pruned)
+    network, reached = _fitted(source, imported, calibration, prune=prune, progress=progress)
     imported = replace(imported, model=None, masks={})
     ends = _ends(network, reached, input_formats, output_formats)
     planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
@@ -115,7 +116,7 @@ def build(
         for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=exhaustive):
             log(block)
     flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace, asked)
-    engine = _packed(Model(network.name, _file_sha256(model)), planned, explained, flags, progress, embed_cubins)
+    engine = _packed(Model(network.name, _sha256(source)), planned, explained, flags, progress, embed_cubins)
     if save_pruned is not None and pruned is not None:
         importer.save(save_pruned, pruned.getvalue())
     return engine
@@ -135,8 +136,9 @@ def compare(
     `build` does."""
     mode = _mode(sparsity)
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
-    imported = _read(model, shapes, sparsity == "force")
-    network, reached = _fitted(model, imported, None, prune=sparsity == "force", progress=progress)
+    source = Path(model)
+    imported = _read(source, shapes, sparsity == "force")
+    network, reached = _fitted(source, imported, None, prune=sparsity == "force", progress=progress)
     network = alternatives(network)
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     found = []
@@ -159,8 +161,8 @@ def _mode(sparsity: str) -> Sparsity:
 
 def _risk(risk: float, target: Device) -> float | None:
     """None where times are measured: they need no premium."""
-    if not 0.5 <= risk < 1:
-        raise ValueError(f"risk: expected a probability from 0.5 to below 1, got {risk}")
+    if not isinstance(risk, (int, float)) or not 0.5 <= risk < 1:
+        raise ValueError(f"risk: expected a probability from 0.5 to below 1, got {risk!r}")
     return None if target.measured else risk
 
 
@@ -196,19 +198,19 @@ class _Planned:
 
 
 def _read(
-    model: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]] | None, prune: bool, save_pruned: BinaryIO | None = None
+    source: Path | Source, shapes: Mapping[str, tuple[int, ...]] | None, prune: bool, save_pruned: BinaryIO | None = None
 ) -> importer.Imported:
     """The model; pruned, branches that may become one convolution with one pattern for all of them, which takes an import
     before to find."""
     if not prune:
-        return importer.read(model, shapes=shapes)
-    before = importer.read(model, shapes=shapes)
+        return importer.read(source, shapes=shapes)
+    before = importer.read(source, shapes=shapes)
     sizes = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
-    return importer.read(model, shapes=sizes, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned)
+    return importer.read(source, shapes=sizes, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned)
 
 
 def _fitted(
-    model: str | os.PathLike, imported: importer.Imported, calibration: Mapping[str, Any] | None, *, prune: bool,
+    source: Path | Source, imported: importer.Imported, calibration: Mapping[str, Any] | None, *, prune: bool,
     progress: Listener,
 ) -> tuple[Network, ranges.Ranges]:  # fmt: skip
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
@@ -216,7 +218,7 @@ def _fitted(
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
-    network, found = ranges.fit(lowered, calibration, lambda: sample.smaller(model, imported, lowered, prune=prune))
+    network, found = ranges.fit(lowered, calibration, lambda: sample.smaller(source, imported, lowered, prune=prune))
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source} (--calibration FILE.npz): else only a run tells what leaves it"
@@ -340,8 +342,10 @@ def _record(
     return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
 
-def _file_sha256(path: str | os.PathLike) -> str:
-    with open(path, "rb") as file:
+def _sha256(source: Path | Source) -> str:
+    if isinstance(source, Source):
+        return hashlib.sha256(source.data).hexdigest()
+    with open(source, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

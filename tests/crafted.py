@@ -174,7 +174,7 @@ def attempt(data: bytes, path: Path) -> str:
     """ "fine" if the engine is read, described and run; else its EngineError; any other exception is the caller's."""
     path.write_bytes(data)
     try:
-        made = engine.read(path)
+        made = engine.load(path)
     except EngineError as e:
         return f"refused\t{e}"
     assert made.checked

@@ -217,7 +217,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
     path = folder / "mutant.engine"
     path.write_bytes(data)
     try:
-        made = engine.read(path)
+        made = engine.load(path)
         json.dumps(layer_info.layer_info(made.record))
         report.plan_text(made.record)
         wording.sparsity_text(made.record)

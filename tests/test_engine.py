@@ -67,7 +67,7 @@ def test_round_trip(tmp_path):
     path = tmp_path / "new folder" / "model.engine"
     before = make()
     before.save(path)
-    after = eng.read(path)
+    after = eng.load(path)
     assert np.array_equal(after.weights, before.weights) and not after.weights.flags.writeable
     assert after.record == replace(before.record, sections=after.record.sections)
     assert [s.name for s in after.record.sections] == ["w0", "w1", "w2"] and all(s.sha256 for s in after.record.sections)
@@ -106,7 +106,7 @@ def test_file_is_safetensors(tmp_path):
 def test_engines_with_few_weights(tmp_path, sizes):
     path = tmp_path / "model.engine"
     make(small_plan(), sizes=sizes).save(path)
-    assert eng.read(path).weights.size == 256 * (5 in sizes)
+    assert eng.load(path).weights.size == 256 * (5 in sizes)
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(path, "numpy") as file:
         assert file.get_tensor("arena").size == 256 * (5 in sizes)
@@ -133,7 +133,7 @@ def test_same_engine_same_bytes_in_every_process():
 def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
     make().save(tmp_path / "model.engine")
     script = (
-        "import sys; from gpu_runtime.runtime import engine; e = engine.read(sys.argv[1]); e.layer_info(); "
+        "import sys; from gpu_runtime.runtime import engine; e = engine.load(sys.argv[1]); e.layer_info(); "
         "print(*sorted(m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnx_ir', 'onnxscript', 'scipy', 'cuda') "
         "or m in ('tactics.planner.plan', 'tactics.planner.eliminate', 'gpu_runtime.planning.tables')))"
     )
@@ -289,12 +289,12 @@ def test_machine_code_is_loaded_only_when_allowed():
 
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(EngineError, match="no such file.*build-engine"):
-        eng.read(tmp_path / "none.engine")
+        eng.load(tmp_path / "none.engine")
     with pytest.raises(EngineError, match="could not be read"):
-        eng.read(tmp_path)
+        eng.load(tmp_path)
     (tmp_path / "onnx").write_bytes(b"\x08\x07\x12\x00 not an engine at all")
     with pytest.raises(EngineError, match="not an engine"):
-        eng.read(tmp_path / "onnx")
+        eng.load(tmp_path / "onnx")
 
 
 def test_device_and_source():

@@ -154,7 +154,7 @@ def test_an_engine_says_whether_it_was_checked(tmp_path, capsys):
     assert made.checked and made.layer_info()["LaunchesChecked"]
     plan["source_hash"] = "0" * 64
     (tmp_path / "other.engine").write_bytes(crafted.sealed(plan, arena))
-    other = engine.read(tmp_path / "other.engine")
+    other = engine.load(tmp_path / "other.engine")
     assert not other.checked
     with pytest.raises(EngineError, match="other kernel sources"):
         other.context(device="emulator")
@@ -232,7 +232,7 @@ def test_a_large_header_of_nothing(tmp_path, kind):
         "import resource, sys\n"
         "from gpu_runtime.runtime import engine\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: engine.read(sys.argv[1])\n"
+        "try: engine.load(sys.argv[1])\n"
         "except engine.EngineError as e: print(e)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )

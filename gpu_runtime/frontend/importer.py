@@ -37,6 +37,7 @@ from gpu_runtime.frontend.check import (
 from gpu_runtime.frontend.clean import clean
 from gpu_runtime.frontend.convert import convert
 from gpu_runtime.frontend.load import drop_texts, load_whole, named, set_aside, stored_tensors, type_name
+from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from gpu_runtime.text import printable
 from tactics.problems.library_problem import EXACT
@@ -81,33 +82,32 @@ class Imported:
 
 
 def read(
-    path: str | os.PathLike,
+    source: str | os.PathLike | Source,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     prune: bool = False,
     masks: Mapping[str, np.ndarray] = MappingProxyType({}),
     save_pruned: str | os.PathLike | BinaryIO | None = None,
 ) -> Imported:
-    """Read and clean the model at `path`; `shapes` gives each dynamic input its ONNX shape, {"x": (1, 3, 224, 224)}.
+    """Read and clean the model of that path or source; `shapes` gives each dynamic input its shape, {"x": (1, 3, 224, 224)}.
 
     With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first (of a node in
     `masks`, what its mask, [K, C/g, R, S], leaves out), and `save_pruned` (a path, or a file opened for writing bytes) gets
     that very model as ONNX, all else as it was. Raises ModelError; OSError if `save_pruned` cannot be written.
     """
-    path, shapes = Path(path), {name: tuple(np.atleast_1d(dims).tolist()) for name, dims in (shapes or {}).items()}
-    if bad := [(name, dims) for name, dims in shapes.items() if any(type(d) is not int for d in dims)]:
-        raise ValueError(f"shapes: expected whole numbers for each input, got {bad[0][1]} for {bad[0][0]!r}")
+    source = source if isinstance(source, Source) else Path(source)
+    shapes = _sizes(shapes or {})
     if save_pruned is not None and not prune:
         raise ValueError("save_pruned is given without prune: there is no pruned model to save")
-    with named(path):
-        proto = load_whole(path)
+    with named(source):
+        proto = load_whole(source)
         as_stored = onnx.ModelProto()
         if save_pruned is not None:
             as_stored.CopyFrom(proto)
         _check(proto)
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
         weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
-        imported = _cleaned(proto, path.stem, shapes, pruned)
+        imported = _cleaned(proto, stem_of(source), shapes, pruned)
     if save_pruned is not None:
         for name, t in stored_tensors(as_stored.graph):
             if name in weights:
@@ -146,9 +146,18 @@ def _cleaned(
     return Imported(clean(convert(proto), large), name, dtypes, stored=stored, open_axes=axes)
 
 
-def check_target(target: str | os.PathLike | BinaryIO) -> None:
-    """OSError where `save` could not write there, as far as it can be told before."""
-    if not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    if not isinstance(shapes, Mapping):
+        raise ValueError(f'shapes: expected a mapping of input names to sizes, {{"x": (1, 3, 224, 224)}}, got {shapes!r}')
+    sizes = {name: tuple(np.atleast_1d(dims).tolist()) for name, dims in shapes.items()}
+    if bad := [(name, dims) for name, dims in sizes.items() if any(type(d) is not int for d in dims)]:
+        raise ValueError(f"shapes: expected whole numbers for each input, got {bad[0][1]} for {bad[0][0]!r}")
+    return sizes
+
+
+def check_target(target: str | os.PathLike | BinaryIO | None) -> None:
+    """OSError where `save` could not write there, as far as it can be told before; None: nothing is to be saved."""
+    if target is not None and not hasattr(target, "write") and (problem := files.fault(target, make_folders=True)):
         raise OSError(errno.EINVAL, problem, os.fspath(target))
 
 

@@ -1,4 +1,4 @@
-"""An ONNX file -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
+"""A model -> its ModelProto, whole: functions written out, external data read. Nothing is trusted yet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnx import TensorProto, inliner
 from cuda_kernels.files import open_regular
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.source import Source
 
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
@@ -26,8 +27,8 @@ NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, expor
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Put the model's path before the message of a ModelError."""
+def named(path: Path | Source) -> Iterator[None]:
+    """Put the model's path or name before the message of a ModelError."""
     try:
         yield
     except ModelError as e:
@@ -36,9 +37,9 @@ def named(path: Path) -> Iterator[None]:
         raise ModelError(f"{path}: {NOT_UTF8}") from None
 
 
-def load_whole(path: Path) -> onnx.ModelProto:
+def load_whole(source: Path | Source) -> onnx.ModelProto:
     """The model with its functions inlined and its external data read."""
-    proto = _load(path)
+    proto = _parsed(source.data if isinstance(source, Source) else _file_bytes(source))
     _check_header(proto)
     _check_length(proto)
     if proto.functions:
@@ -48,22 +49,25 @@ def load_whole(path: Path) -> onnx.ModelProto:
         except Exception as e:
             raise ModelError(f"its functions cannot be written out: {first_line(e)}") from e
         _check_length(proto)
-    _load_external(proto, path.parent)
+    _load_external(proto, None if isinstance(source, Source) else source.parent)
     return proto
 
 
-def _load(path: Path) -> onnx.ModelProto:
+def _file_bytes(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
                 raise ModelError(f"it has {size} bytes, expected {MOST_BYTES} at most: keep the weights in external data")
-            data = file.read()
+            return file.read()
     except FileNotFoundError:
         raise ModelError("no such file; give the path of an ONNX model") from None
     except OSError as e:
         raise ModelError(f"cannot be read: {e.strerror or e}") from None
     except ValueError as e:
         raise e if isinstance(e, ModelError) else ModelError(f"cannot be read: {e}") from None  # a zero byte in the name
+
+
+def _parsed(data: bytes) -> onnx.ModelProto:
     if file_kinds.is_engine(data[:16]):
         raise ModelError("expected an ONNX model, got an engine or another safetensors file: gpu-runtime inspect shows engines")
     try:
@@ -128,11 +132,17 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
         raise ModelError(f"with its functions written out it would have {total} nodes, {cure}")
 
 
-def _load_external(proto: onnx.ModelProto, folder: Path) -> None:
-    """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are."""
+def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
+    """Read external data into the tensors; where they lie is checked first, of all of them, and how much they are. `folder`: of
+    the model's file, None of a model in memory."""
     found, total = [], proto.ByteSize()
     for name, t in stored_tensors(proto.graph):
         if t.data_location == TensorProto.EXTERNAL:
+            if folder is None:
+                raise ModelError(
+                    f"initializer {name!r} keeps its data in a file, but the model is given without its folder: "
+                    "give the path of its file, or what onnx.load(path) returns, which reads the data"
+                )
             found.append((name, t, *_place(name, t, folder)))
             total += found[-1][-1]
     if total > MOST_BYTES:

@@ -171,6 +171,8 @@ def _reached(
 def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) -> None:
     """ValueError unless there is an array of finite numbers for each input, of its shape, and for nothing else."""
     names = [t.name for t in network.inputs]
+    if not isinstance(calibration, Mapping):
+        raise ValueError(f"calibration: expected a mapping of input names to arrays, got {type(calibration).__name__}")
     if set(names) != set(calibration):
         got = ", ".join(map(repr, calibration)) or "none"
         raise ValueError(f"calibration: expected an array for each input, {', '.join(map(repr, names))}, got {got}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.source import Source
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
@@ -19,15 +20,15 @@ TRIES = 3  # networks that are made
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def smaller(path: str | os.PathLike, imported: importer.Imported, network: Network, *, prune: bool) -> Network | None:
-    """The model at `path` for inputs so small that it is run quickly, None if there are none. `imported`, `network`: of that
+def smaller(source: Path | Source, imported: importer.Imported, network: Network, *, prune: bool) -> Network | None:
+    """The model of `source` for inputs so small that it is run quickly, None if there are none. `imported`, `network`: of that
     model for the sizes asked for."""
     macs, sizes = ranges.multiplications(network), {t.name: t.shape for t in network.inputs}
     most = ranges.QUICK[0] * _elements(sizes)
     fit = (shapes for shapes in smaller_sizes(sizes, imported.open_axes) if macs * _elements(shapes) <= most)
     for shapes in itertools.islice(fit, TRIES):
         try:
-            found = lower.lower(fuse.fuse(importer.read(path, shapes=shapes, prune=prune, masks=imported.masks)))
+            found = lower.lower(fuse.fuse(importer.read(source, shapes=shapes, prune=prune, masks=imported.masks)))
         except ModelError:  # it has another reason for its size
             continue
         if not ranges.too_large(found, *ranges.QUICK):

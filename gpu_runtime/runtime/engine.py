@@ -18,12 +18,13 @@ A key that the record has not is refused: another version wrote it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from tactics import codec
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
 
+EngineLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO"
 MAX_HEADER_BYTES = 64_000_000
 MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
 
@@ -181,21 +183,31 @@ def encode(engine: Engine) -> bytes:
     return b"".join([struct.pack("<Q", len(header)), header, arena.data])
 
 
-def read(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """Read and check an engine file; whatever is wrong with it is an EngineError that says so.
+def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
+    """Read and check an engine: a file's path, its bytes, or a file opened for reading bytes, from where it stands. Whatever is
+    wrong with it is an EngineError that says so.
 
     `verify=False` skips the arena's hashes (the header is always checked). Machine code inside the file is refused
     unless `allow_cubins`: it runs on the GPU as it is, so its maker must be trusted.
     """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _read(io.BytesIO(source), memoryview(source).nbytes, "the engine", verify, allow_cubins)
+    if isinstance(source, io.IOBase):
+        if not isinstance(data := source.read(), bytes):
+            raise TypeError("engine: expected a file opened for reading bytes, got one opened for text: open(path, 'rb')")
+        return _read(io.BytesIO(data), len(data), "the engine", verify, allow_cubins)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(
+            "engine: expected the path of an engine file, its bytes or a file opened for reading bytes, "
+            f"got {type(source).__name__}"
+        )
+    return _read_file(source, verify, allow_cubins)
+
+
+def _read_file(path: str | os.PathLike[str], verify: bool, allow_cubins: bool) -> Engine:
     try:
         with files.open_regular(path) as file:
-            head = file.read(file_kinds.HEAD_BYTES)
-            file.seek(0)
-            if file_kinds.is_onnx(head):
-                raise EngineError(f"{path}: not an engine but an ONNX model: build-engine {path} -o model.engine builds one")
-            if other := file_kinds.recognized(head):
-                raise EngineError(f"{path}: not an engine: {other}")
-            return decode(file, os.fstat(file.fileno()).st_size, str(path), verify=verify, allow_cubins=allow_cubins)
+            return _read(file, os.fstat(file.fileno()).st_size, str(path), verify, allow_cubins)
     except FileNotFoundError:
         raise EngineError(f"{path}: no such file. Build an engine with: build-engine model.onnx -o {path}") from None
     except OSError as e:
@@ -206,8 +218,18 @@ def read(path: str | os.PathLike[str], *, verify: bool = True, allow_cubins: boo
         raise EngineError(f"{path}: it takes more memory than there is. Free memory, or build it for smaller inputs") from None
 
 
+def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool) -> Engine:
+    head = file.read(file_kinds.HEAD_BYTES)
+    file.seek(0)
+    if file_kinds.is_onnx(head):
+        raise EngineError(f"{name}: not an engine but an ONNX model: build-engine {name} -o model.engine builds one")
+    if other := file_kinds.recognized(head):
+        raise EngineError(f"{name}: not an engine: {other}")
+    return decode(file, size, name, verify=verify, allow_cubins=allow_cubins)
+
+
 def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """`read` for an open file of `size` bytes; `name` stands in the messages."""
+    """`load` for an open file of `size` bytes; `name` stands in the messages."""
     record, arena_bytes = _read_header(file, size, name)
     arena = np.empty(arena_bytes, np.uint8)
     if file.readinto(arena.data) != arena_bytes:  # type: ignore[attr-defined]

@@ -1,0 +1,91 @@
+"""What a model may be given as: a path, the bytes of a file, a file that is open, a ModelProto, or a torch module."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+
+import onnx
+from google.protobuf.message import EncodeError
+
+from gpu_runtime.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+EXPECTED = "the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto or a torch.nn.Module"
+
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model in memory: the bytes of its ModelProto, and the name that messages have for it."""
+
+    name: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def stem_of(source: Path | Source) -> str:
+    """The name that a network of it has."""
+    return source.name if isinstance(source, Source) else source.stem
+
+
+def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path | Source:
+    """`model`, in one of the forms EXPECTED, as what can be read again and again; `example_inputs`: what a torch module's
+    forward is called with when it is exported. Raises TypeError, ValueError or ModelError."""
+    if _is_torch_module(model):
+        return _exported(model, example_inputs)
+    if example_inputs is not None:
+        raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    if isinstance(model, onnx.ModelProto):
+        return _serialized(model, model.graph.name or "model")
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return Source("model", bytes(model))
+    if isinstance(model, io.IOBase) and isinstance(data := model.read(), bytes):
+        return Source(Path(name).stem if isinstance(name := vars(model).get("name", ""), str) and name else "model", data)
+    raise TypeError(f"model: expected {EXPECTED}, got {type(model).__name__}")
+
+
+def _serialized(model: onnx.ModelProto, name: str) -> Source:
+    try:
+        return Source(name, model.SerializeToString())
+    except (EncodeError, ValueError) as e:  # above 2 GiB, which protobuf cannot write
+        raise ModelError(f"{name}: expected less than 2 GiB, or the path of a file with external data: {e}") from None
+
+
+def _is_torch_module(model: object) -> bool:
+    """Without importing torch: what is a module of it has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
+    """The module as torch.onnx.export writes it; inputs have the names of forward's arguments."""
+    import torch
+
+    name = type(module).__name__
+    if example_inputs is None or isinstance(example_inputs, torch.Tensor):
+        raise ValueError(
+            f"example_inputs: expected a tuple of what {name}.forward is called with, as torch.onnx.export takes it, "
+            f"got {'none' if example_inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
+        )
+    was = module.training
+    try:
+        program = torch.onnx.export(module.eval(), tuple(example_inputs), dynamo=True, verbose=False)
+    except Exception as e:  # whatever the exporter or the module's own code raises
+        raise ModelError(f"{name}: torch.onnx.export cannot export it: {type(e).__name__}: {e}") from e
+    finally:
+        module.train(was)
+    return _serialized(program.model_proto, name)
