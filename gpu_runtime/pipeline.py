@@ -39,6 +39,7 @@ from gpu_runtime.rewrites import (
     blocks,
     chained,
     channels,
+    norms,
     pieces,
     shared_concats,
     siblings,
@@ -289,6 +290,7 @@ def alternatives(network: Network) -> Network:
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
         pieces.offer, squeeze_excite.offer, grid.offer, back_to_back.offer, squeeze_excite.gates, chained.offer,
+        norms.offer,
     ):  # fmt: skip
         network = offer(network)
     return network

@@ -1,6 +1,8 @@
 """The tiles that convolutions on tensor cores are tried with, and the registers that they take."""
 
-from tactics.tactic import Tile
+from __future__ import annotations
+
+from tactics.tactic import Tactic, Tile
 
 # Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
 # record of what is compiled (tests/golden/compiled.json), of vectors in and out.
@@ -34,3 +36,23 @@ SPARSE_TILES = tuple(
         (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
     )
 )  # fmt: skip
+MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, of what compiles without spills
+
+
+def out_of_registers(tactic: Tactic) -> bool:
+    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
+    return tactic.sparse and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
+
+
+def registers(tactic: Tactic) -> int:
+    """Registers per thread as compiled; of a tile that the record lacks, roughly: accumulators, operands, addresses."""
+    t = tactic.gemm
+    known = REGISTERS.get((tactic.sparse, t.m, t.n, t.k, t.warps_n))
+    acc = t.m * t.n // t.threads
+    return known or min(255, acc + acc // 4 + 48)
+
+
+def registers_of_norm(tactic: Tactic) -> int:
+    """What a norm in front keeps in registers of a thread: 5 for each 8 pixels of a warp (include/prologue.cuh)."""
+    t = tactic.gemm
+    return 5 * -(-t.n // 8 // (t.threads // 32))

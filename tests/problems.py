@@ -55,6 +55,8 @@ def _grouped(fields: dict) -> dict:
         fields["prologue"] = Prologue(fields.pop("scaled"))
     if "gated" in fields:
         fields["prologue"] = Prologue(gated=True, act=fields.pop("gated"))
+    if "norm" in fields:
+        fields["prologue"] = Prologue(normalized=True, epsilon=fields.pop("norm"))
     return fields | {"epilogue": Epilogue(**inside)}
 
 

@@ -8,11 +8,12 @@ import pytest
 from cuda_kernels import compile as compiling
 from cuda_kernels.compile import CompileError, compile_kernel, cubin_path, virtual
 from cuda_kernels.device import ARCHITECTURES, NAMED, SMEM_PER_BLOCK
-from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, conv_smem, out_of_registers, tile_reason
+from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.format import Format
 from tactics.launches import launches
 from tactics.problems.pointwise_ops import Activation
 from tactics.tactic import Tactic
+from tactics.tiles import DENSE_TILES, SPARSE_TILES, out_of_registers
 from tests import compiled as recorded
 from tests.compiled import RECORD, compiler, fits, record, takes
 from tests.problems import conv_case

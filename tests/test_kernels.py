@@ -239,10 +239,15 @@ PRE = {
     "gate and clip": conv_case(
         1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, sparse24=True, gated=Activation("clip", (-0.2, 1.5)),
     ),
+    "norm": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=Activation("gelu"), sparse24=True, norm=1e-6),
+    "norm and residual": conv_case(1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, act=RELU, sparse24=True, norm=1e-5),
 }
 
 
-@pytest.mark.parametrize("name, sm", [*((name, DEVICE.sm) for name in PRE), *(("gate and clip", sm) for sm in ARCHITECTURES)])
+EVERYWHERE = [(name, sm) for name in ("gate and clip", "norm") for sm in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name, sm", [*((name, DEVICE.sm) for name in PRE), *EVERYWHERE])
 def test_prologues_compile_without_spills(name, sm):
     device = replace(DEVICE, sm=sm, smem_per_block=SMEM_PER_BLOCK[int(sm[3:].rstrip("a"))])
     by_tile = {(t.kernel, t.tile): t for t in candidates(PRE[name], device) if not linear(t.ins[0])}
@@ -256,7 +261,9 @@ PROLOGUES = {(name, t.kernel, t.tile): t for name, problem in PRE.items() for t 
 
 def test_every_tile_can_have_a_prologue_and_nothing_else_can():
     tiles = {("conv_dense", t) for t in DENSE_TILES} | {("conv_sparse24", t) for t in SPARSE_TILES}
-    assert {(name, *tile) for name in PRE for tile in tiles} <= set(PROLOGUES)
+    few = {(name, *tile) for name, problem in PRE.items() if problem.prologue.normalized for tile in tiles} - set(PROLOGUES)
+    assert {(name, *tile) for name in PRE for tile in tiles} - few <= set(PROLOGUES)
+    assert {tile.m * tile.n // tile.threads for *_, tile in few} == {128} and len(few) < len(tiles)  # out of registers
     assert all(t.ins[-1] == t.ins[0] for (name, *_), t in PROLOGUES.items() if PRE[name].prologue.gated)
     every = [t for problem in PRE.values() for t in candidates(problem, DEVICE)]
     assert all(t.kernel in ("conv_dense", "conv_sparse24") and not linear(t.ins[0]) for t in every)

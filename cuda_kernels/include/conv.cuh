@@ -21,6 +21,8 @@
 //   PRO   1: x is max(x * scale + shift, 0) per channel, of a 1 x 1 kernel without padding (include/prologue.cuh)
 //   GATE  1: x is x * gate per image and channel, of such a kernel; 2: max(x * gate, 0), 3: that between `low` and `high`;
 //         blockIdx.z is then the image
+//   NORM  1: x is (x - mean) / sqrt(variance + epsilon), both of a pixel's channels, of such a kernel of one group
+//         (include/prologue.cuh)
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
 #ifndef D2S
 #define D2S 0
@@ -34,6 +36,9 @@
 #ifndef GATE
 #define GATE 0
 #endif
+#ifndef NORM
+#define NORM 0
+#endif
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
 constexpr int MT = WM / 16, NT = WN / 8;             // its MMA tiles
@@ -43,7 +48,8 @@ constexpr int B_BYTES = BN * BK * 2;
 static_assert(BM % (16 * WARPS_M) == 0 && BN % (16 * WARPS_N) == 0, "a warp's tile is a multiple of 16 x 16");
 static_assert(BK == 32 || BK == 64, "a stage holds 32 or 64 of K: the swizzle knows 64- and 128-byte rows");
 static_assert(OUT_LINEAR || !OUT_F32, "FP32 results are stored one by one");
-static_assert(!PRO || !GATE, "one of both is in front of a convolution");
+static_assert((PRO != 0) + (GATE != 0) + NORM <= 1, "one of them is in front of a convolution");
+static_assert(!NORM || (!SPLIT && !IN_LINEAR), "a block reads all channels of its pixels, as vectors");
 static_assert(STAGES >= 2, "cp.async needs a stage to fill while another is read");
 static_assert((BN * CHUNKS) % THREADS == 0 && THREADS % CHUNKS == 0, "each thread loads the same number of chunks");
 static_assert(THREADS % BN == 0 || BN % THREADS == 0 || !IN_LINEAR, "linear input: a thread keeps to its pixels");
@@ -90,6 +96,10 @@ struct ConvParams {
   const __half* gate;
   int g_n, g_block, g_log2v, g_group;  // its strides, and elements from one group's first channel to the next one's; n is 1
   float low, high;
+#endif
+#if NORM
+  const float* sums;          // [16 * m16]: of each row of the weights
+  float per_channel, epsilon; // 1 / c
 #endif
 #if AFFINE
   const float* scales;  // [16 * m16]

@@ -47,6 +47,7 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
     Pixels pixels;
     pixels.init(p, pixel0, share.first);
     float acc[MT][NT][4] = {};
+    PixelSums sums;
 
     // Fill all stages but one: weights first, for they depend on no other launch.
     for (int stage = 0; stage < STAGES - 1; ++stage)
@@ -75,12 +76,14 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
         load_gate(p, share.first + tile + STAGES - 1, to + B_AT + B_BYTES);
       }
       cp_async_commit();
+      sums.add(p, tile, smem + read * STAGE_BYTES + B_AT);
       multiply(p, smem + read * STAGE_BYTES, acc);
       if (more) pixels.finish(to + B_AT);
       read = read + 1 == STAGES ? 0 : read + 1;
       write = write + 1 == STAGES ? 0 : write + 1;
     }
 
+    sums.normalize(p, acc, smem, m0);
     if (sum_splits(p, share, acc, smem)) finish(p, acc, smem, m0, pixel0);
   }
 }

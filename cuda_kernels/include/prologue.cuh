@@ -3,6 +3,10 @@
 //
 // A stage holds the constants of its BK channels behind its pixels. Lane t multiplies channels 2t and 2t + 1 of a chunk of 8:
 // one word of each constant, which all lanes of the same t share.
+//
+// A norm of a pixel's channels is not applied to pixels but to results, in FP32, once its statistics are known:
+//     W ((x - mean) / std) = (W x - mean * sum of W's row) / std
+// While a stage is in shared memory, each warp adds up some of its pixels on the tensor cores.
 #pragma once
 #include "conv.cuh"
 
@@ -61,3 +65,111 @@ struct Prologue {
     return *reinterpret_cast<const u32*>(&y);
   }
 };
+
+#if NORM
+// Sums over channels, and sums of squares, of the tile's pixels: 8 pixels at a time, dealt to the warps in turn. One MMA gives
+// both: rows 0 to 7 of its operand A are the 8 pixels, rows 8 to 15 are ones, and B is the pixels again.
+//
+//                    8 pixels          Each pixel is taken less its first channel, so that the square of the mean, which the
+//   8 pixels  x 16   d . .             variance is less, cannot be large beside it; and halved, so that FP16 holds any
+//   channels         . d .             difference. d: the squares that are kept; s: the sums, 8 times the same.
+//   ones             s s s
+struct PixelSums {
+  static constexpr int TILES = BN / 8, WARPS = THREADS / 32, OWN = (TILES + WARPS - 1) / WARPS;
+  float sum[OWN][4];
+  u32 origin[OWN];  // of pixel g: minus half of its first channel, twice
+
+  __device__ __forceinline__ PixelSums() {
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) {
+      origin[q] = 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum[q][e] = 0.f;
+    }
+  }
+
+  // First pixel of the warp's q-th 8, BN or more for none.
+  static __device__ __forceinline__ int first_pixel(int q) { return (threadIdx.x / 32 + q * WARPS) * 8; }
+
+  static __device__ __forceinline__ u32 difference(u32 v, u32 origin) {
+    const __half2 x = *reinterpret_cast<const __half2*>(&v), less = *reinterpret_cast<const __half2*>(&origin);
+    const __half2 d = __hfma2(x, __float2half2_rn(0.5f), less);
+    return *reinterpret_cast<const u32*>(&d);
+  }
+
+  // Of two channels, of which a pixel has the first `left`.
+  static __device__ __forceinline__ u32 real(u32 v, int left) { return left > 1 ? v : left > 0 ? v & 0xffffu : 0u; }
+
+  // Stage `tile` of K, whose pixels are at `pixels`.
+  __device__ __forceinline__ void add(const ConvParams& p, int tile, u32 pixels) {
+    const int lane = threadIdx.x % 32;
+    const u32 ones = 0x3c003c00u;
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) {
+      const int n = first_pixel(q);
+      if (TILES % WARPS && n >= BN) break;
+      if (tile == 0) {
+        const __half first = __ushort_as_half(lds_16(pixels + swizzled<CHUNKS>(n + lane / 4, 0)));
+        const __half2 less = __half2half2(__hmul(first, __float2half(-0.5f)));
+        origin[q] = *reinterpret_cast<const u32*>(&less);
+      }
+#pragma unroll
+      for (int k = 0; k < BK / 32; ++k) {
+        uint4 b = ldmatrix_x4(pixels + swizzled<CHUNKS>(n + (lane & 7), k * 4 + (lane >> 3)));
+        b.x = difference(b.x, origin[q]), b.y = difference(b.y, origin[q]);
+        b.z = difference(b.z, origin[q]), b.w = difference(b.w, origin[q]);
+        const int left = p.c - tile * BK - k * 32;
+        if (left < 32) {
+          const int from = left - lane % 4 * 2;
+          b.x = real(b.x, from), b.y = real(b.y, from - 8), b.z = real(b.z, from - 16), b.w = real(b.w, from - 24);
+        }
+        mma_16816(sum[q], make_uint4(b.x, ones, b.y, ones), b.x, b.y);
+        mma_16816(sum[q], make_uint4(b.z, ones, b.w, ones), b.z, b.w);
+      }
+    }
+  }
+
+  // Normalizes the tile's sums. The pipeline's memory at `smem` becomes a table of 1 / std and -mean / std of each pixel.
+  __device__ __forceinline__ void normalize(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < OWN; ++q) {
+      const int n = first_pixel(q);
+      if (TILES % WARPS && n >= BN) break;
+      const float mean = (g % 2 ? sum[q][3] : sum[q][2]) * p.per_channel;  // of differences
+      const float variance = fmaxf((g % 2 ? sum[q][1] : sum[q][0]) * p.per_channel - mean * mean, 0.f);
+      const float scale = rsqrtf(4.f * variance + p.epsilon);
+      const float less = __low2float(*reinterpret_cast<const __half2*>(&origin[q]));
+      if (t == g / 2) {  // the lane that has the diagonal's
+        sts_32(smem + (n + g) * 8, __float_as_uint(scale));
+        sts_32(smem + (n + g) * 8 + 4, __float_as_uint(2.f * (less - mean) * scale));
+      }
+    }
+    __syncthreads();
+    float row[2 * MT];
+#pragma unroll
+    for (int i = 0; i < 2 * MT; ++i) {
+      const int m = m0 + warp / WARPS_N * WM + i * 8 + g;
+      row[i] = m < p.m16 * 16 ? p.sums[m] : 0.f;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const uint4 bits = lds_128(smem + (warp % WARPS_N * WN + j * 8 + 2 * t) * 8);
+#pragma unroll
+      for (int i = 0; i < 2 * MT; ++i) {
+        float& low = acc[i / 2][j][i % 2 * 2];
+        float& high = acc[i / 2][j][i % 2 * 2 + 1];
+        low = low * __uint_as_float(bits.x) + row[i] * __uint_as_float(bits.y);
+        high = high * __uint_as_float(bits.z) + row[i] * __uint_as_float(bits.w);
+      }
+    }
+  }
+};
+#else
+struct PixelSums {
+  __device__ __forceinline__ void add(const ConvParams&, int, u32) {}
+  __device__ __forceinline__ void normalize(const ConvParams&, float (&)[MT][NT][4], u32, int) const {}
+};
+#endif

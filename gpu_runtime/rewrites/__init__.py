@@ -6,6 +6,6 @@ All options of a group compute the same outputs.
 Alternatives are added with `network.Options`, the one builder of groups. blocks: space-to-depth as taps of weights; orders and
 channels: shuffles as columns or rows of weights; upsampling: residuals read where they are small; shared_concats; siblings:
 convolutions of one input as one; pieces: those of pieces of one input; squeeze_excite and back_to_back: layers as one launch,
-and products in front of convolutions; chained: stages in the launch before them; attention: it, with what its operands are
-moved by; strides: elements followed through moves.
+and products in front of convolutions; chained: stages in the launch before them; norms: what is in front of convolutions;
+attention: it, with what its operands are moved by; strides: elements followed through moves.
 """

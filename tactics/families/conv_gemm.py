@@ -45,13 +45,15 @@ from tactics.step import (
     window_args,
 )
 from tactics.tactic import Tactic, Tile, these
-from tactics.tiles import DENSE_TILES, REGISTERS, SPARSE_TILES
+from tactics.tiles import DENSE_TILES, MOST_REGISTERS, SPARSE_TILES, out_of_registers, registers, registers_of_norm
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
 SMEM_BYTES_PER_CLK = 128
 GATE_BYTES = 128  # that gates take of a stage
+NORM_INSTRUCTIONS = 9  # of a warp, of 8 pixels x 32 channels, beside their products
+NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
 # Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. With it, stages of
 # 128x256x32 reach 62 % of an A100's peak and sparse ones of 256x128x64 56 %; a model of their machine code says 57 to 71 and
@@ -98,7 +100,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages. To linear memory only of one
     pixel: the outputs of classifiers."""
     tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.gemm.k
-    if 2 * tiles > device.num_sms or (linear(tactic.out) and p.p * p.q > 1):
+    if p.prologue.normalized or 2 * tiles > device.num_sms or (linear(tactic.out) and p.p * p.q > 1):
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
     return tuple(replace(tactic.gemm, split=s) for s in ways)
@@ -110,7 +112,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
-    full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds
+    full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
     if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks or linear(tactic.out):
         return ()
     return (replace(t, stream=blocks),)
@@ -149,16 +151,11 @@ def _divisors(n: int) -> list[int]:
     return sorted({*low, *(n // d for d in low)})
 
 
-def out_of_registers(tactic: Tactic) -> bool:
-    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
-    return tactic.sparse and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
-
-
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
     if p.prologue.needs and linear(tactic.ins[0]):
-        return "the input's scale and shift, or its gate, are applied to whole vectors"
+        return "the input's scale and shift, gate or norm are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
     if p.prologue.gated and p.n > MAX_GRID[2]:
@@ -185,6 +182,8 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
         return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
+    if prologue.normalized and (held := registers(tactic) + registers_of_norm(tactic)) > MOST_REGISTERS:
+        return f"norm: {held} registers per thread, at most {MOST_REGISTERS} surely do not spill"
     chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads
     if linear(tactic.ins[0]) and (chunks > 8 or 4 * chunks + accumulators > 150):
         return f"linear input: {chunks} chunks per thread in registers beside {accumulators} accumulators would spill"
@@ -269,6 +268,8 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
         args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
     for s in gates:
         args |= _gate(p, s)
+    if p.prologue.normalized:
+        args |= {"sums": ("weights", "sums" + name), **floats(per_channel=1 / p.c, epsilon=p.prologue.epsilon)}
     return args | ({"affine": ("weights", "affine")} if p.prologue.scaled else {})
 
 
@@ -355,6 +356,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         affine = np.zeros((2, padded_k(p)), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
+    if p.prologue.normalized:
+        sections["sums"] = wide.sum(1, dtype=np.float64).astype(np.float32)
     for name in p.epilogue.vectors:
         row = np.zeros((m.count, rows16), np.float32)
         if weights.get(name) is not None:
@@ -371,25 +374,27 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
     if p.prologue.scaled:
         sections["affine"] = 4 * padded_k(p)
-    return sections | dict.fromkeys(p.epilogue.vectors, row)
+    return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
 
 
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     t, clk_us = tactic.gemm, 1 / device.clock_mhz
     tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
     blocks = t.stream or tiles * t.split
-    resident = resident_blocks(tactic, device)
+    resident = resident_blocks(tactic, device, p.prologue)
     per_sm = math.ceil(blocks / device.num_sms)
     hidden = min(resident, per_sm)
     mma = t.m * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n, tactic.sparse)
     slower = throttled(device, mma)
     a_bytes = stage_bytes(tactic) - t.n * t.k * 2
     b_bytes = t.n * t.k * 2
-    smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m)) / SMEM_BYTES_PER_CLK
+    smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m + p.prologue.normalized)) / SMEM_BYTES_PER_CLK
     # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
     issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
     # Every row of warps scales its two halfs of a pixel, 4 warps at once.
     mma += t.warps_m * t.n * t.k / 64 / 4 * p.prologue.instructions
+    if p.prologue.normalized:  # 16 rows more, of dense products, and what prepares them
+        mma += 16 * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n) + t.n * t.k / 256 * NORM_INSTRUCTIONS / 4
     l2 = stage_bytes(tactic) / sm_l2(device, blocks)
     # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
@@ -415,7 +420,9 @@ def _epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes
     t = tactic.gemm
     stored = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
     instructions = OUTPUT_INSTRUCTIONS + epilogue_instructions(p) + 4  # 4 bytes of staging, in and out
+    instructions += 2 if p.prologue.normalized else 0
     clk = t.m * t.n * instructions / 128 + stored / bytes_per_clk
+    clk += NORM_CLK if p.prologue.normalized else 0
     if tactic.out.layout == "hwc":  # neighbouring pixels lie apart: up to 16 sectors for the 2 of a plane
         clk += min(t.m, p.k) * t.n * min(16, p.k) / 32
     if t.split > 1 or t.stream:  # partial sums out, arrival counted, and the last arriver reads them one after the other
@@ -430,20 +437,14 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return sections["w"] + sections.get("meta", 0)
 
 
-def resident_blocks(tactic: Tactic, device: Device) -> int:
-    """Blocks of a tactic that one SM holds at a time."""
+def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
+    """Blocks of a tactic that one SM holds at a time. A norm compiles to twice the registers that it keeps, where there are."""
     t = tactic.gemm
+    regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return max(1, min(
         device.smem_per_sm // (conv_smem(tactic) + 1024),
         device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * _registers(tactic)),
+        device.regs_per_sm // (t.threads * regs),
         device.max_blocks_per_sm,
     ))  # fmt: skip
 
-
-def _registers(tactic: Tactic) -> int:
-    """Registers per thread as compiled; of a tile that the record lacks, roughly: accumulators, operands, addresses."""
-    t = tactic.gemm
-    known = REGISTERS.get((tactic.sparse, t.m, t.n, t.k, t.warps_n))
-    acc = t.m * t.n // t.threads
-    return known or min(255, acc + acc // 4 + 48)

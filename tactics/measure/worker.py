@@ -367,6 +367,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         if p.prologue.scaled:
             scale, shift = (cupy.asarray(weights[name].reshape(1, -1, 1, 1)) for name in ("scale", "shift"))
             x = cupy.maximum(x.astype(np.float32) * scale + shift, 0).astype(np.float16)
+        if p.prologue.normalized:
+            wide = x.astype(np.float32)
+            spread = cupy.sqrt(wide.var(1, keepdims=True) + np.float32(p.prologue.epsilon))
+            x = ((wide - wide.mean(1, keepdims=True)) / spread).astype(np.float16)
         if p.prologue.gated:
             x = (x.astype(np.float32) * inputs[-1].astype(np.float32)).astype(np.float16)
             act = p.prologue.act

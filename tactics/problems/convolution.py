@@ -29,8 +29,10 @@ def _parts(record: Any) -> Iterator[str]:
             yield from (f"in_{part}" if part != "scaled" else part for part in _parts(v))
         elif isinstance(v, Epilogue):
             yield from _parts(v)
-        elif isinstance(record, Epilogue) and v == f.default:
+        elif isinstance(record, (Prologue, Epilogue)) and v == f.default:
             continue
+        elif isinstance(record, Prologue) and isinstance(v, float):
+            yield f"{f.name}{v:g}"
         elif isinstance(v, bool):
             if v:
                 yield f.name
@@ -71,7 +73,8 @@ class ConvProblem(Problem):
         end = self.epilogue
         if any(d % end.up for d in self.out_shape[2:]):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as those of y, got {self}")
-        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or (self.prologue.scaled and self.groups > 1)):
+        alone = self.groups == 1 or self.prologue.gated
+        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or not alone):
             raise ValueError(f"conv: only a 1 x 1 kernel without padding, of one group, scales its input first, got {self}")
         if self.k % end.d2s**2:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
@@ -129,6 +132,8 @@ class ConvProblem(Problem):
             x = np.maximum(np.asarray(x, np.float32) * scale + shift, 0)
         if gate is not None:
             x = self.prologue.act.apply(np.asarray(x, np.float32) * np.asarray(gate, np.float32))
+        if self.prologue.normalized:
+            x = self.prologue.normalize(x)
         xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
         y = window_sums(xp, np.asarray(w, np.float32), (self.p, self.q), self.stride, self.dilation)
         end = self.epilogue

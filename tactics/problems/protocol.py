@@ -24,6 +24,7 @@ class Feature(StrEnum):
     UPSAMPLED_RESIDUAL = "residual with fewer pixels"
     SCALED_INPUT = "scale and shift of its input"
     GATED_INPUT = "gate of its input"
+    NORMALIZED_INPUT = "norm of its input"
     DEPTH_TO_SPACE = "depth-to-space in its stores"
     MAX_POOL = "max pool in its stores"
     AFFINE = "scale and shift behind its activation"
