@@ -1,4 +1,4 @@
-"""`make demo`: the digits network, dense and 2:4, built into engines, run by our kernels, and explained layer by layer."""
+"""`make demo`: the GPU examined where there is one; the digits network, dense and 2:4, built, run, explained layer by layer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 
 import gpu_runtime as gr
+from cuda_kernels import device as devices
 from cuda_kernels.device import why_no_gpu
 from gpu_runtime.commands.console import columns, is_terminal
+from gpu_runtime.doctor import examine
+from gpu_runtime.doctor import wording as wording_of_doctor
 from gpu_runtime.explain import log, report, wording
 from gpu_runtime.explain.figures import proven, times_are, us_text
 from gpu_runtime.report import page
@@ -68,6 +71,8 @@ def main() -> None:
     reason = why_no_gpu()
     if reason:
         print(f"No GPU ({reason}): plans are for an H200 with predicted times; the kernels' PTX runs in the CPU emulator.\n")
+    else:  # what fails is left out of the plans that follow
+        print("gpu-runtime doctor:\n\n" + wording_of_doctor.text(examine.examine(devices.current())))
     for name in ("dense", "sparse"):
         start = time.perf_counter()
         engine = gr.build(DIGITS / f"digits_{name}.onnx", sparsity="enable", shapes={"x": (BATCH, 1, 8, 8)})

@@ -106,6 +106,12 @@ def cuda_include() -> Path:
     raise CompileError("cuda_fp16.h not found: install the wheel nvidia-cuda-runtime==13.0.* or set CUDA_PATH")
 
 
+def compile_anew(kernel: str, values: Mapping[str, int | str], sm: str) -> Compiled:
+    """`compile_kernel` that neither reads nor writes the cache: whether the compiler works."""
+    fixed = tuple(sorted(values.items()))
+    return _compiled(kernel, fixed, sm, *_nvrtc(kernel, fixed, sm))
+
+
 def compile_kernel(kernel: str, values: Mapping[str, int | str], sm: str) -> Compiled:
     """Compile `kernel`.cu with each value as a macro, for an architecture such as "sm_80" or "sm_90a", or for a virtual one
     such as "compute_90a": the same PTX in less than half the time, and no machine code.

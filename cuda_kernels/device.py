@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Device:
     `mma_sync_share`: the share of it that mma.sync reaches; 2:4 sparse instructions do twice the (nominal) products.
     `smem_per_block`: dynamic shared memory one block may ask for (bytes); `smem_per_sm` includes 1 KiB the driver
     reserves per block. Bandwidths in GB/s (1e9 bytes), clocks in MHz. `sources` says where the numbers come from; `assumed`
-    names those that nobody has published, carried over from a relative.
+    names those that nobody has published, carried over from a relative. `left_out`: (a kernel, or one with its tile; why) for
+    what plans for this device are denied, since it was seen to fail there.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Device:
     regs_per_sm: int = 65536
     measured: bool = False
     assumed: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "mma_fma_per_clk"):
@@ -285,7 +288,7 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
     clock_mhz = attributes[CLOCK_KHZ] // 1000
     dram_gbps = 2 * attributes[MEMORY_CLOCK_KHZ] * attributes[MEMORY_BUS_BITS] // 8_000_000  # two transfers a clock
     sms = p["multiProcessorCount"]
-    told = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
+    told: dict[str, Any] = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
     guessed = ", ".join([*(field for field, value in told.items() if value <= 0), LAUNCH, L2, "mma_sync_share"])
     return Device(
         name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""), num_sms=sms,

@@ -15,6 +15,7 @@ from cuda_kernels.compile import CompileError
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import columns, say
+from gpu_runtime.commands.doctor import doctor_command
 from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command
 from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
@@ -29,7 +30,7 @@ from gpu_runtime.text import WIDTH
 
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command, compare_command,
+    prune_command, compare_command, doctor_command,
 )  # fmt: skip
 
 

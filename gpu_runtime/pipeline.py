@@ -52,6 +52,7 @@ from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solutio
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.text import printable
 from tactics import predict
+from tactics.doctor import findings
 from tactics.format import DTYPES, Format
 from tactics.measure import timing
 from tactics.planner import plan
@@ -362,12 +363,13 @@ def _solution(chosen: plan.Plan) -> Solution:
 
 
 def pick_device(device: str | Device | None) -> Device:
-    """None: the GPU at hand, else the default named one; a name: that device, for prediction."""
+    """None: the GPU at hand, denied what `gpu-runtime doctor` saw fail there, else the default named one; a name: that device,
+    for prediction."""
     if isinstance(device, Device):
         return device
     if device is not None:
         return devices.named(device)
-    return devices.current() if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
+    return findings.applied(devices.current()) if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
 
 
 def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:

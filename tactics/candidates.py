@@ -14,6 +14,7 @@ from tactics.families import array_function, table
 from tactics.format import Format
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
+from tactics.reason import Reason
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -75,17 +76,31 @@ def _split(
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if why := fp32.reason(problem):
             return (), ((type(problem).__name__, why),)
-        return tuple(fp32.candidates(problem, dtypes)), ()
+        found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
+        return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
     for family in table.OF_PROBLEM[type(problem)]:
         if why := _unable(problem, family):
             bad.append((family.__name__.rpartition(".")[2], why))
             continue
         for tactic, reason in family.candidates(problem, device):
+            if not reason and device.left_out:
+                reason = _denied(tactic, device)
             if reason:
                 bad.append((tactic, reason))
             else:
                 good.append(tactic)
     return tuple(good), tuple(bad)
+
+
+def _denied(tactic: Tactic, device: Device) -> str:
+    """Why plans for the device may not hold a tactic that can run there, or an empty string."""
+    names = tactic.kernel, base_runner(tactic)
+    return next((str(Reason.of("failed_here", what=name, why=why)) for name, why in device.left_out if name in names), "")
+
+
+def base_runner(tactic: Tactic) -> str:
+    """A tactic's kernel with its tile, without what splits K: what a device may be denied, beside a whole kernel."""
+    return replace(tactic, tile=_base(tactic.tile)).runner
 
 
 def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:

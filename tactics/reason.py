@@ -9,6 +9,8 @@ SENTENCES = {
     "grouped_conv": "a group has {channels} input channels, not a multiple of 4",
     "channels_not_multiple_of_4": "C = {channels}",
     "pattern_violation": "the weights are not 2:4 along the input channels",
+    # why a device is denied a tactic
+    "failed_here": "gpu-runtime doctor saw {what} fail on this GPU: {why}",
     # why a tactic that could run is not timed
     "workspace": "needs {needed} bytes of workspace, {allowed} are allowed",
     "sparsity_disabled": "sparse, and --sparsity=disable was given",

@@ -79,7 +79,7 @@ def test_a_block_without_a_mark_is_refused(tmp_path):
 def test_messages_that_the_pages_explain_exist():
     """The first column of troubleshooting's table: each part between `...` stands in a source."""
     sources = "".join(
-        p.read_text() for folder in ("gpu_runtime", "cuda_kernels") for p in sorted((ROOT / folder).rglob("*.py"))
+        p.read_text() for folder in ("gpu_runtime", "tactics", "cuda_kernels") for p in sorted((ROOT / folder).rglob("*.py"))
     )
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
     told = [quoted for row in rows for quoted in re.findall("`([^`]+)`", row)]

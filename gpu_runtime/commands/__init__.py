@@ -4,6 +4,6 @@ Results go to stdout, errors and progress to stderr. A command writes all its fi
 anything is built, every file is first written beside its target, and only then are they renamed, the engine last. Heavy
 imports happen inside the commands, so that --help is immediate.
 
-console: what is printed; options: texts of options as values; targets: files to write and to read; exports: files for other
-viewers; trtexec_flags: TensorRT's options; the others: a command each.
+console: what is printed; options: those of several commands, and texts of options as values; targets: files to write and to
+read; trtexec_flags: TensorRT's options; the others: a command each.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpu_runtime.commands import exports
+from gpu_runtime.commands import options
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import HELP, one_size, parse_pools, risk_option, version_option
 from gpu_runtime.commands.progress import listening
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
 @click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
-@exports.export_options
+@options.export_options
 @click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
 @version_option
 def build_command(
@@ -74,7 +74,7 @@ def build_command(
     given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
     sizes, workspace = one_size(given), parse_pools(pools)
     targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers,
-               exports.TRACE: export_trace, exports.ONNX: export_onnx}  # fmt: skip
+               options.TRACE: export_trace, options.ONNX: export_onnx}  # fmt: skip
     sources = [source] if calibration is None else [source, calibration]
     paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, sources)
     inputs = read_arrays("--calibration", calibration)
@@ -101,7 +101,7 @@ def build_command(
         "--exportProfile": lambda: json_bytes(profile),
         "--exportLayerInfo": lambda: json_bytes(_shown(engine.layer_info(), verbosity)),
         "--saveEngine": lambda: encode(engine),
-        **exports.exported(engine.record, source, times),
+        **options.exported(engine.record, source, times),
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()

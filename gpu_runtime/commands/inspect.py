@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from gpu_runtime.commands import exports
+from gpu_runtime.commands import options
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.targets import check_targets, write_all
 
@@ -16,7 +16,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
 @click.command("inspect", short_help="Show the plan, layers and sparsity of an engine, or what an ONNX model is.")
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
-@exports.export_options
+@options.export_options
 @click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
 def inspect_command(
     file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
@@ -30,9 +30,9 @@ def inspect_command(
     except (OSError, ValueError):
         head = None  # reading it as what it is called says why
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
-        return _engine(file, as_json, {exports.TRACE: export_trace, exports.ONNX: export_onnx}, onnx)
+        return _engine(file, as_json, {options.TRACE: export_trace, options.ONNX: export_onnx}, onnx)
     if export_trace or export_onnx:
-        raise click.UsageError(f"{exports.TRACE} and {exports.ONNX} are of an engine; {file} is not one: build it first")
+        raise click.UsageError(f"{options.TRACE} and {options.ONNX} are of an engine; {file} is not one: build it first")
     from gpu_runtime.errors import ModelError
     from gpu_runtime.explain import model_info
 
@@ -48,14 +48,14 @@ def inspect_command(
 
 
 def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
-    if bool(model) != bool(wanted[exports.ONNX]):
-        raise click.UsageError(f"{exports.ONNX} and --onnx go together: an engine does not hold the model it was built from")
+    if bool(model) != bool(wanted[options.ONNX]):
+        raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
     paths = check_targets(wanted, [file, *([model] if model else [])])
     from gpu_runtime import load
     from gpu_runtime.explain import report
 
     loaded = load(file, allow_cubins=True)  # only read, never run
-    contents = exports.exported(loaded.record, model)
+    contents = options.exported(loaded.record, model)
     write_all({path: contents[option]() for option, path in paths.items()})
     if as_json:
         say(json.dumps(loaded.layer_info(), indent=1))

@@ -1,16 +1,18 @@
-"""An option of several commands, and texts of options as values: sizes, pools, NAME=VALUE. All raise UsageError."""
+"""Options of several commands, and texts of options as values: sizes, pools, NAME=VALUE; these raise UsageError."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_runtime.commands.console import json_bytes
+
 if TYPE_CHECKING:
     from gpu_runtime.progress import Listener
-    from gpu_runtime.runtime.plan_record import Outlook
+    from gpu_runtime.runtime.plan_record import EngineRecord, Outlook
 
 risk_option = click.option(
     "--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True,
@@ -100,3 +102,28 @@ def named(
             raise click.UsageError(f"{option}: {name!r} is given twice, as {found[name]} and as {value}")
         found[name] = value
     return found
+
+
+# ---- files for viewers of other formats, which `build` and `inspect` write
+
+TRACE, ONNX = "--exportTrace", "--exportOnnx"
+
+
+def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--exportTrace and --exportOnnx, as export_trace and export_onnx."""
+    command = click.option(ONNX, "export_onnx", type=click.Path(), help="Write the model with each layer's tactic, formats, "
+                           "time and verdict at its nodes (for Netron).")(command)  # fmt: skip
+    return click.option(TRACE, "export_trace", type=click.Path(), help="Write the launches on a timeline (Chrome's trace "
+                        "format, for ui.perfetto.dev).")(command)  # fmt: skip
+
+
+def exported(
+    record: EngineRecord, model: str | None, times: Sequence[Sequence[float]] | None = None
+) -> dict[str, Callable[[], bytes]]:
+    """Option -> what makes its file. `model`: the ONNX file that the engine was built from; `times`: measured ones."""
+    from gpu_runtime.report import notes
+
+    return {
+        TRACE: lambda: json_bytes(notes.trace(record, times)),
+        ONNX: lambda: notes.annotated(record, model or ""),
+    }

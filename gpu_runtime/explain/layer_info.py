@@ -52,6 +52,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
         **_network_keys(plan.sparsity.summary),
+        **({"LeftOut": "; ".join(f"{what}: {why}" for what, why in record.device.left_out)} if record.device.left_out else {}),
     }
 
 

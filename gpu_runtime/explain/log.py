@@ -110,6 +110,8 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     if sparsity.eligible and ceiling is not None and dense:
         text = f"{us_text(ceiling, timing)} ({versus(ceiling, dense)}), with all eligible layers at twice their dense speed"
         facts.append(("ceiling", f"{text}, where launch and memory allow it"))
+    if gone := record.device.left_out:
+        facts.append(("left out", printable("; ".join(f"{what}, seen to fail on this GPU: {why}" for what, why in gone))))
     return facts + _range_facts(record)
 
 

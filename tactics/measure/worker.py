@@ -13,11 +13,8 @@ Beside an error, `fatal` means that the CUDA context is lost, `passing` that the
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -34,6 +31,7 @@ from cuda_kernels.params import arrange
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure import faults
+from tactics.measure.child import die_with_parent
 from tactics.measure.data import images, of_images, random_data, reference
 from tactics.measure.faults import Overloaded
 from tactics.problems import codec
@@ -405,7 +403,7 @@ def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mappi
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print goes to standard error
-    _die_with_parent()
+    die_with_parent()
     try:
         device = current()
         bench = Bench(device)
@@ -425,12 +423,6 @@ def main() -> None:
         except Exception as e:  # a tactic may fail in any way; the parent writes down how
             reply = faults.of_error(e).answer()
         answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
-
-
-def _die_with_parent() -> None:
-    """Linux: be killed when the parent is, even while a kernel hangs."""
-    with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

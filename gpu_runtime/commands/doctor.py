@@ -1,0 +1,53 @@
+"""`gpu-runtime doctor`: whether this machine's GPU computes what it should, and how fast."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.progress import listening
+from gpu_runtime.commands.targets import check_targets, write_all
+
+NOT_PASSED = 5  # exit code
+
+
+@click.command("doctor", short_help="Examine this machine's GPU: every family of kernels, versions, rates.")
+@click.option("--emulate", metavar="DEVICE", help="Run a few cases of each family for this named GPU in the CPU emulator.")
+@click.option("--kernels", default="", metavar="NAMES", help="Only these families, with commas: conv_dense,move.")
+@click.option("--time-limit", "limit_s", type=click.IntRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
+              help="What is not examined by then is said to be untested.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a bug report, without folders' names.")
+@click.option("--output", type=click.Path(), metavar="FILE", help="Write that document into a file.")
+@click.pass_context
+def doctor_command(
+    context: click.Context, emulate: str | None, kernels: str, limit_s: int, as_json: bool, output: str | None
+) -> None:
+    """Examine this machine: driver, versions, what each family of kernels computes on small problems beside the reference, with
+    every tile that the GPU is offered, graphs, dependent launches, and clocks, bandwidth and launch time beside the tables'.
+
+    Exits with 5 unless all was tested and is right; rates, which other work changes, do not count. What failed on a GPU is
+    written down in the cache folder, and builds leave it out of their plans.
+    """
+    from cuda_kernels import device as devices
+    from gpu_runtime.doctor import examine, wording
+    from gpu_runtime.pipeline import DEFAULT_DEVICE
+    from tactics.tactic import KERNELS
+
+    paths = check_targets({"--output": output}, [])
+    names = [name.strip() for name in kernels.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in KERNELS]:
+        raise click.UsageError(f"--kernels: unknown family {unknown[0]!r}: expected some of {', '.join(KERNELS)}")
+    try:
+        planned = devices.named(emulate or DEFAULT_DEVICE)
+    except ValueError as e:
+        raise click.UsageError(f"--emulate: {e}") from None
+    progress = listening()
+    found = examine.examine(planned, emulated=bool(emulate), kernels=names, limit_s=limit_s, progress=progress)
+    progress.end()
+    data = wording.data(found)
+    write_all({path: json_bytes(data) for path in paths.values()})
+    say(json.dumps(data, indent=1) if as_json else wording.text(found), nl=as_json)
+    if not found.well:
+        context.exit(NOT_PASSED)

@@ -1,0 +1,269 @@
+"""Every family of kernels on small problems, in a child process that may hang or die, within a time limit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cuda_kernels.compile import CompileError, compile_kernel, virtual
+from cuda_kernels.device import Device
+from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
+from gpu_runtime.progress import Listener, Progress, nobody
+from tactics import codec as records
+from tactics.doctor import findings
+from tactics.doctor.cases import Case, cases, kernels_of
+from tactics.doctor.findings import Failure
+from tactics.doctor.rates import RATES, Rate, rate
+from tactics.launches import launches
+from tactics.measure.child import Child, Lost
+from tactics.problems import codec
+from tactics.step import Launch
+
+WORKER = (sys.executable, "-m", "tactics.doctor.worker")
+START_S, HANG_S = 60.0, 15.0  # how long a child may take to start, and to answer; four times as long in the emulator
+MOST_LOST = 2  # processes of one kernel: no third is risked
+COMMON = 3  # families of which not one case is right: what they share is at fault then, and no kernel is denied
+SHARE = 0.8  # of the time limit that families may take where rates are to be measured too
+OVER = "the time limit came first"
+CHECKS = ("CUDA graphs", "dependent launches")
+EMULATED_CHECKS = ("dependent launches",)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case: `why` it is wrong, or untested; `lost`: its process hung, died or lost its CUDA context."""
+
+    case: Case
+    status: Status
+    why: str = ""
+    error_of: float = 0.0
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The cases of one kernel."""
+
+    kernel: str
+    outcomes: tuple[Outcome, ...]
+
+    def of(self, status: Status) -> tuple[Outcome, ...]:
+        return tuple(o for o in self.outcomes if o.status == status)
+
+    @property
+    def status(self) -> Status:
+        """failed: one is; untested: one is, and none failed."""
+        found = {o.status for o in self.outcomes}
+        return "failed" if "failed" in found else "untested" if "untested" in found else "passed"
+
+    @property
+    def denied(self) -> tuple[Failure, ...]:
+        """What plans are to leave out: tiles; the whole kernel where no tile is right, or processes were lost repeatedly."""
+        failed = self.of("failed")
+        right = {o.case.unit for o in self.of("passed")} - {o.case.unit for o in failed}
+        if failed and (not right or sum(o.lost for o in failed) >= MOST_LOST):
+            return (Failure(self.kernel, _short(failed[0].why)),)
+        return tuple({o.case.unit: Failure(o.case.unit, _short(o.why)) for o in reversed(failed)}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """`no_gpu`: why there is none, empty where there is one; `emulated`: cases ran in the emulator. `kept`: whether what failed
+    is written down for builds."""
+
+    device: Device
+    no_gpu: str
+    emulated: bool
+    versions: Mapping[str, str]
+    checks: tuple[Verdict, ...]
+    families: tuple[Family, ...]
+    rates: tuple[Rate, ...]
+    limit_s: float
+    took_s: float
+    denied: tuple[Failure, ...] = ()
+    kept: bool = False
+
+    @property
+    def common_cause(self) -> bool:
+        """Whether so much fails, and nothing is right, that what all kernels share must be at fault."""
+        return sum(f.status == "failed" for f in self.families) >= COMMON and not any(f.of("passed") for f in self.families)
+
+    @property
+    def well(self) -> bool:
+        """Whether all has been tested and is right; rates, which other work and power limits change, do not count."""
+        return all(v.status == "passed" for v in self.checks) and all(f.status == "passed" for f in self.families)
+
+
+def examine(
+    planned: Device, *, emulated: bool = False, kernels: Sequence[str] = (), limit_s: float = 60.0, progress: Listener = nobody,
+    command: Sequence[str] = WORKER, hang_s: float = HANG_S,
+) -> Examination:  # fmt: skip
+    """The GPU at hand, or, `emulated`, `planned` in the emulator; without a GPU what needs none is checked, for `planned`.
+    `kernels`: only these. What fails on a GPU is written down for builds."""
+    begun = time.monotonic()
+    patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
+    hello = patient.start()
+    device = records.from_json(Device, hello["device"]) if "device" in hello else planned
+    why = without_folders(str(hello.get("none") or hello.get("error") or ""))
+    checks = [compiler(device), caches()]
+    checks += [emulator(device)] if emulated or why else []
+    told = {**versions(), **{k: str(v) for k, v in hello.get("facts", {}).items()}}
+    todo = [c for c in cases(device, few=emulated) if not kernels or c.kernel in kernels]
+    rates: list[Rate] = []
+    if why:
+        checks.append(Verdict("emulated device" if emulated else "GPU", "failed" if "error" in hello else "untested", why))
+        outcomes = [Outcome(c, "untested", "no GPU") for c in todo]
+    else:
+        checks.append(Verdict("emulated device" if emulated else "GPU", "passed", str(device)))
+        checks += [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
+        outcomes = _run(patient, device, todo, emulated, begun + (1.0 if emulated else SHARE) * limit_s, progress)
+    if not emulated:
+        rates = [patient.rate(device, name) if not why else rate(device, name, None, "no GPU") for name in RATES]
+    patient.close()
+    families = tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(todo))
+    found = Examination(
+        device, why if not emulated else "", emulated, told, tuple(checks), families, tuple(rates), limit_s,
+        time.monotonic() - begun,
+    )  # fmt: skip
+    if emulated or why:
+        return found
+    denied = () if found.common_cause else _denied(families, findings.of(device))
+    return replace(found, denied=denied, kept=not found.common_cause and findings.keep(device, denied))
+
+
+def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Failure, ...]:
+    """What failed now, and what failed before and was not right this time."""
+    families = tuple(families)
+    now = {f.what: f for family in families for f in family.denied}
+    right = {o.case.unit for family in families for o in family.of("passed")}
+    right |= {family.kernel for family in families if family.status == "passed"}
+    return tuple({**{f.what: f for f in before if f.what not in right}, **now}.values())
+
+
+class _Patient:
+    """The child process, started again after each loss; `deadline`: when nothing more is asked of it."""
+
+    def __init__(self, command: Sequence[str], deadline: float, hang_s: float):
+        self._command, self.deadline, self._hang_s = tuple(command), deadline, hang_s
+        self._child: Child | None = None
+
+    def start(self) -> dict[str, Any]:
+        """What the child says first: its device, `none` with the reason, or `error`."""
+        self._child = Child(self._command)
+        try:
+            hello = self._child.receive(max(1.0, min(START_S, self.deadline - time.monotonic())))
+        except Lost as e:
+            hello = {"error": str(e)}
+        if "device" not in hello:
+            self.close()
+        return hello
+
+    def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The child's answer; {"error": text, "fatal": True} where there is none, {"unasked": why} where nothing could be asked
+        of it, its time was over before it would have been taken for hung, or the machine was at fault."""
+        if deadline <= time.monotonic():
+            return {"unasked": OVER}
+        hello = self.start() if self._child is None else {}
+        if self._child is None:
+            why = hello.get("none") or hello.get("error")
+            return {"unasked": OVER if deadline <= time.monotonic() else f"no process starts any more: {why}"}
+        try:
+            reply = self._child.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
+        except Lost as e:
+            over = deadline <= time.monotonic()
+            reply = {**({"unasked": OVER} if over else e.fault.answer()), "fatal": True}
+        if reply.get("fatal"):
+            self.close()
+        return {"unasked": reply["error"]} if reply.get("passing") else reply
+
+    def check(self, name: str) -> Verdict:
+        begun = time.monotonic()
+        reply = self.ask({"op": "check", "name": name}, self.deadline)
+        if "unasked" in reply:
+            return Verdict(name, "untested", _short(reply["unasked"]))
+        if why := reply.get("wrong") or reply.get("error"):
+            return Verdict(name, "failed", _short(why))
+        return Verdict(name, "passed", f"as they should be ({time.monotonic() - begun:.1f} s)")
+
+    def rate(self, device: Device, name: str) -> Rate:
+        reply = self.ask({"op": "rate", "name": name}, self.deadline)
+        why = next((reply[key] for key in ("unasked", "wrong", "error") if key in reply), "")
+        value = reply.get("value")
+        return rate(device, name, value if isinstance(value, int | float) else None, _short(why))
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+@dataclass(slots=True)
+class _Compiler:
+    """Kernels compiled in threads, in the order of the cases, while others run."""
+
+    sm: str
+    pool: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor)
+    futures: dict[tuple[str, tuple[tuple[str, int], ...]], Future] = field(default_factory=dict)
+
+    def add(self, case: Case) -> None:
+        for step in self._steps(case):
+            key = step.kernel, step.values
+            if key not in self.futures:
+                self.futures[key] = self.pool.submit(compile_kernel, step.kernel, dict(step.values), self.sm)
+
+    def wait(self, case: Case, deadline: float) -> None:
+        """Raises CompileError, or Late after the deadline."""
+        for step in self._steps(case):
+            self.futures[step.kernel, step.values].result(max(0.0, deadline - time.monotonic()))
+
+    @staticmethod
+    def _steps(case: Case) -> list[Launch]:
+        return [s for s in launches(case.problem, case.tactic) if isinstance(s, Launch)]
+
+
+def _run(
+    patient: _Patient, device: Device, todo: Sequence[Case], emulated: bool, deadline: float, progress: Listener
+) -> list[Outcome]:
+    """All cases, in their order, until the deadline."""
+    compiling = _Compiler(virtual(device.sm) if emulated else device.sm)
+    for case in todo:
+        compiling.add(case)
+    found: list[Outcome] = []
+    for done, case in enumerate(todo):
+        progress(Progress("examine", case.kernel, done, len(todo)))
+        lost = sum(o.lost for o in found if o.case.kernel == case.kernel)
+        if lost >= MOST_LOST:
+            found.append(Outcome(case, "untested", f"{lost} processes were lost to this kernel before"))
+            continue
+        found.append(_outcome(patient, compiling, case, deadline))
+    compiling.pool.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
+def _outcome(patient: _Patient, compiling: _Compiler, case: Case, deadline: float) -> Outcome:
+    try:
+        compiling.wait(case, deadline)
+    except Late:
+        return Outcome(case, "untested", OVER)
+    except CompileError as e:
+        return Outcome(case, "failed", _short(f"does not compile: {e}"))
+    request = {"op": "case", "problem": codec.to_json(case.problem), "tactic": case.tactic.name}
+    reply = patient.ask(request, deadline)
+    if "unasked" in reply:
+        return Outcome(case, "untested", _short(reply["unasked"]))
+    if "wrong" in reply:
+        return Outcome(case, "failed", _short(f"computes something else: {reply['wrong']}"))
+    if "error" in reply:
+        return Outcome(case, "failed", _short(reply["error"]), lost=bool(reply.get("fatal")))
+    return Outcome(case, "passed", error_of=float(reply["error_of"]))
+
+
+def _short(text: object) -> str:
+    """One printable line without folders, as findings take it."""
+    words = " ".join(without_folders(str(text)).split())
+    return "".join(c if c.isprintable() else "?" for c in words)[: findings.MOST_TEXT]

@@ -1,0 +1,108 @@
+"""What of a machine needs no GPU: versions, the compiler, the emulator, the caches."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from cuda_kernels.compile import CompileError, compile_anew, nvrtc_version
+from cuda_kernels.device import Device
+from cuda_kernels.files import cache_dir
+from cuda_kernels.launch import Emulated
+from gpu_runtime import installed_version
+from tactics.candidates import candidates
+from tactics.doctor.rates import SMALL
+from tactics.doctor.trial import trial
+from tactics.measure.cache import Cache
+from tactics.measure.timing import driver_version
+
+Status = Literal["passed", "failed", "untested"]
+PACKAGES = ("numpy", "cupy-cuda13x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-ml-py")
+ABSOLUTE = re.compile(r"(?<![\w.~])/(?:[^/\s'\":,;()]+/)+")  # the folders of an absolute path
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one thing: what became of it, and in words what was seen."""
+
+    name: str
+    status: Status
+    words: str
+
+
+def without_folders(text: str) -> str:
+    """A text of which every absolute path has only its last name left: folders tell who somebody is."""
+    return ABSOLUTE.sub("", text)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that what is computed here depends on."""
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    found = {"gpu_runtime": installed_version(), "Python": platform.python_version(), "NVIDIA driver": driver_version()}
+    found |= {"system": f"{platform.system()} {platform.machine()}", "processors": str(os.cpu_count())}
+    return found | {"NVRTC": _nvrtc()} | {package: installed(package) for package in PACKAGES}
+
+
+def _nvrtc() -> str:
+    try:
+        return nvrtc_version()
+    except Exception as e:  # no wheel, or a library that does not load
+        return without_folders(f"does not load: {type(e).__name__}: {e}")[:300]
+
+
+def checked(name: str, check: Callable[[], str]) -> Verdict:
+    """The verdict on what a function looks at: what it says, or how it failed."""
+    begun = time.monotonic()
+    try:
+        words = check()
+    except Exception as e:  # whatever is broken on this machine
+        text = " ".join(without_folders(str(e)).split())
+        return Verdict(name, "failed", f"{type(e).__name__}: {text}"[:500])
+    return Verdict(name, "passed", f"{words} ({time.monotonic() - begun:.1f} s)")
+
+
+def compiler(device: Device) -> Verdict:
+    """NVRTC, asked for one kernel."""
+    def check() -> str:
+        found = compile_anew("flush_l2", {}, device.sm)
+        if not found.cubin or ".entry" not in found.ptx:
+            raise CompileError(f"flush_l2 for {device.sm}: neither an error nor machine code")
+        return f"NVRTC {nvrtc_version()} compiles for {device.sm}"
+
+    return checked("compiler", check)
+
+
+def emulator(device: Device) -> Verdict:
+    """The emulator, built if it is not, and one kernel in it."""
+    def check() -> str:
+        error = trial(Emulated(device), SMALL, candidates(SMALL, device)[0])
+        return f"runs a kernel's PTX for {device.sm}, relative error {error:.1e}"
+
+    return checked("emulator", check)
+
+
+def caches() -> Verdict:
+    """Whether what is compiled and measured is kept, and what there is."""
+    def check() -> str:
+        folder = cache_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("the cache folder cannot be written: set GPU_RUNTIME_CACHE to one that can be")
+        timings = Cache(folder / "timings.jsonl")
+        kernels = sum(1 for _ in (folder / "kernels").glob("*/*.cubin"))
+        torn = f", {timings.malformed} lines that are none" if timings.malformed else ""
+        return f"{kernels} compiled kernels, {len(timings)} measurements{torn}"
+
+    return checked("caches", check)

@@ -1,0 +1,134 @@
+"""An examination as text, and as plain data for a bug report: without names of folders, of users and of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cuda_kernels.device import Device
+from gpu_runtime.doctor.examine import Examination, Family, Outcome
+from gpu_runtime.doctor.host import PACKAGES, Verdict
+from gpu_runtime.text import printable, table, wrap
+from tactics import codec
+from tactics.doctor.rates import Rate
+
+MOST_SHOWN = 8  # failures that the text lists; JSON has all
+REPORT = "gpu-runtime doctor --json"
+VERSION = 1  # of the JSON document
+
+
+def text(found: Examination) -> str:
+    """Tables of verdicts, then what they come to."""
+    blocks = [wrap(_head(found)), _checks(found), _families(found), _failures(found), _rates(found), _versions(found.versions)]
+    blocks.append(wrap(closing(found)))
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def closing(found: Examination) -> str:
+    """What the verdicts come to, in a sentence or a few."""
+    families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
+    if found.well and not found.no_gpu:
+        return f"All is well: {_families_are(len(families))} right {where}."
+    if found.no_gpu:
+        broken = _names(found, "failed")
+        first = f"Not all is well without a GPU: {broken} failed. " if broken else ""
+        return (
+            f"{first}There is no GPU to examine: {found.no_gpu}. What needs none was checked; `gpu-runtime doctor --emulate "
+            f"{found.device.name}` runs each family of kernels in the CPU emulator."
+        )
+    parts = [f"{names} {status}" for status in ("failed", "untested") if (names := _names(found, status))]
+    words = f"Not all is well {where}: {'; '.join(parts)}."
+    if found.common_cause:
+        words += " Not one case is right: GPU, driver or installation are at fault, not kernels; plans leave out none."
+    if found.denied and found.kept:
+        words += f" Builds leave out of plans for this GPU: {', '.join(f.what for f in found.denied)}."
+    if any(f.of("untested") for f in families):
+        words += " What was compiled is kept, so that another run gets further; --time-limit gives it longer."
+    return words + (f" A bug report should hold what `{REPORT}` prints." if _names(found, "failed") else "")
+
+
+def data(found: Examination) -> dict[str, Any]:
+    """One JSON document."""
+    return {
+        "schema": VERSION, "well": found.well, "no_gpu": found.no_gpu, "emulated": found.emulated,
+        "limit_s": found.limit_s, "took_s": round(found.took_s, 1), "versions": dict(found.versions),
+        "device": codec.to_json(Device, found.device, defaults=True),
+        "checks": codec.to_json(tuple[Verdict, ...], found.checks, defaults=True),
+        "families": [_family_data(f) for f in found.families],
+        "rates": [codec.to_json(Rate, r, defaults=True) | {"share": r.share and round(r.share, 4)} for r in found.rates],
+        "left_out_of_plans": [{"what": f.what, "why": f.why} for f in found.denied], "written_down": found.kept,
+    }  # fmt: skip
+
+
+def _family_data(family: Family) -> dict[str, Any]:
+    def plain(o: Outcome) -> dict[str, Any]:
+        return {"tactic": o.case.tactic.name, "problem": str(o.case.problem), "why": o.why, "process_lost": o.lost}
+
+    return {
+        "kernel": family.kernel, "verdict": family.status, "cases": len(family.outcomes), "right": len(family.of("passed")),
+        "largest_error": max((o.error_of for o in family.of("passed")), default=None),
+        "failed": [plain(o) for o in family.of("failed")],
+        "untested": [{"tactic": o.case.tactic.name, "why": o.why} for o in family.of("untested")],
+    }  # fmt: skip
+
+
+def _head(found: Examination) -> str:
+    if found.no_gpu:
+        return f"No GPU: {found.no_gpu}"
+    return f"{found.device}{', in the CPU emulator: a few cases of each family' if found.emulated else ''}"
+
+
+def _checks(found: Examination) -> list[str]:
+    return table(["check", "verdict", "what was seen"], [[v.name, v.status, printable(v.words)] for v in found.checks])
+
+
+def _families(found: Examination) -> list[str]:
+    rows = [[f.kernel, f.status, f"{len(f.of('passed'))} of {len(f.outcomes)}", _words(f)] for f in found.families]
+    return table(["kernel family", "verdict", "cases right", "what was seen"], rows, right=(2,))
+
+
+def _words(family: Family) -> str:
+    failed, untested = family.of("failed"), family.of("untested")
+    parts = []
+    if failed:
+        lost = sum(o.lost for o in failed)
+        parts.append(f"{len(failed)} failed" + (f", {lost} with their process" if lost else ""))
+    if untested:
+        parts.append(untested[0].why)
+    if right := family.of("passed"):
+        parts.append(f"largest error {max(o.error_of for o in right):.1e}")
+    return "; ".join(parts)
+
+
+def _failures(found: Examination) -> list[str]:
+    failed = [o for f in found.families for o in f.of("failed")]
+    lines = [line for o in failed[:MOST_SHOWN] for line in wrap(printable(f"{o.case.tactic.name}: {o.why}"))]
+    return lines + ([f"and {len(failed) - MOST_SHOWN} more, all of them in --json"] if len(failed) > MOST_SHOWN else [])
+
+
+def _rates(found: Examination) -> list[str]:
+    def row(r: Rate) -> list[str]:
+        measured = printable(r.why) if r.measured is None or r.share is None else f"{r.measured:g}, {r.share:.2f} of it"
+        return [r.name, f"{r.table:g} {r.unit}", measured]
+
+    return table(["rate", "table", "measured"], [row(r) for r in found.rates]) if found.rates and not found.no_gpu else []
+
+
+def _versions(found: Mapping[str, str]) -> list[str]:
+    first = [f"{name} {value}" for name, value in found.items() if name not in PACKAGES]
+    return wrap("; ".join([*first, ", ".join(f"{name} {found[name]}" for name in PACKAGES)]))
+
+
+def _names(found: Examination, status: str) -> str:
+    """Of checks and families with this verdict, the first few."""
+    names = list(_with(found, status))
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _with(found: Examination, status: str) -> Iterator[str]:
+    yield from (v.name for v in found.checks if v.status == status)
+    yield from (f.kernel for f in found.families if f.status == status)
+
+
+def _families_are(count: int) -> str:
+    return "the family of kernels is" if count == 1 else f"{count} families of kernels are"

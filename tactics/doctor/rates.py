@@ -1,0 +1,132 @@
+"""How fast the GPU at hand is, beside the tables of `device` and `rates`: clocks, bandwidth, launches, tensor cores."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from cuda_kernels.device import Device
+from cuda_kernels.rates import rates
+from tactics.candidates import candidates
+from tactics.doctor.trial import Gpu, Run, trial
+from tactics.measure.worker import Bench
+from tactics.problems.epilogue import Epilogue
+from tactics.problems.pointwise_ops import Activation, Stage
+from tactics.problems.problem import ConvProblem, PointwiseProblem
+from tactics.tactic import Tactic
+
+SAMPLES = 9
+COPIED = 4  # times the L2: what is copied comes from DRAM and goes there
+LEAST_COPIED, MOST_COPIED = 64 << 20, 512 << 20  # bytes
+MANY = 16  # launches that follow one another
+SMALL = PointwiseProblem(1, 8, 4, 4, (Stage("relu"),))
+# Long enough for the tensor cores' rate, 17 GFLOP; every SM of the largest device has blocks of its largest tile.
+PRODUCT = ConvProblem(2, 1024, 64, 64, 1024, 1, 1, epilogue=Epilogue(bias=True, act=Activation("relu")), sparse24=True)
+LARGE = 128 * 128  # outputs of a tile that may reach the rate
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was measured (None: it was not, and `why`), and what the tables have, in the same unit, from `source`."""
+
+    name: str
+    unit: str
+    measured: float | None
+    table: float
+    source: str
+    why: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """Measured over the table's."""
+        return None if self.measured is None else self.measured / self.table
+
+
+def rate(device: Device, name: str, value: float | None, why: str = "") -> Rate:
+    """One of RATES, as measured, beside the value that plans rest on."""
+    unit, table, source = _table(device)[name]
+    return Rate(name, unit, None if value is None else float(f"{value:.4g}"), float(f"{table:.4g}"), source, why)
+
+
+def _table(device: Device) -> dict[str, tuple[str, float, str]]:
+    """Name -> unit, the value that plans rest on, and from where it is."""
+    found = rates(device)
+    share = device.mma_sync_share * found.sync_share * found.held
+    return {
+        "SM clock": ("MHz", device.clock_mhz, device.sources),
+        "DRAM bandwidth": ("GB/s", device.dram_gbps * found.dram_share, found.source),
+        "kernel launch": ("us", device.launch_us, device.sources),
+        "dense products": ("TFLOP/s", device.dense_tflops * share, found.source),
+        "2:4 over dense": ("x", found.sparse_rate, found.source),
+    }
+
+
+def _clock(bench: Bench) -> float | None:
+    """While tensor cores work; None where the management library does not tell."""
+    _product_us(bench, sparse=False)
+    return bench.clock.mhz()
+
+
+def _bandwidth(bench: Bench) -> float:
+    """Of a copy: read and written."""
+    gpu = bench.gpu
+    nbytes = min(max(COPIED * gpu.device.l2_bytes, LEAST_COPIED), MOST_COPIED)
+    source, to = gpu.allocate(nbytes), gpu.allocate(nbytes)
+    try:
+        us = statistics.median(bench.stopwatch.samples(_nothing, partial(gpu.copy, to, source, nbytes), SAMPLES))
+    finally:
+        gpu.free(source)
+        gpu.free(to)
+    return 2e-3 * nbytes / us
+
+
+def _launch(bench: Bench) -> float:
+    """What one more launch of a small kernel adds to a graph of launches that follow one another."""
+    found: list[float] = []
+
+    def timed(gpu: Gpu, run: Run, poison: Run) -> None:
+        graphs = [gpu.record(partial(_times, run, count)) for count in (1, 1 + MANY)]
+        one, many = (statistics.median(bench.stopwatch.samples(_nothing, graph, SAMPLES)) for graph in graphs)
+        found.append((many - one) / MANY)
+
+    trial(bench.gpu, SMALL, candidates(SMALL, bench.gpu.device)[0], timed)
+    return found[0]
+
+
+def _dense(bench: Bench) -> float:
+    return 2e-6 * PRODUCT.macs / _product_us(bench, sparse=False)
+
+
+def _sparse(bench: Bench) -> float:
+    return _product_us(bench, sparse=False) / _product_us(bench, sparse=True)
+
+
+def _product_us(bench: Bench, *, sparse: bool) -> float:
+    """The fastest large tile's median."""
+    bench.set_problem(PRODUCT)
+    return min(statistics.median(bench.time(tactic, SAMPLES)["us"]) for tactic in products(bench.gpu.device) if
+               tactic.sparse == sparse)  # fmt: skip
+
+
+def products(device: Device) -> list[Tactic]:
+    """The tactics that may reach the tensor cores' rate."""
+    able = [t for t in candidates(PRODUCT, device) if t.kernel in ("conv_dense", "conv_sparse24")]
+    vectors = [t for t in able if {f.layout for f in (*t.ins, t.out)} == {"hwc8"} and t.gemm.split == 1 and not t.gemm.stream]
+    return [t for t in vectors if t.gemm.m * t.gemm.n >= LARGE]
+
+
+def _times(run: Run, count: int) -> None:
+    for _ in range(count):
+        run()
+
+
+def _nothing() -> None:
+    """Leaves the L2 as it is."""
+
+
+RATES: dict[str, Callable[[Bench], float | None]] = {
+    "SM clock": _clock, "DRAM bandwidth": _bandwidth, "kernel launch": _launch, "dense products": _dense,
+    "2:4 over dense": _sparse,
+}  # fmt: skip
