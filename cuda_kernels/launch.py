@@ -3,7 +3,7 @@
 Both: allocate(nbytes, constant) -> address (constant: no launch writes it); free; write(address, array);
 read(address, nbytes) -> uint8 array; load(compiled) -> kernel, of what is compiled for `arch`;
 launch(kernel, grid, block, smem, params); call(function, ins, out, nonfinite), a function of arrays instead of a kernel;
-synchronize(); record(run) -> replay, a CUDA graph where there is a GPU.
+synchronize(); record(run) -> replay, a CUDA graph where there is a GPU; close(); `with here()`: work for that device.
 `params` are the bytes of the kernel's parameter struct, as `pack_params` lays them out. An `Array` is what lies row-major at an
 address; `call` stores function(module, arrays) as `out`'s type, the arrays being those of `module`, NumPy or CuPy. If infinity
 or NaN was stored, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
@@ -11,9 +11,12 @@ or NaN was stored, it sets the 4-byte word at `nonfinite` to 1, as kernels do.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +24,12 @@ import numpy as np
 
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
-from cuda_kernels.driver_errors import check_status
+from cuda_kernels.driver_errors import check_status, is_fatal
+from cuda_kernels.staging import Staging
 
 if TYPE_CHECKING:
     from cupy import RawKernel
+    from cupy.cuda import Stream
 
     from cuda_kernels.emulator import Program, Stats
 
@@ -96,6 +101,9 @@ class Emulated:
         self._memory = emulator.Memory()
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them
 
+    def here(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         return self._memory.alloc(max(nbytes, 16), constant=constant)
 
@@ -137,9 +145,18 @@ class Emulated:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
 
+    def close(self) -> None:
+        self._memory = self._emulator.Memory()
+
 
 class Cuda:
-    """The GPU at hand, through CuPy. Owns one stream; loads our own cubins, so architectures such as sm_90a are exact."""
+    """The GPU at hand, through CuPy: the device that is current when this is made. Loads our own cubins, so architectures
+    such as sm_90a are exact.
+
+    Owns one stream; all that is queued here is queued there, copies too, and waits for nothing else. CuPy's current stream is
+    the caller's and stays it: `follow` and `lead` order the two, without the host waiting. Memory is given back when nothing
+    queued uses it any more, also where this object is dropped without `close`.
+    """
 
     name = "cuda"
 
@@ -149,12 +166,52 @@ class Cuda:
         self.device = device
         self.arch = device.sm
         self.cupy = cupy
+        self.number = int(cupy.cuda.runtime.getDevice())
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._events = cupy.cuda.Event(disable_timing=True), cupy.cuda.Event(disable_timing=True)
+        self._staging = Staging(cupy, self.stream)
         self._held: dict[int, object] = {}
         self._kernels: dict[str, Kernel] = {}
+        self._process = os.getpid()
+        self._give_back = weakref.finalize(self, release, self._process, self.stream, self._held, self._staging)
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """Its device as the thread's current one. RuntimeError in a process that was forked: CUDA does not work there."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "the GPU was opened before this process was forked, and CUDA works only in the process that opened it: start "
+                "processes with multiprocessing's method 'spawn' or 'forkserver', and open the GPU in each"
+            )
+        with self.cupy.cuda.Device(self.number):
+            yield
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """The stream as CuPy's current one; afterwards the caller's is it again, also where it became so by use(), which CuPy
+        itself forgets at the end of a `with`."""
+        before = self.cupy.cuda.get_current_stream()
+        try:
+            with self.stream:
+                yield
+        finally:
+            before.use()
+
+    def follow(self, stream: int | None = None) -> None:
+        """What is queued here from now on waits for what is queued on `stream` (a handle; None: CuPy's current one) now."""
+        handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
+        self.cupy.cuda.runtime.eventRecord(self._events[0].ptr, handle)
+        self.stream.wait_event(self._events[0])
+
+    def lead(self, stream: int | None = None) -> None:
+        """What is queued on `stream` (as above) from now on waits for what is queued here now."""
+        handle = self.cupy.cuda.get_current_stream().ptr if stream is None else stream
+        self._events[1].record(self.stream)
+        self.cupy.cuda.runtime.streamWaitEvent(handle, self._events[1].ptr)
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
-        memory = self.cupy.cuda.alloc(max(nbytes, 16))
+        with self.current():  # pools hand out again in the order of the stream for which they allocated
+            memory = self.cupy.cuda.alloc(max(nbytes, 16))
         self._held[memory.ptr] = memory
         return memory.ptr
 
@@ -162,25 +219,29 @@ class Cuda:
         del self._held[address]
 
     def write(self, address: int, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array)
-        self.synchronize()
-        self.cupy.cuda.runtime.memcpy(address, array.ctypes.data, array.nbytes, 1)  # cudaMemcpyHostToDevice
+        self._staging.upload(address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
-        self.synchronize()
-        self.cupy.cuda.runtime.memcpy(out.ctypes.data, address, nbytes, 2)  # cudaMemcpyDeviceToHost
+        self._staging.download(out, address)
         return out
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """Device to device, on the stream."""
+        """Device to device."""
         self.cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 3, self.stream.ptr)  # cudaMemcpyDeviceToDevice
+
+    def array(self, a: Array) -> Any:
+        """A CuPy array of what lies there."""
+        memory = self.cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self, self.number)
+        return self.cupy.ndarray(a.shape, a.dtype, self.cupy.cuda.MemoryPointer(memory, 0))
 
     def load(self, compiled: Compiled) -> Kernel:
         path = str(cubin_path(compiled))
         if path not in self._kernels:
             name = compiled.kernel.rpartition("/")[2].removesuffix(".cu")
             function = self.cupy.RawModule(path=path).get_function(name)
+            # Once, as much as there is: CuPy gives one function to all that load it, and their threads launch it with any size.
+            function.max_dynamic_shared_size_bytes = self.device.smem_per_block - function.shared_size_bytes
             self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, function))
         return self._kernels[path]
 
@@ -189,8 +250,6 @@ class Cuda:
         kernel.start(grid, block, smem, params)
 
     def _start(self, function: RawKernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:
-        if smem > 48 * 1024:
-            function.max_dynamic_shared_size_bytes = smem
         if self.device.dependent_launch:
             return launch_dependent(function.kernel.ptr, grid, block, smem, params, self.stream.ptr)
         # A one-element array of raw bytes is passed by value: the parameter struct itself.
@@ -198,16 +257,10 @@ class Cuda:
         return function(grid, block, (blob,), shared_mem=smem, stream=self.stream)
 
     def call(self, function: Callable, ins: Sequence[Array | None], out: Array, nonfinite: int) -> None:
-        cupy = self.cupy
-
-        def array(a: Array) -> Any:
-            memory = cupy.cuda.UnownedMemory(a.address, math.prod(a.shape) * a.dtype.itemsize, self)
-            return cupy.ndarray(a.shape, a.dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-        with self.stream:
-            stored, word = array(out), array(Array(nonfinite, np.dtype(np.uint32), (1,)))
-            stored[...] = function(cupy, [a and array(a) for a in ins])
-            word |= ~cupy.isfinite(stored).all()
+        with self.current():
+            stored, word = self.array(out), self.array(Array(nonfinite, np.dtype(np.uint32), (1,)))
+            stored[...] = function(self.cupy, [a and self.array(a) for a in ins])
+            word |= ~self.cupy.isfinite(stored).all()
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -216,7 +269,7 @@ class Cuda:
         """Run once (kernels load lazily), then capture into a CUDA graph; returns what replays it on the stream."""
         run()
         self.synchronize()
-        with self.stream:
+        with self.current():
             self.stream.begin_capture()
             try:
                 run()
@@ -224,6 +277,27 @@ class Cuda:
                 graph = self.stream.end_capture()
         graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
+
+    def close(self) -> None:
+        """Give all memory back, to the device where CuPy's own pool held it, when what is queued has ended. Nothing in a forked
+        process, to which the memory does not belong."""
+        if os.getpid() == self._process:
+            self._give_back()
+            with self.here():
+                self.cupy.get_default_memory_pool().free_all_blocks(stream=self.stream)
+
+
+def release(process: int, stream: Stream, held: dict[int, object], staging: Staging) -> None:
+    """Wait for what still uses them, then drop memory and `staging`. After a fatal error nothing runs any more, and in a forked
+    process nothing can be asked."""
+    if os.getpid() != process:
+        return
+    try:
+        stream.synchronize()
+    except RuntimeError as e:
+        if not is_fatal(e):
+            raise
+    held.clear()
 
 
 def param_bytes(function: int) -> int:

@@ -46,6 +46,7 @@ from gpu_runtime.rewrites import (
     squeeze_excite,
     upsampling,
 )
+from gpu_runtime.runtime import feeds
 from gpu_runtime.runtime.context import kernel_key
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
@@ -322,7 +323,8 @@ def _packed(
     record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
     cubins = {}
     if embed_cubins:
-        keys = dict.fromkeys(step.key for step in data.steps if isinstance(step, LaunchStep))
+        edges = [(step.kernel, step.values) for step in feeds.reformats(record.plan).values()]
+        keys = dict.fromkeys([*(step.key for step in data.steps if isinstance(step, LaunchStep)), *edges])
         wanted = [(kernel, dict(values), table.device.sm) for kernel, values in keys]
         compiled = compile_many(wanted, progress=compiling(progress))
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}

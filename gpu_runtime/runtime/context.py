@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from itertools import groupby
@@ -14,13 +14,14 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
-from cuda_kernels.launch import Array, Cuda, open_gpu, pack_params
+from cuda_kernels.launch import Array, Cuda, Kernel, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
-from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, Step, TensorPlace
+from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
+from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, TensorPlace
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import not_finite, printable
-from tactics.format import DTYPES, from_memory, to_memory
+from tactics.format import DTYPES, from_memory
 from tactics.problems.array_functions import bound
 
 NAN_HALF = np.uint16(0x7FFF)  # two of them are a NaN of FP32
@@ -41,14 +42,15 @@ R = TypeVar("R")
 
 
 def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-    """One thread at a time, and only while the context is open."""
+    """One thread at a time, on the context's GPU, and only while the context is open."""
 
     @wraps(method)
     def locked(self: Context, *args: P.args, **options: P.kwargs) -> R:
         with self._lock:
             if self._closed:
                 raise ValueError("this context is closed: make a new one with engine.context()")
-            return method(self, *args, **options)
+            with self.gpu.here():
+                return method(self, *args, **options)
 
     return locked
 
@@ -64,7 +66,12 @@ class Context:
     shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
     free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
     now. Further options go to the emulator. Raises EngineError if the engine is for another device.
+
+    Use it in a `with`, or close it: its memory is given back then. On a GPU it belongs to the device that is current when it is
+    made, and to the process: not to one that is forked.
     """
+
+    _closed = True  # until there is something to close
 
     def __init__(
         self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
@@ -83,34 +90,40 @@ class Context:
         if not engine.checked:
             check(engine.record, engine.weights)
         self.gpu = open_gpu(self.device, **options)
-        self._closed, self._lock = False, threading.RLock()
+        self._lock = threading.RLock()
         self._poison = poison
         self._nonfinite: list[str] = []
-        steps = self.plan.steps
-        self._kernels = self._load(steps, progress)
-        self._arena_bytes = self.plan.memory.activation_bytes
+        steps, memory = self.plan.steps, self.plan.memory
+        kernels = self._load(progress)
+        self._kernels = [kernels[s.key] if isinstance(s, LaunchStep) else None for s in steps]
         try:
             self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
             self.gpu.write(self._weights, engine.weights)
-            self._arena = self.gpu.allocate(self._arena_bytes)
-            self._fill(0, self._arena_bytes)
-            self._flags = self.gpu.allocate(4 * len(steps))  # one word per step: whether it stored infinity or NaN
-            self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))
+            self._arena = self.gpu.allocate(memory.activation_bytes)
+            self._fill(0, memory.activation_bytes)
+            self._flags = self.gpu.allocate(4 * (len(steps) + 1))  # a word per step: whether it stored infinity or NaN; a spare
         except (MemoryError, OverflowError, ValueError):
             raise EngineError(
-                f"the engine takes {engine.weights.nbytes} bytes for weights and {self._arena_bytes} for activations, more "
-                "than there are: free memory, or build it for smaller inputs"
+                f"the engine takes {engine.weights.nbytes} bytes for weights and {memory.activation_bytes} for activations, "
+                "more than there are: free memory, or build it for smaller inputs"
             ) from None
-        for offset, nbytes in self.plan.memory.zeros:
+        for offset, nbytes in memory.zeros:
             self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
         bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
         self._params = {i: _struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
         self._arrays = {i: _arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
-        self._frees = dict(self.plan.memory.frees) if poison else {}
-        # Run the whole plan on what the inputs hold: CUDA graphs where there is a GPU.
+        self._frees = dict(memory.frees) if poison else {}
+        spare = self._flags + 4 * len(steps)
+        self._feeds: HostFeeds | DeviceFeeds = (
+            DeviceFeeds(self.gpu, self.plan, self._arena, kernels, spare)
+            if isinstance(self.gpu, Cuda)
+            else HostFeeds(self.gpu, self.plan, self._arena)
+        )
         self._range = _ranges() if nvtx else nullcontext
         self._titles = [" || ".join(self.plan.layers[k].name for k in step.covers) for step in steps]
-        self.replay = self._launch_all if not graph or nvtx or poison else self._recorded()
+        self._replay = self._launch_all if not graph or nvtx or poison else self._recorded()
+        self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))  # recording ran kernels on whatever lay in memory
+        self._closed = False
 
     @property
     def emulated(self) -> bool:
@@ -121,23 +134,20 @@ class Context:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
         Arrays have ONNX's shape and the dtype of the engine's input (`engine.inputs`); the memory format is the engine's
-        business. NumPy in gives NumPy out; if every input is a CuPy array the outputs are CuPy arrays, ready on
-        `self.gpu.stream`. Warns of layers that stored infinity or NaN, also where a later Clip or Sigmoid hides it; with CuPy
-        arrays, for which nothing waits, ask `nonfinite`. Raises ValueError for a missing or unknown name, a wrong shape or a
-        wrong dtype.
+        business. NumPy in gives NumPy out. If every input is on the GPU (CuPy's arrays, or what has DLPack or
+        __cuda_array_interface__), the outputs are CuPy arrays, and nothing waits: they are ready, and inputs may be changed or
+        freed, in the order of CuPy's current stream (and of the stream that an interface names). Warns of layers that stored
+        infinity or NaN, also where a later Clip or Sigmoid hides it; with outputs on the GPU ask `nonfinite`. Raises
+        ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
         """
-        self._check(inputs)
-        if not isinstance(self.gpu, Cuda):
-            self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
-        on_gpu = all(hasattr(a, "__cuda_array_interface__") for a in inputs.values())
-        cuda = self.gpu if on_gpu and isinstance(self.gpu, Cuda) else None
-        for info in self.plan.inputs:
-            self._bind(info, inputs[info.name], cuda)
-        self._nonfinite = []
-        self.replay()
-        outputs = {info.name: self._fetch(info, cuda) for info in self.plan.outputs}
-        if cuda is None and (layers := self.nonfinite()):
-            given = [f"input {name!r} holds {told}" for name, a in inputs.items() if not on_gpu and (told := not_finite(a))]
+        with self._feeds.bound(inputs) as ready:
+            if not isinstance(self.gpu, Cuda):
+                self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
+            self._nonfinite = []
+            self._replay()
+            outputs = ready.fetch()
+        if not ready.to_gpu and (layers := self.nonfinite()):
+            given = [f"input {name!r} holds {told}" for name, a in ready.on_host.items() if (told := not_finite(a))]
             if given:
                 warnings.warn(printable("; ".join(given)), RuntimeWarning, stacklevel=3)
                 return outputs
@@ -146,6 +156,11 @@ class Context:
             text = f"{told}: FP16 ends at 65504; build with a calibration input"
             warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
         return outputs
+
+    @_alone
+    def replay(self) -> None:
+        """Run the whole plan on what the inputs hold: a CUDA graph where there is a GPU, which nothing waits for."""
+        self._replay()
 
     @_alone
     def nonfinite(self) -> list[str]:
@@ -184,15 +199,13 @@ class Context:
     @_alone
     def trace(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Layer -> what it writes, as NCHW: launched one by one, and read before memory is given to a later layer."""
-        self._check(inputs)
-        for info in self.plan.inputs:
-            self._bind(info, inputs[info.name], None)
         steps, layers = self.plan.steps, self.plan.layers
         found: dict[str, np.ndarray] = {}
         last = {layer: i for i, step in enumerate(steps) for layer in step.covers}
-        for i, step in enumerate(steps):
-            self._launch(i)
-            found |= {layers[k].name: self._values(layers[k].outputs[0]) for k in step.covers if last[k] == i}
+        with self._feeds.bound(inputs, to_host=True):
+            for i, step in enumerate(steps):
+                self._launch(i)
+                found |= {layers[k].name: self._values(layers[k].outputs[0]) for k in step.covers if last[k] == i}
         self.nonfinite()
         self._nonfinite = []
         return found
@@ -200,7 +213,7 @@ class Context:
     @_alone
     def outputs(self) -> dict[str, np.ndarray]:
         """The network's outputs as `run` or `trace` left them, on the host."""
-        return {info.name: self._fetch(info, None) for info in self.plan.outputs}
+        return self._feeds.outputs()
 
     @_alone
     def tensor(self, name: str) -> np.ndarray:
@@ -219,13 +232,17 @@ class Context:
         return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
-        """Give the memory back; using the context afterwards is an error."""
+        """Give the memory back, when what is queued has ended; using the context afterwards is an error."""
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self.gpu.synchronize()
-                for address in (self._arena, self._weights, self._flags):
-                    self.gpu.free(address)
+                self.gpu.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not self.emulated:
+            text = "a context was dropped without close(), which waits for its work: use `with engine.context() as context`"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            self.close()
 
     def __enter__(self) -> Context:
         return self
@@ -233,25 +250,28 @@ class Context:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _load(self, steps: Sequence[Step], progress: Counter | None) -> list[Any]:
-        """Each step's kernel, ready to launch; None of a library function."""
-        keys = [s.key if isinstance(s, LaunchStep) else None for s in steps]
-        distinct = [k for k in dict.fromkeys(keys) if k]
+    def _load(self, progress: Counter | None) -> dict[Key, Kernel]:
+        """The steps' kernels, ready to launch, and on a GPU those that change the formats of inputs and outputs."""
+        keys = [s.key for s in self.plan.steps if isinstance(s, LaunchStep)]
+        if not self.emulated:
+            keys += [(s.kernel, s.values) for s in reformats(self.plan).values()]
+        distinct = list(dict.fromkeys(keys))
         missing = [k for k in distinct if kernel_key(*k) not in self.engine.cubins or self.emulated]
         made = compile_many(((kernel, dict(values), self.gpu.arch) for kernel, values in missing), progress=progress)
         compiled = dict(zip(missing, made, strict=True))
         for k in distinct:
             if k not in compiled:
                 compiled[k] = Compiled(*k, self.device.sm, "", self.engine.cubins[kernel_key(*k)], 0, 0, 0, 0, "")
-        loaded = {k: self.gpu.load(c) for k, c in compiled.items()}
-        return [k and loaded[k] for k in keys]
+        return {k: self.gpu.load(c) for k, c in compiled.items()}
 
     def _launch(self, i: int) -> None:
         step = self.plan.steps[i]
         with self._range(self._titles[i]):
             if isinstance(step, CallStep):
                 return self._call(i, step)
-            self.gpu.launch(self._kernels[i], step.grid, step.block, step.smem, self._params[i])
+            kernel = self._kernels[i]
+            assert kernel is not None  # a launch has one
+            self.gpu.launch(kernel, step.grid, step.block, step.smem, self._params[i])
 
     def _call(self, i: int, step: CallStep) -> None:
         """A library function. What its arrays hold may be wrong for it: indices outside, a division by zero."""
@@ -290,44 +310,6 @@ class Context:
     def _fill(self, offset: int, nbytes: int) -> None:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
 
-    def _check(self, inputs: Mapping[str, object]) -> None:
-        expected = {i.name: i for i in self.plan.inputs}
-        if set(inputs) != set(expected):
-            raise ValueError(f"inputs: expected the names {sorted(expected)}, got {sorted(map(str, inputs))}")
-        for name, info in expected.items():
-            a = inputs[name]
-            shape, dtype = tuple(getattr(a, "shape", ())), getattr(a, "dtype", type(a).__name__)
-            if shape != info.shape:
-                raise ValueError(
-                    f"input {name!r}: expected shape {_dims(info.shape)}, got {_dims(shape)}. "
-                    "Sizes are fixed when an engine is built: build one with --shapes for this size"
-                )
-            want = DTYPES[info.dtype]
-            if dtype != want:
-                raise ValueError(f"input {name!r}: expected dtype {want}, got {dtype}; convert it with .astype(np.{want})")
-
-    def _bind(self, info: Bound, array: Any, cuda: Cuda | None) -> None:
-        """An input goes to where the plan reads it. `cuda`: where the array lies, None for the host."""
-        to = self._arena + info.offset
-        if cuda and info.format.layout == "chw":
-            array = cuda.cupy.ascontiguousarray(array)
-            cuda.cupy.cuda.get_current_stream().synchronize()
-            cuda.copy(to, array.data.ptr, array.nbytes)
-            return
-        host = cuda.cupy.asnumpy(array) if cuda else np.asarray(array)
-        self.gpu.write(to, to_memory(host.reshape(info.shape4), info.format))
-
-    def _fetch(self, info: Bound, cuda: Cuda | None) -> Any:
-        """An output as an array, on the GPU or on the host."""
-        at, dtype = self._arena + info.offset, DTYPES[info.dtype]
-        if cuda and info.format.layout == "chw":
-            with cuda.stream:
-                out = cuda.cupy.empty(info.shape, dtype)
-                cuda.copy(out.data.ptr, at, out.nbytes)
-            return out
-        values = from_memory(self.gpu.read(at, info.nbytes).view(dtype), info.format, info.shape4).reshape(info.shape)
-        return cuda.cupy.asarray(values) if cuda else values
-
 
 def _struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
     """A kernel's parameters with addresses in their places."""
@@ -345,7 +327,3 @@ def _arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None
 def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
     """The name under which an engine's file holds a kernel's machine code."""
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(str(d) for d in shape) or "()"

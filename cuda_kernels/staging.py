@@ -1,0 +1,74 @@
+"""Copies between host and device on one stream, through pinned memory that is used again and again.
+
+Only a copy from or to pinned memory is ordered on a stream alone: of other memory the driver copies on its own terms, which
+differ with the size (CUDA Runtime API, "API synchronization behavior").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from cupy.cuda import Event, Stream
+
+BLOCK = 2 << 20  # bytes of one piece: the host fills or empties one block while the other travels
+BLOCKS = 2
+TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+
+
+class Block(NamedTuple):
+    """Pinned memory; a copy from or to it is under way until `copied`."""
+
+    data: np.ndarray
+    copied: Event
+
+
+class Staging:
+    """`cupy`: the module. Blocks are allocated when they are first needed, and given back with this object, which must outlive
+    the copies that were queued."""
+
+    def __init__(self, cupy: Any, stream: Stream) -> None:
+        self._cupy, self._stream = cupy, stream
+        self._blocks: deque[Block] = deque()  # the one that was used longest ago first
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        """Queue a copy of flat uint8 `data` to the device; the caller may change it at once."""
+        for at in range(0, data.nbytes, BLOCK):
+            piece = data[at : at + BLOCK]
+            block = self._next()
+            block.data[: piece.nbytes] = piece
+            self._copy(block, address + at, block.data.ctypes.data, piece.nbytes, TO_DEVICE)
+
+    def download(self, out: np.ndarray, address: int) -> None:
+        """Fill flat uint8 `out` with what work queued so far leaves at `address`; waits for it."""
+        under_way: deque[tuple[Block, np.ndarray]] = deque()
+        for at in range(0, out.nbytes, BLOCK):
+            if len(under_way) == BLOCKS:  # the next block is the one that this empties
+                self._empty(*under_way.popleft())
+            block, piece = self._next(), out[at : at + BLOCK]
+            self._copy(block, block.data.ctypes.data, address + at, piece.nbytes, TO_HOST)
+            under_way.append((block, piece))
+        while under_way:
+            self._empty(*under_way.popleft())
+
+    def _next(self) -> Block:
+        """The block whose turn it is, when no copy uses it any more."""
+        if len(self._blocks) < BLOCKS:
+            memory = self._cupy.cuda.alloc_pinned_memory(BLOCK)
+            block = Block(np.frombuffer(memory, np.uint8, BLOCK), self._cupy.cuda.Event(disable_timing=True))
+        else:
+            block = self._blocks.popleft()
+        self._blocks.append(block)
+        block.copied.synchronize()
+        return block
+
+    def _copy(self, block: Block, to: int, source: int, nbytes: int, kind: int) -> None:
+        self._cupy.cuda.runtime.memcpyAsync(to, source, nbytes, kind, self._stream.ptr)
+        block.copied.record(self._stream)
+
+    def _empty(self, block: Block, piece: np.ndarray) -> None:
+        block.copied.synchronize()
+        piece[:] = block.data[: piece.nbytes]
