@@ -3,6 +3,7 @@
 # make check      the quick half of them
 # make test-full  what `make test` leaves to continuous integration: all tiles, formats and cases of each
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
+# make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
 # make test-long  the exhaustive runs
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
 # make lint       ruff and mypy
@@ -15,22 +16,22 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
-QUICK := "not slow and not full and not long"
+QUICK := "not slow and not full and not long and not driver"
 
-.PHONY: demo test check test-full test-blas test-compiled test-long lint docs compiled bench gpu clean
+.PHONY: demo test check test-full test-blas test-compiled test-driver test-long lint docs compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
 	$(BIN)/python -c "from cuda_kernels.emulator import build; build.library()"  # once, not in each process
-	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long and not driver" --durations=15
 
 check: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver" --durations=15
 
 test-blas: $(STAMP)
 	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
@@ -39,6 +40,9 @@ test-blas: $(STAMP)
 BASE ?= $(shell git rev-list -1 --before='24 hours ago' HEAD 2>/dev/null)
 test-compiled: $(STAMP)
 	GPU_RUNTIME_RECOMPILE=$(if $(ALL),all,$(shell git rev-parse HEAD):$(BASE)) $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
+
+test-driver: $(STAMP)
+	$(BIN)/python -m tests.emulated_driver python -m pytest $(PARALLEL) -m "driver or (gpu and not full and not long)" --durations=15
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
@@ -52,7 +56,7 @@ docs: .venv/.docs
 	touch .venv/.docs
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m long --durations=30
+	$(BIN)/python -m pytest $(PARALLEL) -m "long and not driver" --durations=30
 
 compiled: $(STAMP)
 	rm -f out/compiled.txt && mkdir -p out

@@ -15,6 +15,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import why_no_gpu
 from gpu_runtime import cli as command_line
+from tests.on_driver import ON_DRIVER
 from tests.reference_run import model, node
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,9 @@ def pytest_collection_modifyitems(items):
     for item in gpu:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items:
+        if item.get_closest_marker("driver") and not ON_DRIVER:
+            item.add_marker(pytest.mark.skip(reason="runs on the emulated CUDA driver: make test-driver"))
 
 
 def leave_to_ci(items: list[pytest.Item]) -> None:

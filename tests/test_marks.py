@@ -10,22 +10,25 @@ import pytest
 from tests.conftest import ROOT, leave_to_ci, sample
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-MARKS = ("slow", "full", "long")
+MARKS = ("slow", "full", "long", "driver")
 
 
 def runs(target: str, *marks: str) -> bool:
     """Whether the target's pytest takes a test with these marks, by the -m of its recipe."""
     recipe = MAKEFILE.split(f"\n{target}: ")[1].partition("\n\n")[0]
-    wanted = re.search(r'-m (?!pytest)(\$\(QUICK\)|"[^"]*"|\w+)', recipe)[1]
+    wanted = re.search(r'-m (?!pytest|tests)(\$\(QUICK\)|"[^"]*"|\w+)', recipe)[1]
     if wanted == "$(QUICK)":
         wanted = re.search(r"^QUICK := (.*)$", MAKEFILE, re.M)[1]
-    return eval(wanted.strip('"'), {name: name in marks for name in MARKS})
+    return eval(wanted.strip('"'), {name: name in marks for name in (*MARKS, "gpu")})
 
 
-@pytest.mark.parametrize("marks", [m for n in range(4) for m in itertools.combinations(MARKS, n)], ids="-".join)
+@pytest.mark.parametrize("marks", [m for n in range(5) for m in itertools.combinations(MARKS, n)], ids="-".join)
 def test_every_test_belongs_to_one_target(marks):
-    assert [runs(target, *marks) for target in ("test", "test-full", "test-long")].count(True) == 1
-    assert runs("test-long", *marks) == ("long" in marks)
+    assert [runs(target, *marks) for target in ("test", "test-full", "test-long", "test-driver")].count(True) == 1
+    assert runs("test-driver", *marks) == ("driver" in marks)
+    assert runs("test-long", *marks) == ("long" in marks and "driver" not in marks)
+    if not {"full", "long"} & set(marks):  # what needs a GPU runs on the emulated driver too
+        assert runs("test-driver", "gpu", *marks)
     for quick in ("check", "test-blas"):
         assert runs(quick, *marks) == (runs("test", *marks) and "slow" not in marks)
 
@@ -33,7 +36,7 @@ def test_every_test_belongs_to_one_target(marks):
 def test_continuous_integration_runs_all_but_the_long():
     targets = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), re.M)
     assert targets[:2] == ["test", "test-full"], "what a newcomer runs comes first"
-    assert {"test-compiled", "test-blas", "lint"} <= set(targets) and "test-long" not in targets
+    assert {"test-compiled", "test-driver", "test-blas", "lint"} <= set(targets) and "test-long" not in targets
 
 
 def test_every_mark_is_declared_and_used():

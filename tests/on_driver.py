@@ -1,0 +1,80 @@
+"""For tests of and on the emulated CUDA driver: small kernels, and functions run in a child with settings of its own."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.emulated_driver import settings
+
+ROOT = Path(__file__).parents[1]
+ON_DRIVER = settings.VARIABLE in os.environ  # whether this process was started by `python -m tests.emulated_driver`
+ORDER = settings.from_environment().order
+KERNELS = r"""
+extern "C" __global__ void set_all(float* y, float value, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = value;
+}
+extern "C" __global__ void add_one(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + 1;
+}
+extern "C" __global__ void spin(float* y, int rounds) {
+  float v = y[threadIdx.x];
+  for (int i = 0; i < rounds; i++) v = v * 0.5f + 1;
+  y[threadIdx.x] = v;
+}
+extern "C" __global__ void shared(float* y) {
+  extern __shared__ float s[];
+  s[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  y[threadIdx.x] = s[blockDim.x - 1 - threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(64) small_block(float* y) { y[threadIdx.x] = 1; }
+"""
+
+
+def kernel(name: str):
+    import cupy
+
+    return cupy.RawKernel(KERNELS, name)
+
+
+def child(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> subprocess.CompletedProcess:
+    """Run a function of a test module in a process of its own, on a driver with these changes to the settings."""
+    code = f"from tests.{function.__module__.rpartition('.')[2]} import {function.__name__}; {function.__name__}()"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | settings.environment(**changes), capture_output=True,
+        text=True, timeout=seconds,
+    )  # fmt: skip
+
+
+def passes(function: Callable[[], None], **changes: object) -> str:
+    """What a function of a test module prints in a child; its own assertions fail the test."""
+    done = child(function, **changes)
+    if done.returncode:
+        pytest.fail(f"{inspect.getdoc(function) or function.__name__}\n{done.stderr[-3000:]}", pytrace=False)
+    return done.stdout
+
+
+class Refused:
+    """What a call of CUDA returned: `with Refused(700): call()` fails where it returned something else."""
+
+    def __init__(self, code: int):
+        self.code = code
+
+    def __enter__(self) -> Refused:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
+        status = getattr(error, "status", None) if error is not None else 0
+        if error is not None and status is None:
+            return False
+        assert status == self.code, f"expected error {self.code}, got {status}: {error}"
+        return True
