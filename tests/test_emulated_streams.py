@@ -148,7 +148,8 @@ def wrong_copies():
     fresh(cupy)
     runtime, host = cupy.cuda.runtime, np.zeros(N, np.float32)
     y = cupy.zeros(N, np.float32)
-    for to, source, kind in ((y.data.ptr, host.ctypes.data, 2), (host.ctypes.data, y.data.ptr, 1), (y.data.ptr, host.ctypes.data, 3)):
+    here, there = host.ctypes.data, y.data.ptr
+    for to, source, kind in ((there, here, 2), (here, there, 1), (there, here, 3)):
         with Refused(1):
             runtime.memcpy(to, source, y.nbytes, kind)
     for extra in (1, 5000, 1 << 40):
@@ -168,7 +169,7 @@ def test_copies_outside_of_allocations_are_refused():
 
 
 def poison():
-    """Fresh memory is NaN in FP16; freed memory can be read by nobody, and holds other NaN for who reads it behind CUDA's back."""
+    """Fresh memory is NaN in FP16; freed memory can be read by nobody, and holds another NaN behind CUDA's back."""
     cupy, a, _, x = setup()
     fresh(cupy)
     y = cupy.empty(2 * N, np.float16)

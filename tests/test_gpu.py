@@ -1,5 +1,7 @@
 """Every tactic on hardware: against the FP32 reference, against the emulator, against a naive kernel at real sizes.
 
+On the emulated driver (`make test-driver`), which runs the same code between here and the GPU: one tactic of each problem, and
+small sizes, since its launches take as long as the emulator's.
 All of it is skipped, with the reason, where there is no GPU. compute-sanitizer's tests are skipped where the tool is not
 installed or refuses the device.
 """
@@ -9,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 
@@ -21,13 +24,16 @@ from cuda_kernels.driver_errors import why_fatal
 from cuda_kernels.launch import Cuda, Emulated
 from tactics.candidates import candidates
 from tactics.launches import launches
+from tactics.measure import worker
 from tactics.measure.data import random_data, reference
 from tactics.measure.worker import TOLERANCE, Bench, reference_conv, relative_error
+from tests.on_driver import ON_DRIVER
 from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
 EMULATED_PER_CASE = 6
+PER_LARGE = 4 if ON_DRIVER else 40
 LARGE = {
     "stem": conv_case(8, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3, 3, 3, 3), bias=True, act=RELU),
     "1x1": conv_case(32, 256, 56, 56, 64, 1, 1, bias=True, act=RELU, sparse24=True),
@@ -53,6 +59,8 @@ def cases(device):
     result = {}
     for name, problem, tactic in pairs(device):
         result.setdefault(name, []).append((problem, tactic))
+    if ON_DRIVER:
+        return {name: [random.Random(name).choice(rows)] for name, rows in result.items()}
     steps = [s for rows in result.values() for problem, tactic in rows for s in launches(problem, tactic)]
     compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for s in steps))
     return result
@@ -68,6 +76,7 @@ def on_gpu(gpu, problem, tactic, inputs, weights):
         raise
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_hardware_agrees_with_the_reference(name, gpu, cases):
     problem = PROBLEMS[name]
@@ -82,6 +91,7 @@ def test_hardware_agrees_with_the_reference(name, gpu, cases):
     assert not wrong, f"{len(wrong)} of {len(cases[name])} tactics:\n" + "\n".join(wrong[:20])
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_hardware_agrees_with_the_emulator(name, device, gpu, cases):
     """Not bit for bit: tensor cores sum in another order and truncate."""
@@ -94,6 +104,7 @@ def test_hardware_agrees_with_the_emulator(name, device, gpu, cases):
         assert relative_error(got, emulated) < TOLERANCE, tactic.name
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CONVS)
 def test_naive_kernel_agrees_with_the_reference(name, gpu):
     problem = CONVS[name]
@@ -102,13 +113,20 @@ def test_naive_kernel_agrees_with_the_reference(name, gpu):
     assert relative_error(gpu.cupy.asnumpy(got), reference(problem, inputs, weights)) < 1e-4
 
 
+def small(problem):
+    """As much of a large problem as the emulated driver can be asked for."""
+    channels = {field: min(getattr(problem, field), 64) for field in ("c", "k")}
+    return replace(problem, n=1, **channels, **{field: min(getattr(problem, field), 14) for field in ("h", "w")})
+
+
 @pytest.mark.parametrize("name", LARGE)
-def test_large_shapes_agree_with_the_naive_kernel(name, device):
+def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     """Bench.time raises where an output is wrong. All channels-last tactics, and some of each other pair of formats."""
-    problem = LARGE[name]
+    problem = small(LARGE[name]) if ON_DRIVER else LARGE[name]
+    monkeypatch.setattr(worker, "SMALL_MACS", 0)  # the naive kernel is what these are compared with
     tactics = list(candidates(problem, device))
-    picked = [t for t in tactics if t.ins[0].layout == t.out.layout == "hwc8"]
-    picked += random.Random(name).sample(tactics, 40)
+    picked = [] if ON_DRIVER else [t for t in tactics if t.ins[0].layout == t.out.layout == "hwc8"]
+    picked += random.Random(name).sample(tactics, PER_LARGE)
     compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for t in picked for s in launches(problem, t)))
     bench = Bench(device)
     bench.set_problem(problem)
