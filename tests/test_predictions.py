@@ -22,12 +22,12 @@ from gpu_runtime.planning import tables
 from gpu_runtime.planning.entries import addresses
 from tactics import peers, predict
 from tactics.candidates import candidates
-from tactics.families.conv_gemm import DENSE_TILES, REGISTERS
 from tactics.format import Format
 from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.problems.problem import ConvProblem, Problem
 from tactics.roofline import floors, throttled
+from tactics.tiles import DENSE_TILES, REGISTERS
 from tactics.tactic import Tactic
 from tests.compiled import RECORD
 from tests.test_device import attributes, props
