@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.option("--layers", multiple=True, metavar="NAMES", help="Prune these only: names of layers or weights, with commas, and "
               "* and ? as in a shell; auto: those that the plan for --device runs sparse. Default: all.")  # fmt: skip
 @click.option("--skip", multiple=True, metavar="NAMES", help="Leave these dense, likewise.")
+@click.option("--branches", type=click.Choice(["common", "separate"]), default="common", show_default=True,
+              help="Branches that may run as one convolution: give them one common pattern, which that has, too; or prune each "
+              "by itself, which keeps more of its weights.")  # fmt: skip
 @click.option("--permute", is_flag=True, help="Put channels in an order in which less is lost; before pruning, the network "
               "computes the same.")  # fmt: skip
 @click.option("--calibration", type=click.Path(), metavar="FILE.npz", help="Inputs by name, several samples along their first "
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def prune_command(
-    model: str, output: str, layers: tuple[str, ...], skip: tuple[str, ...], permute: bool, calibration: str | None,
-    min_snr: float | None, max_drop: float | None, device: str | None, shapes: str, as_json: bool,
+    model: str, output: str, layers: tuple[str, ...], skip: tuple[str, ...], branches: str, permute: bool,
+    calibration: str | None, min_snr: float | None, max_drop: float | None, device: str | None, shapes: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Set to zero, of each 4 consecutive input channels of MODEL's weights, the two smallest, and write the model.
 
@@ -56,8 +59,8 @@ def prune_command(
     progress = listening()
     choice = _choice(model, only, skipped, device, sizes, progress)
     result = prune.prune(
-        model, choice=choice, permute=permute, shapes=sizes, calibration=inputs, min_snr=min_snr,
-        max_drop=None if max_drop is None else max_drop / 100, progress=progress,
+        model, choice=choice, permute=permute, separate=branches == "separate", shapes=sizes, calibration=inputs,
+        min_snr=min_snr, max_drop=None if max_drop is None else max_drop / 100, progress=progress,
     )  # fmt: skip
     progress.end()
     write_all({paths["--output"]: result.model})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from gpu_runtime.errors import bounded
-from gpu_runtime.frontend.weights import as_stored, stored_weights
+from gpu_runtime.frontend.weights import Weight, as_stored, stored_weights
 from gpu_runtime.text import lost_text, share_text
 
 SHARES = (("zeros", share_text), ("fit", share_text), ("lost_energy", lost_text))  # columns, and how they are written
@@ -23,8 +24,13 @@ def inspect(path: str | os.PathLike) -> list[dict]:
     most 2 non-zeros; `lost_energy`: share of the squared weights that the nearest 2:4 pattern would set to zero; `energy`:
     the sum of the squared weights. The last four are None where 2:4 cannot apply, and the verdict says why. Raises ModelError.
     """
+    return of_weights(stored_weights(path))
+
+
+def of_weights(found: Iterable[Weight]) -> list[dict]:
+    """The rows of `inspect`, of weights that are read already."""
     rows: list[dict[str, Any]] = []
-    for weight in stored_weights(path):
+    for weight in found:
         w, node = weight.values, weight.node
         row: dict[str, Any] = {"layer": node.name, "op": node.op_type, "weight": weight.name}
         row |= {"shape": None if w is None else list(w.shape), "zeros": None, "groups": None, "fit": None}

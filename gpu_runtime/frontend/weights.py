@@ -79,13 +79,18 @@ def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dic
 def stored_weights(path: str | os.PathLike) -> list[Weight]:
     """Each constant that a Conv, ConvTranspose, Gemm or MatMul reads. Sizes of inputs and unsupported operators do not matter.
     Raises ModelError."""
+    return weights(checked(path).graph)
+
+
+def checked(path: str | os.PathLike) -> onnx.ModelProto:
+    """The model of a file, its graph and constants checked, its nodes named. Raises ModelError."""
     path = Path(path)
     with named(path):
         proto = load_whole(path)
         check_graph(proto.graph)
         check_values(proto.graph)
         name_nodes(proto.graph.node)
-        return weights(proto.graph)
+        return proto
 
 
 def prune_weights(

@@ -66,8 +66,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Branches that may be one convolution with weights `w` [K, C/groups, R, S], FP64. `node`: what adds the last of them;
-    `itself`: (r, s) of the tap at which the sum has the input itself, None where it does not add it."""
+    """Branches that may be one convolution with weights `w` [K, C/groups, R, S], FP64. `node`: the last of the chain that adds
+    them; `itself`: (r, s) of the tap at which the sum has the input itself, None where it does not add it."""
 
     node: str
     branches: tuple[Branch, ...]

@@ -10,13 +10,16 @@ channel 5 stays, and the one of the others at which |w3 + w1| is largest; at the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.fusion.branches import Branch, Sum
+
+DIFFER = "its branches are 2:4 already, each with another pattern"
+ITSELF = "its branch is 2:4 already, but not together with the input itself, which the sum adds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def common(s: Sum, prunable: Collection[str]) -> Common:
         return Common()
     stays = held(s, fixed.values())
     if not sparse24.fits(stays).all():
-        return Common(against=_clash(list(fixed)))
+        return Common(against=ITSELF if len(fixed) == 1 else DIFFER)
     if finer := [b for b in others if b.groups != s.groups]:
         return Common(against=f"{finer[0].conv} has {finer[0].groups} groups, and their sum {s.groups}")
     if dense := [b for b in others if b.conv not in prunable]:
@@ -70,9 +73,3 @@ def held(s: Sum, branches: Iterable[Branch]) -> np.ndarray:
 def _place(b: Branch) -> tuple[slice, slice, slice, slice]:
     (top, left), (_, _, r, s) = b.at, b.w.shape
     return slice(None), slice(None), slice(top, top + r), slice(left, left + s)
-
-
-def _clash(fixed: Sequence[str]) -> str:
-    if len(fixed) == 1:
-        return f"{fixed[0]} is 2:4 already, but not together with the input itself, which the sum adds"
-    return f"{', '.join(fixed)} are 2:4 already, each with another pattern"

@@ -2,7 +2,7 @@
 
 onnxruntime runs the model with its prunable weights as inputs, so that one session serves every trial. The harm of a weight is
 the noise that its pruning alone makes in the outputs. Where the outputs are to be better, the weights that do the most harm are
-left dense: the fewest, as far as leaving out one more never makes it worse.
+left dense: the fewest, as far as leaving out one more never makes it worse. Branches that share a pattern count as one weight.
 """
 
 from __future__ import annotations
@@ -37,17 +37,27 @@ class Calibrated:
 
 def calibrate(
     whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
-    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, progress: Listener,
+    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, units: Mapping[str, str],
+    progress: Listener,
 ) -> Calibrated:  # fmt: skip
     """Compare with `whole`, the model as it was. In `changed` the weights `pruned` are; those that must not be are put back to
-    `dense`. Raises ValueError for inputs that do not fit."""
+    `dense`. Weights of one name in `units` are pruned or dense together: one of them dense takes the pattern from their sum.
+    Raises ValueError for inputs that do not fit."""
     trial = _Trial.of(whole, changed, pruned, dense, given)
     everything = frozenset(w.name for w in pruned)
-    alone = {}
-    for i, w in enumerate(pruned):
-        progress(Progress("trial", w.name, i, len(pruned)))
-        alone[w.name] = trial.accuracy({w.name})
-    worst = sorted(alone, key=lambda name: alone[name].snr_db)
+    parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a weight by itself
+    for w in pruned:
+        parts.setdefault((units.get(w.name, ""), "" if w.name in units else w.name), []).append(w.name)
+    found = {}
+    for i, names in enumerate(parts.values()):
+        progress(Progress("trial", names[0], i, len(parts)))
+        found[tuple(names)] = trial.accuracy(names)
+    alone = {name: accuracy for names, accuracy in found.items() for name in names}
+    worst = sorted(found, key=lambda names: found[names].snr_db)
+
+    def but(number: int) -> frozenset[str]:
+        """All but the worst ones."""
+        return everything - {name for names in worst[:number] for name in names}
 
     def fine(found: Accuracy) -> bool:
         drop = 0.0 if found.agreement is None else 1 - found.agreement
@@ -58,15 +68,16 @@ def calibrate(
     while low < high and not fine(tried[0]):
         middle = (low + high) // 2
         progress(Progress("trial", f"all but {middle}"))
-        tried[middle] = tried.get(middle) or trial.accuracy(everything - set(worst[:middle]))
+        tried[middle] = tried.get(middle) or trial.accuracy(but(middle))
         low, high = (low, middle) if fine(tried[middle]) else (middle + 1, high)
     number = 0 if fine(tried[0]) else high
     nothing = trial.accuracy(())
-    kept = tried.get(number) or (nothing if number == len(worst) else trial.accuracy(everything - set(worst[:number])))
+    kept = tried.get(number) or (nothing if number == len(worst) else trial.accuracy(but(number)))
+    restored = tuple(w.name for w in pruned if w.name not in but(number))
     for w in pruned:
-        if w.name in worst[:number] and w.tensor is not None:
+        if w.name in restored and w.tensor is not None:
             put(w.name, w.tensor, w.views, dense[w.name])
-    return Calibrated(trial.samples, alone, tried[0], kept, nothing, tuple(worst[:number]), fine(kept))
+    return Calibrated(trial.samples, alone, tried[0], kept, nothing, restored, fine(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,11 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.weights import Stored, Weight, as_stored, name_nodes, prune_one, together, weights
+from gpu_runtime.fusion.branches import Sum
+from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, nobody
 from gpu_runtime.pruning import permute as channels
+from gpu_runtime.pruning import sums
 from gpu_runtime.pruning.calibrate import Calibrated, calibrate
 
 NONE_CAN = "none of its weights can have the 2:4 pattern: gpu-runtime inspect-sparsity says why of each"
@@ -28,7 +31,9 @@ class Pruned:
     """What became of one stored weight. `layers`: those that read it; `verdict`: pruned, 2:4 (it was already), restored (the
     calibration asked for it), skipped (the caller did) or kept (it cannot be), with the `reason`. `lost_energy`: the share of
     its squares that pruning sets to zero; `unpermuted`: what it would have been in the order of the file; `unmoved`: why no
-    channel that it reads could change places. `snr_db`, `agreement`: of the outputs with this weight alone pruned."""
+    channel that it reads could change places. `sum`: the node of the sum with whose other branches it shares its pattern;
+    `by_itself`: what it would have lost without them. `snr_db`, `agreement`: of the outputs with this weight alone pruned, with
+    the others of its sum."""
 
     weight: str
     layers: tuple[str, ...]
@@ -38,6 +43,8 @@ class Pruned:
     stored: Stored | None = None
     unpermuted: float | None = None
     unmoved: str = ""
+    sum: str = ""
+    by_itself: float | None = None
     snr_db: float | None = None
     agreement: float | None = None
 
@@ -47,13 +54,28 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """Branches of a sum that may run as one convolution, by layer. `lost_energy`: the share of the squared weights of that
+    convolution which their common pattern sets to zero; None where they have none: each is pruned by itself, for `reason`."""
+
+    node: str
+    layers: tuple[str, ...]
+    lost_energy: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """`model`: the file's bytes; `rows`: one for each stored weight that a layer reads; `accuracy`: of the whole."""
+    """`model`: the file's bytes; `rows`: one for each stored weight that a layer reads; `sums`: of branches that may run as
+    one, `unknown`: why these were not looked for; `separate`: the caller wanted each by itself; `accuracy`: of the whole."""
 
     model: bytes
     rows: tuple[Pruned, ...]
     permuted: bool = False
     accuracy: Calibrated | None = None
+    sums: tuple[Shared, ...] = ()
+    unknown: str = ""
+    separate: bool = False
 
     @property
     def lost_energy(self) -> float:
@@ -98,6 +120,7 @@ def prune(
     *,
     choice: Choice = Choice(),
     permute: bool = False,
+    separate: bool = False,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     calibration: Mapping[str, np.ndarray] | None = None,
     min_snr: float | None = None,
@@ -105,6 +128,8 @@ def prune(
     progress: Listener = nobody,
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
+
+    Branches that may run as one convolution (sums.py) get one pattern, which that has, too, unless they are to be `separate`.
 
     `permute`: put channels in an order in which that takes less away; what the network computes without pruning stays the
     same up to rounding. `shapes`: sizes of dynamic inputs, with which channels are followed. `calibration`: inputs by name,
@@ -125,14 +150,47 @@ def prune(
         if permute and chosen:
             rows, chosen = _ordered(checked, rows, chosen, shapes or {}, progress)
         dense = {w.name: _values(w).copy() for w in chosen} if calibration is not None else {}
-        before = {w.name: found for w in chosen if (found := prune_one(w))}
+        found = sums.find(checked, shapes or {}) if chosen and not separate else sums.Found()
+        patterns = _patterns(found.sums, chosen, sums.own_weights(checked.graph))
+        by_itself = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen if w.node.name in patterns.masks}
+        before = {w.name: was for w in chosen if (was := prune_one(w, patterns.masks.get(w.node.name)))}
     rows = [replace(r, stored=before[r.weight]) if r.weight in before else r for r in rows]
+    rows = [replace(r, sum=patterns.sum_of.get(r.layers[0], ""), by_itself=by_itself.get(r.weight)) for r in rows]
     accuracy = None
     if calibration is not None:
+        units = {r.weight: r.sum for r in rows if r.sum}
         accuracy = calibrate(whole, checked, [w for w in chosen if w.name in before], dense, calibration, min_snr, max_drop,
-                             progress)  # fmt: skip
+                             units, progress)  # fmt: skip
         rows = [_measured(r, accuracy) for r in rows]
-    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy)
+    return Result(
+        _with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, found.unknown, separate
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """`masks`: layer -> which of its weights stay; `sum_of`: layer -> node of its sum; both of sums with a common pattern."""
+
+    masks: Mapping[str, np.ndarray]
+    sum_of: Mapping[str, str]
+    shared: tuple[Shared, ...]
+
+
+def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, str]) -> _Patterns:
+    """What branches that may be one convolution have in common. Those that nothing is pruned of are left out."""
+    names = {w.name for w in chosen}
+    prunable = {layer for layer, name in own.items() if name in names}
+    masks, sum_of, shared = dict[str, np.ndarray](), dict[str, str](), list[Shared]()
+    for s in found:
+        layers = tuple(b.conv for b in s.branches)
+        if not any(layer in prunable for layer in layers):
+            continue
+        one = common(s, prunable)
+        energy = float(np.square(s.w).sum())
+        shared.append(Shared(s.node, layers, None if one.against else one.lost / energy if energy else 0.0, one.against))
+        masks |= one.masks
+        sum_of |= dict.fromkeys(one.masks, s.node)
+    return _Patterns(masks, sum_of, tuple(shared))
 
 
 def _ordered(

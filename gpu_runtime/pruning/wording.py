@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from gpu_runtime.accuracy.errors import Accuracy
+from gpu_runtime.explain.names import grouped
+from gpu_runtime.frontend.weights import together
 from gpu_runtime.pruning.prune import Pruned, Result
-from gpu_runtime.text import lost_text, table, wrap
+from gpu_runtime.pruning.sums import not_looked_for
+from gpu_runtime.text import lost_text, printable, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning takes away, or would"
 ALONE = "output SNR, top-1 kept: of the outputs with that layer alone pruned, beside the model as it was"
@@ -31,7 +35,8 @@ def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
     if measured:
         cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
     reason = r.reason.removeprefix(f"shape {list(r.shape or ())}: ")
-    told = f"{r.verdict}: {reason}" if reason else r.verdict
+    told = f"{r.verdict} as its sum is" if r.sum and r.verdict == "pruned" else r.verdict
+    told = f"{told}: {reason}" if reason else told
     return [*cells, f"{told}, its channels in place: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else told]
 
 
@@ -43,7 +48,7 @@ def summary(result: Result) -> list[str]:
     if done:
         told += f"; {lost_text(result.lost_energy)} of their energy (the sum of their squares) is gone"
         told += f", {lost_text(result.unpermuted)} in the order of the file" if result.permuted else ""
-    lines = wrap(told)
+    lines = [*wrap(told), *_sums(result)]
     a = result.accuracy
     if a is None:
         return [*lines, "What that does to the outputs was not measured: --calibration=inputs.npz does"] if done else lines
@@ -53,6 +58,34 @@ def summary(result: Result) -> list[str]:
     if not a.reached:
         lines += wrap(f"Not reached with every weight dense either: {_both(a.dense)}")
     return lines
+
+
+def _sums(result: Result) -> list[str]:
+    """What branches that may run as one convolution have in common, or why they have not."""
+    if result.unknown:
+        return wrap(not_looked_for(f"{result.unknown}. Each is pruned by itself"))
+    left = {r.sum for r in result.rows if r.verdict == "restored"}
+    done = [s for s in result.sums if s.lost_energy is not None and s.node not in left]
+    lines = []
+    if done:
+        rows = [r for r in result.rows if r.sum and r.verdict == "pruned" and r.stored]
+        whole = together(r.stored for r in rows if r.stored)
+        alone = sum((r.by_itself or 0.0) * r.stored.energy for r in rows if r.stored) / (whole.energy or 1.0)
+        span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
+        told = (
+            f"{len(rows)} of these are in {_number(len(done), 'sum')} of branches that may run as one convolution. Branches "
+            f"of a sum share one pattern, so that it is 2:4, too: it loses {' to '.join(span)} of its energy. The branches "
+            f"lose {lost_text(whole.lost_energy)} of theirs; pruned each by itself, --branches=separate, {lost_text(alone)}"
+        )
+        lines += wrap(told)
+    for reason in dict.fromkeys(s.reason for s in result.sums if s.lost_energy is None):
+        first = grouped(s.layers[0] for s in result.sums if s.reason == reason)
+        lines += wrap(printable(f"Pruned each by itself, not 2:4 as one, are {', '.join(first)} and what is added: {reason}"))
+    return lines
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _restored(result: Result) -> str:
@@ -78,6 +111,7 @@ def data(result: Result) -> dict[str, Any]:
         {
             "weight": r.weight, "layers": r.layers, "shape": r.shape, "verdict": r.verdict, "reason": r.reason,
             "lost_energy": r.lost_energy, "lost_energy_unpermuted": r.unpermuted, "channels_in_place": r.unmoved or None,
+            "sum": r.sum or None, "lost_energy_by_itself": r.by_itself,
             "snr_db": _finite(r.snr_db), "agreement": r.agreement,
         }
         for r in result.rows
@@ -88,6 +122,8 @@ def data(result: Result) -> dict[str, Any]:
         **{k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement} for k, v in (("kept", a.kept), ("all", a.all))},
     }  # fmt: skip
     return {"schema_version": 1, "lost_energy": result.lost_energy, "lost_energy_unpermuted": result.unpermuted,
+            "branches": "separate" if result.separate else "common", "branches_unknown": result.unknown or None,
+            "sums": [asdict(s) for s in result.sums],
             "accuracy": found, "weights": rows}  # fmt: skip
 
 

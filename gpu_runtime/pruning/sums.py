@@ -1,0 +1,223 @@
+"""Branches of an ONNX file that may run as one convolution: what each holds, and what they hold together.
+
+Their sum's weights are in no file: finding them takes an import of the model. Where that fails, as for an operator that no
+engine runs, there is a reason instead of the sums: each stored weight can still be looked at by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from cuda_kernels import sparse24
+from gpu_runtime.errors import ModelError, bounded
+from gpu_runtime.explain.names import grouped
+from gpu_runtime.frontend import importer, pattern
+from gpu_runtime.frontend.weights import Stored, as_stored, checked, weights
+from gpu_runtime.fusion import fuse
+from gpu_runtime.fusion.branches import Sum
+from gpu_runtime.fusion.common_pattern import common, no_fours
+from gpu_runtime.pruning.permute import EXAMPLE
+from gpu_runtime.text import lost_text, printable, share_text, table, wrap
+
+CURE = "gpu-runtime prune and --sparsity=force give its branches one pattern"
+DENSE = "Prune the model from before, in which all of these branches are dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The sums of a model, each of branches that may become one convolution; `unknown`: why they could not be looked for."""
+
+    sums: tuple[Sum, ...] = ()
+    unknown: str = ""
+
+
+def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found:
+    """`shapes`: of inputs; other open sizes are 1 for a batch, and EXAMPLE. Raises ModelError for a shape of no input."""
+    ops = {node.op_type for node in proto.graph.node}
+    if "Conv" not in ops or not ops & {"Add", "Sub", "Sum"}:
+        return Found()
+    sizes = {v.name: _size(v) for v in proto.graph.input}
+    if strange := [name for name in shapes if name not in sizes]:
+        raise ModelError(f"a shape is given for {strange[0]!r}, but the inputs are {', '.join(map(repr, sizes))}")
+    copied = onnx.ModelProto()
+    copied.CopyFrom(proto)
+    try:
+        return Found(tuple(fuse.sums(importer.of_proto(copied, "", {**sizes, **shapes}))))
+    except ModelError as e:
+        guessed = [v.name for v in proto.graph.input if v.name not in shapes and _is_open(v)]
+        cure = f"; sizes of {', '.join(map(repr, guessed))} are open and were guessed: --shapes gives them" if guessed else ""
+        return Found(unknown=f"{e}{cure}")
+
+
+def _is_open(v: onnx.ValueInfoProto) -> bool:
+    return any(not d.HasField("dim_value") for d in v.type.tensor_type.shape.dim)
+
+
+def _size(v: onnx.ValueInfoProto) -> tuple[int, ...]:
+    dims = v.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") else EXAMPLE if i else 1 for i, d in enumerate(dims))
+
+
+def own_weights(graph: onnx.GraphProto) -> dict[str, str]:
+    """Layer -> its stored weight, where that can have the pattern and no other layer reads it."""
+    found = [(w.node.name, w.name) for w in weights(graph) if not w.reason]
+    readers = Counter(name for _, name in found)
+    return {layer: name for layer, name in found if readers[name] == 1}
+
+
+# ---- what inspect-sparsity says
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A branch: its weights as its own kernel has them, [K, C/g, r, s], at the tap `at` of the one convolution's window; the
+    share of its groups of 4 that fit 2:4, None where it has no such."""
+
+    layer: str
+    shape: tuple[int, ...]
+    at: tuple[int, int]
+    fit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What the branches hold as one. `itself`: whether the input itself is added; `stored`: of the merged weights, None where
+    these cannot be 2:4; `taps`: (r, s, share of all groups) where some do not fit; `lost`: the share of the squared merged
+    weights that a common pattern takes away, None where there is none; `reason`: why it is not 2:4, `cure`: what helps."""
+
+    node: str
+    shape: tuple[int, ...]
+    itself: bool
+    parts: tuple[Part, ...]
+    verdict: str
+    stored: Stored | None = None
+    taps: tuple[tuple[int, int, float], ...] = ()
+    lost: float | None = None
+    reason: str = ""
+    cure: str = ""
+
+
+@bounded
+def inspect_file(
+    path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[list[dict[str, Any]], tuple[Merged, ...], str]:
+    """(rows of the file's weights, as pattern.inspect has them; what its sums hold; why these could not be looked for, or an
+    empty string). Raises ModelError."""
+    proto = checked(path)
+    rows, found = pattern.of_weights(weights(proto.graph)), find(proto, shapes)
+    able = own_weights(proto.graph) if found.sums else {}
+    return rows, tuple(_merged(s, able) for s in found.sums), found.unknown
+
+
+def _merged(s: Sum, able: Mapping[str, str]) -> Merged:
+    parts = tuple(
+        Part(b.conv, _own_shape(s, i), b.at, None if s.w.shape[1] % 4 else float(sparse24.fits(b.w).mean()))
+        for i, b in enumerate(s.branches)
+    )
+    head = (s.node, tuple(s.w.shape), s.itself is not None, parts)
+    if s.w.shape[1] % 4:
+        return Merged(*head, "cannot be 2:4", reason=no_fours(s))
+    ok, stored = sparse24.fits(s.w), as_stored(s.w, 1)
+    if stored.fits:
+        return Merged(*head, "2:4", stored)
+    broken = (~ok).mean(axis=(0, 1)) / (ok.shape[2] * ok.shape[3])
+    taps = tuple((int(r), int(c), float(broken[r, c])) for r, c in np.argwhere(broken))
+    shared = common(s, able)
+    lost = None if shared.against else shared.lost / stored.energy if stored.energy else 0.0
+    cure = f"{CURE}; {lost_text(lost or 0.0)} of its energy is lost"
+    cure = f"No common pattern: {shared.against}. {DENSE}" if shared.against else cure
+    return Merged(*head, "not 2:4", stored, taps, lost, _why(s, parts, taps), cure)
+
+
+def _own_shape(s: Sum, i: int) -> tuple[int, ...]:
+    k, c, *window = s.branches[i].w.shape
+    return (k, c * s.groups // s.branches[i].groups, *window)
+
+
+def _why(s: Sum, parts: Sequence[Part], taps: Sequence[tuple[int, int, float]]) -> str:
+    """Branches that do not fit, or the taps at which those that do are added."""
+    if dense := [p.layer for p in parts if p.fit is not None and p.fit < 1]:
+        return f"{len(dense)} of {len(parts)} branches {'is' if len(dense) == 1 else 'are'} not"
+    where = f"at tap {list(taps[0][:2])}" if len(taps) == 1 else f"at {len(taps)} of {s.w.shape[2] * s.w.shape[3]} taps"
+    return f"{where} patterns differ"
+
+
+def text(rows: Sequence[Merged], unknown: str) -> str:
+    """A table of each sum's branches and of what they are as one; sums that can never be 2:4 in a line."""
+    if unknown:
+        return "\n" + "\n".join(wrap(not_looked_for(unknown))) + "\n"
+    if not rows:
+        return ""
+    able, cannot = ([m for m in rows if (m.stored is not None) == can] for can in (True, False))
+    lines = ["", *wrap(summary(rows)), ""]
+    if able:
+        cells = [cell for m in able for cell in _cells(m)]
+        lines += [*table(["branch\n  = as one", "weights", "groups fit", "energy lost", "verdict"], cells, (2, 3)), ""]
+    lines += _cures([m for m in able if m.verdict != "2:4"])
+    for reason in dict.fromkeys(m.reason for m in cannot):
+        first = grouped(m.parts[0].layer for m in cannot if m.reason == reason)
+        lines += wrap(printable(f"As one they cannot be 2:4 ({reason}): {', '.join(first)}, and what is added to them"))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def not_looked_for(unknown: str) -> str:
+    return printable(f"Branches that may run as one convolution were not looked for: {unknown}")
+
+
+def _cells(m: Merged) -> list[list[str]]:
+    cells = [
+        [printable(p.layer), "x".join(map(str, p.shape)), "-" if p.fit is None else share_text(p.fit), "",
+         "" if p.fit is None else "2:4" if p.fit == 1 else "not 2:4"]
+        for p in m.parts
+    ]  # fmt: skip
+    if m.itself:
+        cells.append(["the input itself", "", "", "", ""])
+    share, lost = ("-", "-") if m.stored is None else (share_text(m.stored.share), lost_text(m.stored.lost_energy))
+    told = f"{m.verdict}: {m.reason}" if m.reason else m.verdict
+    return [*cells, ["  = as one", "x".join(map(str, m.shape)), share, lost, told]]
+
+
+def _cures(rows: Sequence[Merged]) -> list[str]:
+    """What makes sums 2:4 that are not, and which of them nothing does."""
+    curable, others = [m for m in rows if m.lost is not None], [m for m in rows if m.lost is None]
+    lines = []
+    if curable:
+        span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
+        which = "of that sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
+        told = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
+        lines += wrap(f"{told}{' to '.join(span)} of the energy of what they are as one is lost")
+    if others:
+        more = f" (so it is for {len(others)} of these sums)" if len(others) > 1 else ""
+        lines += wrap(printable(f"{others[0].cure}{more}"))
+    return lines
+
+
+def summary(rows: Sequence[Merged]) -> str:
+    """How many sums there are, and how many of them are 2:4."""
+    if not rows:
+        return ""
+    able = [m for m in rows if m.stored is not None]
+    fit = sum(m.verdict == "2:4" for m in able)
+    told = f"{len(rows)} sums of branches may run as one convolution each, whose weights are the sum of theirs: "
+    return told + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "none of them can be 2:4")
+
+
+def data(rows: Sequence[Merged]) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": m.node, "layers": [p.layer for p in m.parts], "adds_input": m.itself, "shape": m.shape,
+            "groups": m.stored.groups if m.stored else None, "fit": m.stored.share if m.stored else None,
+            "lost_energy": m.stored.lost_energy if m.stored else None, "common_lost_energy": m.lost,
+            "verdict": m.verdict, "reason": m.reason, "cure": m.cure or None,
+            "taps": [{"r": r, "s": s, "broken": share} for r, s, share in m.taps],
+            "branches": [{"layer": p.layer, "shape": p.shape, "at": p.at, "fit": p.fit} for p in m.parts],
+        }
+        for m in rows
+    ]  # fmt: skip
