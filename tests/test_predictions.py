@@ -27,8 +27,8 @@ from tactics.measure.timing import Time
 from tactics.planner import plan
 from tactics.problems.problem import ConvProblem, Problem
 from tactics.roofline import floors, throttled
-from tactics.tiles import DENSE_TILES, REGISTERS
 from tactics.tactic import Tactic
+from tactics.tiles import DENSE_TILES, REGISTERS
 from tests.compiled import RECORD
 from tests.test_device import attributes, props
 
