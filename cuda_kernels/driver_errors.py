@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 # After one of these, every later call of the process fails too, whoever makes it: the context, with all its memory, is lost.
 # What reports it need not be what caused it: kernels run long after they were launched. (CUDA Runtime API, "cudaError_t":
@@ -74,6 +75,20 @@ def why_fatal(error: BaseException) -> str | None:
 def is_fatal(error: BaseException) -> bool:
     """Whether the CUDA context of this process is lost: only a new process can go on."""
     return why_fatal(error) is not None
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """A fatal error that passes gets a note: which process can still do what, once."""
+    try:
+        yield
+    except RuntimeError as e:
+        if (why := why_fatal(e)) and not hasattr(e, "__notes__"):
+            e.add_note(
+                f"The GPU is lost to this process ({why}): start a new process. The fault may be of any kernel that ran: "
+                "CUDA_LAUNCH_BLOCKING=1 and graph=False, or compute-sanitizer, show which."
+            )
+        raise
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:

@@ -281,23 +281,24 @@ class Cuda:
     def close(self) -> None:
         """Give all memory back, to the device where CuPy's own pool held it, when what is queued has ended. Nothing in a forked
         process, to which the memory does not belong."""
-        if os.getpid() == self._process:
-            self._give_back()
+        if self._give_back():
             with self.here():
                 self.cupy.get_default_memory_pool().free_all_blocks(stream=self.stream)
 
 
-def release(process: int, stream: Stream, held: dict[int, object], staging: Staging) -> None:
-    """Wait for what still uses them, then drop memory and `staging`. After a fatal error nothing runs any more, and in a forked
-    process nothing can be asked."""
+def release(process: int, stream: Stream, held: dict[int, object], staging: Staging) -> bool:
+    """Wait for what still uses them, then drop memory and `staging`; whether the GPU still answers. After a fatal error nothing
+    runs any more, and a forked process cannot ask."""
     if os.getpid() != process:
-        return
+        return False
     try:
         stream.synchronize()
     except RuntimeError as e:
         if not is_fatal(e):
             raise
+        return False
     held.clear()
+    return True
 
 
 def param_bytes(function: int) -> int:

@@ -12,6 +12,7 @@ import warnings
 import click
 
 from cuda_kernels.compile import CompileError
+from cuda_kernels.driver_errors import code_of
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import columns, say
@@ -71,6 +72,12 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         sys.exit(130)
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)
+        sys.exit(1)
+    except RuntimeError as e:
+        if code_of(e) is None:
+            raise
+        notes = e.__notes__ if hasattr(e, "__notes__") else []
+        say("\n".join([f"error: the CUDA driver: {e}", *notes]), err=True)
         sys.exit(1)
     finally:
         WIDTH.reset(width)

@@ -14,6 +14,7 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
+from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Array, Cuda, Kernel, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
@@ -49,7 +50,7 @@ def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate
         with self._lock:
             if self._closed:
                 raise ValueError("this context is closed: make a new one with engine.context()")
-            with self.gpu.here():
+            with self.gpu.here(), explained():
                 return method(self, *args, **options)
 
     return locked

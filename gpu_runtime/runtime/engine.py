@@ -31,6 +31,7 @@ import numpy as np
 from cuda_kernels import files
 from cuda_kernels.compile import source_hash
 from cuda_kernels.device import Device
+from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import bounds, verify
@@ -98,7 +99,8 @@ class Engine:
         """Something that runs this engine; see gpu_runtime.runtime.context.Context for the options."""
         from gpu_runtime.runtime.context import Context
 
-        return Context(self, **options)
+        with explained():
+            return Context(self, **options)
 
 
 def pack(arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0) -> tuple[
