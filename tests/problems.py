@@ -292,6 +292,7 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
         1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 10, 12),
     ),
     "prologue": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
+    "norm_in_front": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=Activation("gelu"), sparse24=True, norm=1e-6),
     "back_to_back": BackToBackProblem(_BETWEEN, conv_case(1, 48, 9, 7, 72, 1, 1, bias=True, residual=True, act=PRELU)),
     "attention_tokens": AttentionProblem(
         2, 2, 9, 9, 16, 16, ((18, 96, 1, 1),), (18, 32, 1, 1), *(Operand(0, 32 * i, (864, 16, 96, 1)) for i in range(3)),

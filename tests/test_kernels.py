@@ -239,7 +239,7 @@ PRE = {
     "gate and clip": conv_case(
         1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, sparse24=True, gated=Activation("clip", (-0.2, 1.5)),
     ),
-    "norm": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=Activation("gelu"), sparse24=True, norm=1e-6),
+    "norm": PROBLEMS["norm_in_front"],
     "norm and residual": conv_case(1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, act=RELU, sparse24=True, norm=1e-5),
 }
 

@@ -93,13 +93,16 @@ def _takers(network: Network, norm: Norm) -> list[Taker]:
 
 def _readers(network: Network, tensor: str) -> Iterator[tuple[Op[Problem] | None, str]]:
     """(what computes with the tensor's elements, the tensor it reads them from); None for a network's output."""
-    if tensor in network.output_names:
-        yield None, tensor
-    for op in network.readers[tensor]:
-        if isinstance(op.problem, strides.MOVES) and not op.when and len(network.producers[op.output]) == 1:
-            yield from _readers(network, op.output)
-        else:
-            yield op, tensor
+    left = [tensor]
+    while left:
+        tensor = left.pop()
+        if tensor in network.output_names:
+            yield None, tensor
+        for op in network.readers[tensor]:
+            if isinstance(op.problem, strides.MOVES) and not op.when and len(network.producers[op.output]) == 1:
+                left.append(op.output)
+            else:
+                yield op, tensor
 
 
 def _taker(network: Network, norm: Norm, reader: Op[Problem] | None, tensor: str) -> Taker | None:
