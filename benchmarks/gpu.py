@@ -53,7 +53,8 @@ def write(path: Path, data: dict) -> None:
 def run(command: list[str], seconds: float) -> tuple[int | None, str]:
     """(exit status or None at the time limit, output); the whole process group is ended at the limit."""
     with tempfile.TemporaryFile() as log:
-        env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), str(ROOT)) if p)  # the emulated driver's comes first
+        env = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:
             code = process.wait(max(1.0, seconds))
