@@ -78,6 +78,12 @@ def test_what_branches_hold_as_one_is_said(branches, cli):
     assert "1 of the 1 that can be 2:4 are" in said["common"] and "No common" not in said["common"]
 
 
+def test_the_log_of_a_build_says_what_is_merged(branches, cli):
+    out = " ".join(cli("build model.onnx -o m.engine --device h200 --sparsity=enable")[1].split())
+    assert "merged 2 convolutions run as 1, each the sum of parallel branches of one input" in out
+    assert "of the groups of 4 weights of merged branches fit 2:4" in out
+
+
 def test_depthwise_sums_and_those_that_cannot_be_looked_for(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(21)

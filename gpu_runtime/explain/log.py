@@ -112,6 +112,9 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
         facts.append(("ceiling", f"{text}, where launch and memory allow it"))
     if gone := record.device.left_out:
         facts.append(("left out", printable("; ".join(f"{what}, seen to fail on this GPU: {why}" for what, why in gone))))
+    if merged := [row for row in sparsity.rows if row.branches]:
+        text = f"{_layers(merged)} convolutions run as {len(merged)}, each the sum of parallel branches of one input; 2:4 is a "
+        facts.append(("merged", f"{text}pattern of what they are together"))
     return facts + _range_facts(record)
 
 
@@ -212,7 +215,8 @@ def _no_tactic(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
 
 def _not_2_4(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
     """With what pruning would take and give."""
-    text = f"pattern_violation: {_to(*_ends([r.pattern_share for r in rows], share_text))} of the groups of 4 weights fit 2:4"
+    whose = "weights of merged branches" if rows[0].branches else "weights"
+    text = f"pattern_violation: {_to(*_ends([r.pattern_share for r in rows], share_text))} of the groups of 4 {whose} fit 2:4"
     if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
         text += f"; pruning takes {_to(*_ends(lost, lost_text))} of their energy"
     if faster := _faster(rows):
@@ -238,7 +242,8 @@ KINDS = (
     _Kind("sparse", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),
     _Kind("dense", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),
     _Kind("dense", "no_sparse_tactic", _no_tactic),
-    _Kind("not_eligible", "pattern_violation", _not_2_4),
+    _Kind("not_eligible", "pattern_violation", _not_2_4, lambda row: not row.branches),
+    _Kind("not_eligible", "pattern_violation", _not_2_4, lambda row: row.branches),
     _Kind("not_eligible", "channels_not_multiple_of_4", lambda rows, record: "channels_not_multiple_of_4: 2:4 is a pattern "
           "of four input channels"),
     _Kind("not_eligible", "grouped_conv", lambda rows, record: "grouped_conv: no sparse kernel runs these groups of channels"),
