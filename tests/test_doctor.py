@@ -6,7 +6,6 @@ import re
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import cli, pipeline
-from gpu_runtime.doctor import examine, host, wording
+from gpu_runtime import pipeline
+from gpu_runtime.doctor import examine, wording
 from tactics.candidates import base_runner, candidates, rejected
 from tactics.doctor import findings
 from tactics.doctor.cases import PROBLEMS, cases
@@ -26,7 +25,7 @@ from tactics.doctor.worker import CHECKS
 from tactics.measure.data import random_data, reference
 from tactics.tactic import KERNELS
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
-from tests.conftest import DIGITS, ROOT
+from tests.conftest import DIGITS
 
 H200 = named("h200")
 HERE = replace(H200, measured=True)  # as if it were at hand
@@ -264,6 +263,15 @@ def test_a_kernel_that_does_not_compile_is_a_verdict(tmp_path):
     assert "does not compile: pool.cu: ptxas fatal" in found.denied[0].why
 
 
+@pytest.mark.slow
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_family_is_right_in_the_emulator(kernel):
+    for case in cases(H200, few=True):
+        if case.kernel == kernel:
+            assert trial(Emulated(H200), case.problem, case.tactic) < 2e-3
+
+
 def test_the_real_child_runs_in_the_emulator():
     found = examine.examine(H200, emulated=True, kernels=("pointwise", "library", "move"))
     assert found.well and found.emulated and not found.kept and not found.rates
@@ -378,65 +386,3 @@ def test_a_network_that_needs_what_failed_is_refused_with_the_reason():
     device = replace(H200, left_out=(("conv_dense", "zeros"), ("conv_stem", "zeros"), ("conv_fp32", "zeros")))
     with pytest.raises(gr.ModelError, match="doctor saw conv_dense fail on this GPU: zeros"):
         gr.build(DIGITS / "digits_dense.onnx", device=device, shapes={"x": (1, 1, 8, 8)})
-
-
-# ---- the command
-
-
-def run(capsys, *args):
-    code = 0
-    try:
-        cli.main(["doctor", *args])
-    except SystemExit as e:
-        code = e.code
-    return code, *capsys.readouterr()
-
-
-def test_without_a_gpu_it_says_so_and_checks_the_rest(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code, out, _ = run(capsys, "--output", str(tmp_path / "report.json"))
-    assert code == 5 and out.startswith("No GPU: ") and "There is no GPU to examine" in out
-    assert re.search(r"^compiler +passed", out, re.M) and re.search(r"^conv_sparse24 +untested", out, re.M)
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["no_gpu"] and not data["well"] and {f["verdict"] for f in data["families"]} == {"untested"}
-
-
-def test_json_is_one_document_without_private_names(capsys):
-    code, out, _ = run(capsys, "--emulate", "rtx4090", "--kernels", "pool,library", "--json")
-    data = json.loads(out)
-    assert code == 0 and data["well"] and [f["verdict"] for f in data["families"]] == ["passed", "passed"]
-    assert data["device"]["name"] == "rtx4090" and data["versions"]["NVRTC"]
-    for private in (str(Path.home()), str(ROOT), os.environ["GPU_RUNTIME_CACHE"], os.uname().nodename):
-        assert private not in out
-
-
-@pytest.mark.parametrize("args, words", [
-    (["--emulate", "gtx480"], "unknown device"),
-    (["--kernels", "conv"], "unknown family 'conv'"),
-    (["--time-limit", "0"], "--time-limit"),
-    (["--time-limit", "nan"], "--time-limit"),
-])  # fmt: skip
-def test_wrong_usage(capsys, args, words):
-    code, out, err = run(capsys, *args)
-    assert code == 2 and words in err and not out
-
-
-def test_output_that_cannot_be_written_is_refused_before_any_work(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(examine, "examine", lambda *a, **b: pytest.fail("work was done"))
-    code, _, err = run(capsys, "--output", str(tmp_path / "none" / "x.json"))
-    assert code == 1 and "no existing folder" in err
-
-
-def test_narrow_terminals_have_their_width(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    _, out, _ = run(capsys, "--emulate", "h200", "--kernels", "pool")
-    assert max(map(len, out.splitlines())) <= 60
-
-
-@pytest.mark.parametrize("text, left", [
-    ("no /home/someone/.cache/gpu_runtime/kernels/ab/cd.json", "no cd.json"),
-    ("File '/usr/lib/python3/x.py', line 3", "File 'x.py', line 3"),
-    ("12 s/launch and 3/4 of it, sm_90a", "12 s/launch and 3/4 of it, sm_90a"),
-])  # fmt: skip
-def test_folders_are_left_out_of_texts(text, left):
-    assert host.without_folders(text) == left

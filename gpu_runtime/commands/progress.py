@@ -26,7 +26,7 @@ STAGES = {
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
     "compile": "compiling kernels, which is done once:", "load": "loading", "run": "running", "device": "planning for",
     "write": "writing", "order": "ordering channels:", "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on",
-    "examine": "examining kernels:",
+    "examine": "examining kernels:", "rate": "measuring",
 }  # fmt: skip
 
 

@@ -123,7 +123,9 @@ def examine(
         checks += [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
         outcomes = _run(patient, device, todo, emulated, begun + (1.0 if emulated else SHARE) * limit_s, progress)
     if not emulated:
-        rates = [patient.rate(device, name) if not why else rate(device, name, None, "no GPU") for name in RATES]
+        for name in RATES:
+            progress(Progress("rate", name))
+            rates.append(rate(device, name, None, "no GPU") if why else patient.rate(device, name))
     patient.close()
     families = tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(todo))
     found = Examination(

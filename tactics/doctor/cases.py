@@ -29,6 +29,7 @@ from tactics.problems.problem import (
     ReformatProblem,
     SqueezeExciteProblem,
 )
+from tactics.problems.prologue import Prologue
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
@@ -38,12 +39,14 @@ PLAIN = Epilogue(bias=True, act=RELU)
 SAME = (1, 1, 1, 1)
 _SQUARE = ((1, 6, 5, 7),)
 
-# What each problem asks of the kernels named; with "fp32" all of its tensors are FP32. The first one of a kernel has tiles in
-# all numbers, the others what it does not reach.
+# What each problem asks of the kernels named; with "fp32" all of its tensors are FP32. The first one of a kernel is run with
+# every tile, the others with the smallest and the largest, and with tiles that those before do not have.
 PROBLEMS: tuple[tuple[Problem, tuple[str, ...], tuple[str, ...]], ...] = (
     (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=SAME, epilogue=PLAIN, sparse24=True), ("conv_dense", "conv_sparse24"), ()),
     (ConvProblem(1, 24, 7, 10, 88, 1, 1, epilogue=replace(PLAIN, residual=True), sparse24=True),
      ("conv_dense", "conv_sparse24"), ()),
+    *((ConvProblem(2, 72, 7, 9, 40, 1, 1, epilogue=PLAIN, sparse24=True, prologue=first), ("conv_dense", "conv_sparse24"), ())
+      for first in (Prologue(scaled=True), Prologue(gated=True), Prologue(normalized=True, epsilon=1e-5))),
     (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=PLAIN), ("conv_stem",), ()),
     (ConvProblem(2, 32, 18, 21, 32, 3, 3, pad=SAME, groups=32, epilogue=PLAIN), ("conv_depthwise",), ()),
     (ConvProblem(1, 48, 23, 17, 48, 3, 3, (2, 2), SAME, groups=48, epilogue=PLAIN), ("conv_depthwise",), ()),
@@ -120,8 +123,12 @@ def cases(device: Device, few: bool = False) -> list[Case]:
     for problem, kernels, dtypes in PROBLEMS:
         able = candidates(problem, device, dtypes)
         for kernel in kernels:
-            chosen = _chosen([t for t in able if t.kernel == kernel])
-            found.setdefault(kernel, []).extend(Case(problem, t) for t in chosen)
+            chosen, before = _chosen([t for t in able if t.kernel == kernel]), found.setdefault(kernel, [])
+            had = {case.unit for case in before}
+            before += [
+                Case(problem, t) for t in chosen
+                if not had or base_runner(t) not in had or base_runner(t) in (base_runner(chosen[0]), base_runner(chosen[-1]))
+            ]  # fmt: skip
     if few:
         found = {kernel: _few(of) for kernel, of in found.items()}
     return [case for turn in zip_longest(*found.values()) for case in turn if case]
@@ -134,10 +141,11 @@ def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
     ordered = sorted(tactics, key=lambda t: (_size(t), *(f.layout != "hwc8" for f in (*t.ins, t.out)), t.name))
     for t in ordered:
         found.setdefault((base_runner(t), _shares_k(t)), t)
+    others: dict[tuple, Tactic] = {}
     for t in ordered:
         if base_runner(t) == base_runner(ordered[0]) and not any(_shares_k(t)):
-            found.setdefault(_sides(t), t)
-    return list(dict.fromkeys(found.values()))
+            others.setdefault(_sides(t), t)
+    return list(dict.fromkeys((*list(found.values())[:1], *others.values(), *found.values())))
 
 
 def _few(of: Sequence[Case]) -> list[Case]:

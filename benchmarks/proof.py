@@ -1,0 +1,149 @@
+"""What has shown each family of kernels and each path to be right, as Markdown, from tables and tests: a part of docs/proof.md.
+
+    python -m benchmarks.proof
+
+Nothing is run. A test file is counted by what it imports and names: for a kernel where it runs kernels, compares what they
+compute, and has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where
+it has one of the functions that take it. Files with tests marked `gpu` or `driver` run on the emulated CUDA driver
+(`make test-driver`); those marked `gpu` would run on a GPU. Hardware has been reached where benchmarks/results has what
+`make gpu` writes there.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_kernels.device import ARCHITECTURES, named
+from tactics.candidates import base_runner, candidates
+from tactics.doctor.cases import cases
+from tactics.families.table import OF_KERNEL
+from tests.problems import PROBLEMS
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+RECORD = ROOT / "tests" / "golden" / "compiled.json"
+SPILLS = 2  # of a row of that record
+DEVICE = named("h200")
+MOST = 5  # test files named in a cell
+ON_DRIVER = {"gpu", "driver"}  # marks
+ALL_CASES, ALL_PROBLEMS = "tactics.doctor.cases.cases", "tests.problems.PROBLEMS"
+COMPARES = {  # what runs kernels and compares
+    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.doctor.trial.trial",
+    "tests.engines.check_engine", "tests.reference_run.check_against_ort",
+}  # fmt: skip
+
+# What the runtime does with CUDA, and the names by which tests take it; with "+", all of them.
+PATHS = {
+    "launch of a kernel, `cuLaunchKernel`": ("cuda_kernels.launch.Cuda",),
+    "launch that may begin early, `cuLaunchKernelEx`": ("launch_dependent", "dependent launches"),
+    "CUDA graphs: capture and replay": ("begin_capture", "in_a_graph", "replay"),
+    "copies between host and device": ("cuda_kernels.staging.Staging", "alloc_pinned_memory", "memcpyAsync"),
+    "the caller's streams, CuPy and DLPack arrays": ("from_dlpack", "toDlpack", "follow", "Stream"),
+    "several contexts and threads": ("Thread+context", "ThreadPoolExecutor+context", "Thread+Cuda"),
+    "timing, in a child process": ("Measured", "tactics.measure.timing.measured", "Bench", "WORKER"),
+    "a network built with measured times": ("build+why_no_gpu", "build+measured"),
+    "library functions of CuPy": ("tactics.problems.problem.LibraryProblem", "run_call"),
+    "faults of the driver, lost contexts": ("DriverError", "why_fatal", "fatal_code"),
+    "`gpu-runtime doctor`, and what builds read of it": ("gpu_runtime.doctor.examine", "doctor"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A test file. `words`: its names, attributes and texts, and what it imports with its module; `on_driver`: whether it has
+    tests so marked."""
+
+    name: str
+    words: frozenset[str]
+    on_driver: bool
+
+    def has(self, wanted: str) -> bool:
+        return self.words.issuperset(wanted.split("+"))
+
+
+def seen(path: Path) -> Seen:
+    tree, words = ast.parse(path.read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            words |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words |= {node.value, re.split(r"_hmma_|__", node.value)[0]}  # a tactic's name begins with its kernel
+    marks = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "pytest.mark"}
+    return Seen(path.stem.removeprefix("test_"), frozenset(words), bool(marks & ON_DRIVER))
+
+
+def taking(files: Iterable[Seen], names: Iterable[str], on_driver: bool) -> str:
+    """The files that have one of the names."""
+    names = tuple(names)
+    return cell([f.name for f in files if f.on_driver == on_driver and any(f.has(name) for name in names)])
+
+
+def cell(files: list[str]) -> str:
+    """Names of test files, the first few."""
+    more = f" and {len(files) - MOST} more" if len(files) > MOST else ""
+    return ", ".join(f"`{f}`" for f in files[:MOST]) + more if files else "none"
+
+
+def hardware() -> str:
+    """The GPUs that `make gpu` has run on, by what it wrote."""
+    written = sorted((ROOT / "benchmarks" / "results").rglob("networks.json"))
+    found = [str(json.loads(path.read_text()).get("device", "a GPU")) for path in written]
+    return ", ".join(dict.fromkeys(found)) or "not yet"
+
+
+def reach(kernel: str) -> tuple[int, int]:
+    """(problems, tiles) of tests/problems.py that a kernel runs."""
+    problems, tiles = 0, set()
+    for problem in PROBLEMS.values():
+        single = ("fp32",) * (len(problem.in_shapes) + 1)
+        mine = [t for t in (*candidates(problem, DEVICE), *candidates(problem, DEVICE, single)) if t.kernel == kernel]
+        problems += bool(mine)
+        tiles |= {base_runner(t) for t in mine}
+    return problems, len(tiles)
+
+
+def families(files: list[Seen]) -> Iterator[str]:
+    examined, able = cases(DEVICE), [f for f in files if f.words & COMPARES]
+    yield "| kernel | problems, tiles | cases of `doctor` | emulator beside the reference | emulated driver | hardware |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for kernel in OF_KERNEL:
+        problems, tiles = reach(kernel)
+        names = (kernel, ALL_CASES, *([ALL_PROBLEMS] if problems else []))
+        shown = " | ".join(taking(able, names, on_driver) for on_driver in (False, True))
+        yield f"| `{kernel}` | {problems}, {tiles} | {sum(c.kernel == kernel for c in examined)} | {shown} | {hardware()} |"
+
+
+def paths(files: list[Seen]) -> Iterator[str]:
+    yield "| path | without a driver | emulated driver | hardware |"
+    yield "| --- | --- | --- | --- |"
+    for path, names in PATHS.items():
+        yield f"| {path} | {taking(files, names, False)} | {taking(files, names, True)} | {hardware()} |"
+
+
+def compiled() -> str:
+    """What ptxas made of the kernels, as it is on record."""
+    ((version, kernels),) = json.loads(RECORD.read_text()).items()
+    variants = [by_sm for kernel in kernels.values() for by_sm in kernel["variants"].values()]
+    spilled = sum(sizes[SPILLS] > 0 for by_sm in variants for sizes in by_sm.values())
+    return (
+        f"`ptxas` of NVRTC {version} compiles {len(kernels)} kernels for {', '.join(ARCHITECTURES)}: {len(variants)} variants "
+        f"are on record (`tests/golden/compiled.json`), of whose binaries {spilled} spill registers."
+    )
+
+
+def main() -> None:
+    files = [seen(path) for path in TESTS]
+    print("\n".join(["### Families of kernels", "", *families(files), "", "### Paths", "", *paths(files), "", compiled()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""gpu-runtime doctor as it is typed, on a machine without a GPU: what is printed, written and refused."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from cuda_kernels.files import cache_dir
+from gpu_runtime import cli
+from gpu_runtime.doctor import examine, host
+from tests.conftest import ROOT
+
+
+def run(capsys, *args):
+    code = 0
+    try:
+        cli.main(["doctor", *args])
+    except SystemExit as e:
+        code = e.code
+    return code, *capsys.readouterr()
+
+
+def test_without_a_gpu_it_says_so_and_checks_the_rest(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, out, _ = run(capsys, "--output", str(tmp_path / "report.json"))
+    assert code == 5 and out.startswith("No GPU: ") and "There is no GPU to examine" in out
+    assert re.search(r"^compiler +passed", out, re.M) and re.search(r"^conv_sparse24 +untested", out, re.M)
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["no_gpu"] and not data["well"] and {f["verdict"] for f in data["families"]} == {"untested"}
+
+
+def test_json_is_one_document_without_private_names(capsys):
+    code, out, _ = run(capsys, "--emulate", "rtx4090", "--kernels", "pool,library", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["well"] and [f["verdict"] for f in data["families"]] == ["passed", "passed"]
+    assert data["device"]["name"] == "rtx4090" and data["versions"]["NVRTC"]
+    for private in (str(Path.home()), str(ROOT), str(cache_dir()), os.uname().nodename):
+        assert private not in out
+
+
+@pytest.mark.parametrize("args, words", [
+    (["--emulate", "gtx480"], "unknown device"),
+    (["--kernels", "conv"], "unknown family 'conv'"),
+    (["--time-limit", "0"], "--time-limit"),
+    (["--time-limit", "nan"], "--time-limit"),
+])  # fmt: skip
+def test_wrong_usage(capsys, args, words):
+    code, out, err = run(capsys, *args)
+    assert code == 2 and words in err and not out
+
+
+def test_output_that_cannot_be_written_is_refused_before_any_work(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(examine, "examine", lambda *a, **b: pytest.fail("work was done"))
+    code, _, err = run(capsys, "--output", str(tmp_path / "none" / "x.json"))
+    assert code == 1 and "no existing folder" in err
+
+
+def test_narrow_terminals_have_their_width(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = run(capsys, "--emulate", "h200", "--kernels", "pool")
+    assert max(map(len, out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("text, left", [
+    ("no /home/someone/.cache/gpu_runtime/kernels/ab/cd.json", "no cd.json"),
+    ("File '/usr/lib/python3/x.py', line 3", "File 'x.py', line 3"),
+    ("12 s/launch and 3/4 of it, sm_90a", "12 s/launch and 3/4 of it, sm_90a"),
+])  # fmt: skip
+def test_folders_are_left_out_of_texts(text, left):
+    assert host.without_folders(text) == left
