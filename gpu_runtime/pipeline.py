@@ -387,7 +387,8 @@ def timing_record(device: Device) -> Timing:
     """How the plan's times came about; `label` is what every printed time carries."""
     if device.measured:
         found = timing.environment()
-        return Timing("measured", f"measured({device.title})", driver=found["driver"], policy=found["policy"])
+        title = device.title + (", emulated driver" if timing.is_emulated() else "")
+        return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
 
 

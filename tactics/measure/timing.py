@@ -69,6 +69,19 @@ def driver_version() -> str:
         return "unknown"
 
 
+EMULATED = ".emulated"  # the end of the version of a driver that runs kernels in the emulator: its times are no GPU's
+
+
+def names_emulated(version: str) -> bool:
+    """Whether a driver of this version is no GPU's."""
+    return version.endswith(EMULATED)
+
+
+def is_emulated() -> bool:
+    """Whether the driver at hand is no GPU's."""
+    return names_emulated(driver_version())
+
+
 def environment() -> dict[str, str]:
     """What measured times rest on beside the device, for the record in an engine: driver and policy."""
     return {"driver": driver_version(), "policy": POLICY}

@@ -1,0 +1,66 @@
+"""Results of `make gpu` on a GPU, and the guard that nothing else is taken for one.
+
+    python -m benchmarks.hardware [benchmarks/results]      what was measured, in words; refused where it was emulated
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cuda_kernels import files
+from cuda_kernels.device import Device
+from tactics.measure import timing
+
+DEFAULT = Path("benchmarks/results")
+
+
+def header(device: Device) -> dict[str, Any]:
+    """How each result begins: what it was measured on."""
+    driver, emulated = timing.driver_version(), timing.is_emulated()
+    note = "ON AN EMULATED DRIVER, no hardware: " if emulated else ""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"device": f"{note}{device}", "driver": driver, "emulated": emulated, "date": date}
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    files.write(path, json.dumps(data, indent=1, default=str).encode() + b"\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result that was measured on a GPU. ValueError for one of the emulated driver, and for one that does not say."""
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as e:
+        raise ValueError(f"{path}: expected a result of `make gpu`, got no JSON: {e}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("driver"), str) or type(data.get("emulated")) is not bool:
+        raise ValueError(f"{path}: expected a result of `make gpu`, which says its driver; run `make gpu` again")
+    if data["emulated"] or timing.names_emulated(data["driver"]):
+        cure = "run `make gpu` on a machine with a GPU"
+        raise ValueError(f"{path}: measured on the emulated driver {data['driver']}: its times are no hardware's; {cure}")
+    return data
+
+
+def main(argv: list[str]) -> int:
+    folder = Path(argv[0]) if argv else DEFAULT
+    try:
+        summary = read(folder / "summary.json")
+        networks = read(folder / "networks.json") if (folder / "networks.json").exists() else {"networks": []}
+    except (ValueError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(f"{summary['device']}, driver {summary['driver']}, {summary['date']}")
+    for name, part in summary["parts"].items():
+        print(f"{name}: {part['status']}, {part['seconds']} s")
+    from benchmarks.gpu_networks import line
+
+    for row in networks["networks"]:
+        print(f"{row['network']}: {line(row)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
