@@ -154,7 +154,7 @@ class Stopwatch:
         self._events = cupy.cuda.Event(), cupy.cuda.Event()
         self._kernel = gpu.load(compile_kernel("flush_l2", {}, gpu.device.sm))
         self._words = max(2 * gpu.device.l2_bytes, 32 << 20) // 16
-        with gpu.stream:
+        with gpu.current():
             self._data = cupy.zeros(self._words * 16 + 16, np.uint8)
         self._flush_us = FLUSH_US
         self.discarded = 0
@@ -219,7 +219,7 @@ class Bench:
     def set_problem(self, problem: Problem) -> None:
         """Draw the problem's data and compute what is expected of it. All of it is queued on the GPU's stream, where the
         kernels read it."""
-        with self.gpu.stream:
+        with self.gpu.current():
             self._set_problem(problem)
         self.gpu.synchronize()
 
@@ -252,7 +252,7 @@ class Bench:
 
     def prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
         """(warm, timed, runs inside timed, relative error): verify, then record a graph over copies of the weights."""
-        with self.gpu.stream:
+        with self.gpu.current():
             return self._prepare(tactic)
 
     def _prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
@@ -357,7 +357,7 @@ class Bench:
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
     """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out."""
     cupy = gpu.cupy
-    with gpu.stream:
+    with gpu.current():
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
         y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
