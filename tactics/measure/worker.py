@@ -355,8 +355,10 @@ class Bench:
 
 
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
-    """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out."""
+    """The convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out. Reads what
+    the caller has queued on CuPy's current stream, and returns when its result is there for any."""
     cupy = gpu.cupy
+    gpu.follow()
     with gpu.current():
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
@@ -383,10 +385,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         params = reference_params(p, values, {name: 0 if a is None else a.data.ptr for name, a in named.items()})
         kernel = gpu.load(compile_kernel("reference_conv", values, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
-        gpu.synchronize()
-        if end.pool:
-            return cupy.asarray(p.maxima(y.get()))
-        return cupy.ascontiguousarray(depth_to_space(y, end.d2s, end.d2s_mode))
+        result = p.maxima(y.get()) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
+        result = cupy.ascontiguousarray(cupy.asarray(result))
+    gpu.synchronize()
+    return result
 
 
 def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mapping[str, int]) -> bytes:
