@@ -110,32 +110,39 @@ def examine(
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     why = without_folders(str(hello.get("none") or hello.get("error") or ""))
-    checks = [compiler(device), caches()]
-    checks += [emulator(device)] if emulated or why else []
     told = {**versions(), **{k: str(v) for k, v in hello.get("facts", {}).items()}}
     todo = [c for c in cases(device, few=emulated) if not kernels or c.kernel in kernels]
-    rates: list[Rate] = []
+    status: Status = "passed" if not why else "failed" if "error" in hello else "untested"
+    checks = [compiler(device), caches(), *([emulator(device)] if emulated or why else ())]
+    checks.append(Verdict("emulated device" if emulated else "GPU", status, why or str(device)))
     if why:
-        checks.append(Verdict("emulated device" if emulated else "GPU", "failed" if "error" in hello else "untested", why))
         outcomes = [Outcome(c, "untested", "no GPU") for c in todo]
     else:
-        checks.append(Verdict("emulated device" if emulated else "GPU", "passed", str(device)))
         checks += [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
         outcomes = _run(patient, device, todo, emulated, begun + (1.0 if emulated else SHARE) * limit_s, progress)
-    if not emulated:
-        for name in RATES:
-            progress(Progress("rate", name))
-            rates.append(rate(device, name, None, "no GPU") if why else patient.rate(device, name))
+    rates = () if emulated else _rates(patient, device, why, progress)
     patient.close()
     families = tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(todo))
     found = Examination(
-        device, why if not emulated else "", emulated, told, tuple(checks), families, tuple(rates), limit_s,
-        time.monotonic() - begun,
-    )  # fmt: skip
-    if emulated or why:
+        device, "" if emulated else why, emulated, told, tuple(checks), families, rates, limit_s, time.monotonic() - begun
+    )
+    return found if emulated or why else _noted(found)
+
+
+def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -> tuple[Rate, ...]:
+    found = []
+    for name in RATES:
+        progress(Progress("rate", name))
+        found.append(rate(device, name, None, "no GPU") if no_gpu else patient.rate(device, name))
+    return tuple(found)
+
+
+def _noted(found: Examination) -> Examination:
+    """With what builds are to leave out, written down for them."""
+    if found.common_cause:
         return found
-    denied = () if found.common_cause else _denied(families, findings.of(device))
-    return replace(found, denied=denied, kept=not found.common_cause and findings.keep(device, denied))
+    denied = _denied(found.families, findings.of(found.device))
+    return replace(found, denied=denied, kept=findings.keep(found.device, denied))
 
 
 def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Failure, ...]:
