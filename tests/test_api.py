@@ -70,7 +70,7 @@ def test_an_engine_in_every_form_is_the_same(engine, tmp_path):
         assert np.array_equal(a.run({"x": X})["y"], b.run({"x": X})["y"])
 
 
-@pytest.mark.parametrize("wrong", [None, 3, [1], np.zeros(3), {"x": 1}, io.StringIO("text")], ids=str)
+@pytest.mark.parametrize("wrong", [None, 3, [1], np.zeros(3), {"x": 1}, io.StringIO("text")], ids=lambda w: type(w).__name__)
 def test_what_is_no_model_and_no_engine(wrong):
     with pytest.raises(TypeError, match="model: expected the path of an ONNX file, its bytes.* got "):
         gr.build(wrong)
