@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -222,7 +223,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
         report.plan_text(made.record)
         wording.sparsity_text(made.record)
         # Kernels are compiled from the launches, which are elsewhere.
-        Context._load = lambda self, steps, *_: [None] * len(steps)
+        Context._load = lambda self, *_: defaultdict(lambda: None)
         Context(made, device="emulator").close()
     except EngineError as e:
         return f"refused\t{e}"
