@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from cuda_kernels.files import open_regular
 
@@ -44,6 +45,18 @@ def head_of(path: str | os.PathLike[str]) -> bytes:
     """The file's first bytes. Raises OSError, or ValueError of a name that no file can have."""
     with open_regular(path) as file:
         return file.read(HEAD_BYTES)
+
+
+def in_memory(given: Any, expected: str) -> bytes:
+    """The bytes of what is given as bytes or as an open file, from where that stands. TypeError, which says what was expected,
+    for anything else and for a file opened for text."""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return bytes(given)
+    data = given.read() if hasattr(given, "read") else None
+    if not isinstance(data, bytes):
+        got = type(given).__name__ if data is None else f"a file that reads {type(data).__name__}: open it with mode 'rb'"
+        raise TypeError(f"expected {expected}, got {got}")
+    return data
 
 
 def recognized(head: bytes) -> str:

@@ -11,14 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.format import DTYPES, from_memory, num_bytes, padded_channels, to_memory
-from tactics.launches import launches, pack_weights
+from tactics.doctor.trial import execute
+from tactics.format import padded_channels
 from tactics.measure.data import random_data, reference
-from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
+from tactics.measure.worker import TOLERANCE, relative_error
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem
@@ -324,33 +323,6 @@ def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]
         tactics = *tactics, *candidates(problem, device, ("fp32",) * (len(problem.in_shapes) + 1))
         result += [(name, problem, tactic) for tactic in tactics]
     return result
-
-
-def execute(gpu, problem: Problem, tactic: Tactic, inputs, weights) -> np.ndarray:
-    """Run one tactic on `gpu` (launch.Cuda or launch.Emulated), its output poisoned with NaN before: NCHW, padding kept."""
-    sections = pack_weights(problem, tactic, weights)
-    images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
-    nbytes = num_bytes(tactic.out, problem.out_shape)
-    ins = [gpu.allocate(image.nbytes) for image in images]
-    places = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
-    steps = launches(problem, tactic)
-    scratch = scratch_for(gpu, steps)
-    out = gpu.allocate(nbytes)
-    for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
-        gpu.write(address, array)
-    gpu.write(out, np.full(nbytes, 0xFF, np.uint8))
-    for step in steps:
-        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, places, scratch))
-    flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
-    if scratch[1]:
-        left = gpu.read(scratch[1], max(s.counters for s in steps))
-        assert not left.any(), "counters are not zero after the launch"
-    told = bool(gpu.read(scratch[2], 4).any())
-    assert told == (not np.isfinite(flat).all()), f"{tactic.name}: the launch says {told} of values that are not finite"
-    for address in (*ins, *places.values(), *filter(None, scratch), out):
-        gpu.free(address)
-    return from_memory(flat, tactic.out, problem.out_shape, padding=True)
 
 
 def check(problem: Problem, tactic: Tactic, device: Device, **options):

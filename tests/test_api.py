@@ -4,6 +4,7 @@ import inspect
 import io
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime import pipeline
 from gpu_runtime.frontend import source
+from gpu_runtime.runtime import engine as engine_module
 from tests.reference_run import model, node
 
 rng = np.random.default_rng(3)
@@ -51,8 +53,10 @@ def test_what_loads_engines_imports_no_onnx(engine, tmp_path):
 def test_a_model_in_every_form_is_the_same_engine(proto, engine, tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(proto, path)
-    with open(path, "rb") as file:
-        engines = [gr.build(m) for m in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), file)]
+    with open(path, "rb") as file, tempfile.NamedTemporaryFile() as temporary:
+        temporary.write(path.read_bytes())
+        temporary.seek(0)
+        engines = [gr.build(m) for m in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), file, temporary)]
     assert {e.record.model.sha256 for e in engines} == {engine.record.model.sha256}
     assert all(np.array_equal(e.weights, engine.weights) and e.plan.layers == engine.plan.layers for e in engines)
     pruned = io.BytesIO()
@@ -72,9 +76,9 @@ def test_an_engine_in_every_form_is_the_same(engine, tmp_path):
 
 @pytest.mark.parametrize("wrong", [None, 3, [1], np.zeros(3), {"x": 1}, io.StringIO("text")], ids=lambda w: type(w).__name__)
 def test_what_is_no_model_and_no_engine(wrong):
-    with pytest.raises(TypeError, match="model: expected the path of an ONNX file, its bytes.* got "):
+    with pytest.raises(TypeError, match="expected a model: the path of an ONNX file, its bytes.* got "):
         gr.build(wrong)
-    with pytest.raises(TypeError, match="engine: expected .*got "):
+    with pytest.raises(TypeError, match="expected an engine: the path of an engine file, its bytes.*got "):
         gr.load(wrong)
 
 
@@ -84,7 +88,7 @@ def test_one_in_place_of_the_other(proto, engine, tmp_path):
     for given in (data, tmp_path / "e.engine"):
         with pytest.raises(gr.ModelError, match="expected an ONNX model, got an engine"):
             gr.build(given)
-    with pytest.raises(gr.EngineError, match="not an engine but an ONNX model"):
+    with pytest.raises(gr.EngineError, match=r"not an engine but an ONNX model: gpu_runtime.build\(model\)"):
         gr.load(proto.SerializeToString())
     with pytest.raises(gr.EngineError, match="truncated"):
         gr.load(data[:-1])
@@ -109,6 +113,17 @@ def test_one_in_place_of_the_other(proto, engine, tmp_path):
 def test_a_wrong_argument_says_what_was_expected(proto, options, told):
     with pytest.raises((TypeError, ValueError), match=told):
         gr.build(proto, **options)
+
+
+def test_a_graph_may_be_named_anything(proto):
+    """What a file says is no more than a short printable name of the model."""
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    for name in ("\x1b[31m\n", "n" * 20_000):
+        other.graph.name = name
+        named = gr.build(other).record.model.name
+        assert named.isprintable() and 0 < len(named) <= 100
+        assert gr.load(io.BytesIO(engine_module.encode(gr.build(other)))).record.model.name == named
 
 
 def test_external_data_without_its_folder(proto, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,12 +12,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import onnx
 from google.protobuf.message import EncodeError
 
+from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError
+from gpu_runtime.text import printable
 
 if TYPE_CHECKING:
     import torch
 
-EXPECTED = "the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto or a torch.nn.Module"
+MOST_NAME = 100  # characters of a graph's name that name the model
+EXPECTED = (
+    "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto or a torch.nn.Module"
+)
 
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module"
@@ -50,12 +54,8 @@ def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path |
     if isinstance(model, (str, os.PathLike)):
         return Path(model)
     if isinstance(model, onnx.ModelProto):
-        return _serialized(model, model.graph.name or "model")
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        return Source("model", bytes(model))
-    if isinstance(model, io.IOBase) and isinstance(data := model.read(), bytes):
-        return Source(Path(name).stem if isinstance(name := vars(model).get("name", ""), str) and name else "model", data)
-    raise TypeError(f"model: expected {EXPECTED}, got {type(model).__name__}")
+        return _serialized(model, printable(model.graph.name)[:MOST_NAME] or "model")
+    return Source("model", file_kinds.in_memory(model, EXPECTED))
 
 
 def _serialized(model: onnx.ModelProto, name: str) -> Source:

@@ -43,6 +43,7 @@ from tactics import codec
 if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
 
+EXPECTED = "an engine: the path of an engine file, its bytes or a file opened for reading bytes"
 EngineLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO"
 MAX_HEADER_BYTES = 64_000_000
 MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
@@ -192,32 +193,24 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
     `verify=False` skips the arena's hashes (the header is always checked). Machine code inside the file is refused
     unless `allow_cubins`: it runs on the GPU as it is, so its maker must be trusted.
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _read(io.BytesIO(source), memoryview(source).nbytes, "the engine", verify, allow_cubins)
-    if isinstance(source, io.IOBase):
-        if not isinstance(data := source.read(), bytes):
-            raise TypeError("engine: expected a file opened for reading bytes, got one opened for text: open(path, 'rb')")
-        return _read(io.BytesIO(data), len(data), "the engine", verify, allow_cubins)
-    if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(
-            "engine: expected the path of an engine file, its bytes or a file opened for reading bytes, "
-            f"got {type(source).__name__}"
-        )
-    return _read_file(source, verify, allow_cubins)
-
-
-def _read_file(path: str | os.PathLike[str], verify: bool, allow_cubins: bool) -> Engine:
+    path = source if isinstance(source, (str, os.PathLike)) else None
+    name = "the engine" if path is None else str(path)
     try:
-        with files.open_regular(path) as file:
-            return _read(file, os.fstat(file.fileno()).st_size, str(path), verify, allow_cubins)
+        if path is not None:
+            with files.open_regular(path) as file:
+                return _read(file, os.fstat(file.fileno()).st_size, name, verify, allow_cubins)
+        data = file_kinds.in_memory(source, EXPECTED)
+        if file_kinds.is_onnx(data[: file_kinds.HEAD_BYTES]):
+            raise EngineError(f"{name}: not an engine but an ONNX model: gpu_runtime.build(model) builds one")
+        return _read(io.BytesIO(data), len(data), name, verify, allow_cubins)
     except FileNotFoundError:
-        raise EngineError(f"{path}: no such file. Build an engine with: build-engine model.onnx -o {path}") from None
+        raise EngineError(f"{name}: no such file. Build an engine with: build-engine model.onnx -o {name}") from None
     except OSError as e:
-        raise EngineError(f"{path}: the engine could not be read: {e.strerror or e}") from None
-    except (TypeError, ValueError) as e:
-        raise e if isinstance(e, EngineError) else EngineError(f"{path!r}: expected the path of an engine file: {e}") from None
+        raise EngineError(f"{name}: the engine could not be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise e if isinstance(e, EngineError) else EngineError(f"{name!r}: expected the path of an engine file: {e}") from None
     except MemoryError:
-        raise EngineError(f"{path}: it takes more memory than there is. Free memory, or build it for smaller inputs") from None
+        raise EngineError(f"{name}: it takes more memory than there is. Free memory, or build it for smaller inputs") from None
 
 
 def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool) -> Engine:

@@ -94,7 +94,6 @@ class Child:
         return faults.of_end(code, self._stderr.read().decode(errors="replace").strip())
 
 
-
 def die_with_parent() -> None:
     """Linux: be killed when the parent is, even while a kernel hangs."""
     with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
