@@ -200,7 +200,7 @@ def test_drawn_cases(seed):
 NETWORKS = {
     "vit": lambda: tokens(), "vit_batch": lambda: tokens(b=2, n=70, heads=3, d=10), "roots": lambda: tokens(root=True),
     "bias": lambda: tokens(bias=np.random.default_rng(1).standard_normal((1, 2, 50, 50)).astype(np.float32)),
-    "mask": lambda: tokens(b=2, masked=True),
+    "one_bias": lambda: tokens(bias=np.full((1, 1, 1, 1), 0.5, np.float32)), "mask": lambda: tokens(b=2, masked=True),
     "pvt": lambda: pooled_keys(), "pvt_batch": lambda: pooled_keys(b=2), "mobilevit": lambda: own_products(),
     "mobilevit_batch": lambda: own_products(b=2), "yolo": lambda: of_convolutions(), "yolo_batch": lambda: of_convolutions(b=2),
     "swin": lambda: windows(shifted=False), "swin_shifted": lambda: windows(),

@@ -151,7 +151,7 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
         row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
     if pair:
-        return replace(row, verdict="dense", reason="one_launch")
+        return replace(row, verdict="dense", reason="one_launch", detail=_only_one(alternatives))
     if dense is None:
         return replace(row, verdict="sparse", reason="picked")
     if not measured and row.best_sparse:
@@ -168,6 +168,12 @@ def _against(own: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> R
         single = [op.problem for op, _ in alternatives if isinstance(op.problem, ConvProblem)]
         return None if any(not_sparse(p) is None for p in single) else not_sparse(own.problem.first)
     return not_sparse(own.problem)
+
+
+def _only_one(alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> str | None:
+    """The layer of a squeeze-excite that could run sparse, where the other one could not."""
+    able = {op.layer for op, _ in alternatives if isinstance(op.problem, ConvProblem) and not_sparse(op.problem) is None}
+    return able.pop() if len(able) == 1 else None
 
 
 def _form(own: Op, ran: Op) -> str | None:

@@ -109,7 +109,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
 
 def _form(row: SparsityRow) -> str:
     """What the form that the plan chose for the layer costs its weights."""
-    return f" {row.detail}." if row.detail and row.best_sparse else ""
+    return f" {row.detail}." if row.detail and row.best_sparse and row.reason != "one_launch" else ""
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
@@ -169,7 +169,8 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
 
 def _one_launch(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _time(row.best_dense, record.timing), _time(row.best_sparse, record.timing)
-    text = f"could run sparse, but dense the {len(row.layers)} layers and the average in front of them are one launch ({dense})"
+    able = f"of its layers only {row.detail} could run sparse" if row.detail else "could run sparse"
+    text = f"{able}, but dense the {len(row.layers)} layers and the average in front of them are one launch ({dense})"
     return f"{text}; a sparse one of them alone takes {sparse}"
 
 

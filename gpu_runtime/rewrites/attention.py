@@ -148,7 +148,7 @@ def _problem(
     scale = np.broadcast_to(scores.scale, q.index.shape[:2]).reshape(split) * q.factor * k.factor
     if len(lies) < len(placed) or single or out in names or (scale != scale[:1]).any():
         return None
-    axes, bias = _spanned(scores.bias, split)
+    axes, bias = _spanned(scores.bias, split, k.index.shape[2])
     weights = {"scale": scale[0].astype(np.float32), **bias}
     problem = AttentionProblem(
         *split, q.index.shape[2], k.index.shape[2], q.index.shape[3], v.index.shape[3],
@@ -158,12 +158,14 @@ def _problem(
     return Op("", problem, names, out, weights)
 
 
-def _spanned(bias: np.ndarray | None, split: tuple[int, int]) -> tuple[str, dict[str, np.ndarray]]:
+def _spanned(bias: np.ndarray | None, split: tuple[int, int], columns: int) -> tuple[str, dict[str, np.ndarray]]:
     """(the axes along which a constant differs, at least one, which tells it from none; it along these)."""
     if bias is None:
         return "", {}
     bias = bias.reshape(*split, *bias.shape[2:]) if bias.size > 1 else bias
-    axes = "".join(a for i, a in enumerate("nchw") if (bias != bias.take([0], axis=i)).any()) or "w"
+    axes = "".join(a for i, a in enumerate("nchw") if (bias != bias.take([0], axis=i)).any())
+    if not axes:
+        return "w", {"bias": np.full((1, 1, 1, columns), bias.flat[0], np.float32)}
     return axes, {"bias": bias[tuple(slice(None) if a in axes else slice(1) for a in "nchw")].astype(np.float32)}
 
 

@@ -88,8 +88,8 @@ class SparsityRow:
     `layers`: each of merged siblings, or of `branches` that were added; `apart_cost_us`: what the plan would take more with
     these branches apart; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
     one_launch, uncertain, no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`,
-    `sentence`: more of it, in words; c, k, groups, kernel: of the convolution. Of its weights as kernels hold them:
-    `pattern_groups`, groups of 4 input channels,
+    `sentence`: more of it, in words (of one_launch, the layer that alone could run sparse, if only one could); c, k, groups,
+    kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
     plan with this layer forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's
