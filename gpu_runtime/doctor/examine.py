@@ -20,6 +20,7 @@ from tactics.doctor.cases import Case, cases, kernels_of
 from tactics.doctor.findings import Failure
 from tactics.doctor.rates import RATES, Rate, rate
 from tactics.launches import launches
+from tactics.measure import timing
 from tactics.measure.child import Child, Lost
 from tactics.problems import codec
 from tactics.step import Launch
@@ -30,6 +31,7 @@ MOST_LOST = 2  # processes of one kernel: no third is risked
 COMMON = 3  # families of which not one case is right: what they share is at fault then, and no kernel is denied
 SHARE = 0.8  # of the time limit that families may take where rates are to be measured too
 OVER = "the time limit came first"
+NO_CLOCK = "the driver is emulated: its times are no GPU's"
 CHECKS = ("CUDA graphs", "dependent launches")
 EMULATED_CHECKS = ("dependent launches",)
 
@@ -109,31 +111,44 @@ def examine(
     patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
-    why = without_folders(str(hello.get("none") or hello.get("error") or ""))
-    told = {**versions(), **{k: str(v) for k, v in hello.get("facts", {}).items()}}
+    no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
     todo = [c for c in cases(device, few=emulated) if not kernels or c.kernel in kernels]
-    status: Status = "passed" if not why else "failed" if "error" in hello else "untested"
-    checks = [compiler(device), caches(), *([emulator(device)] if emulated or why else ())]
-    checks.append(Verdict("emulated device" if emulated else "GPU", status, why or str(device)))
-    if why:
+    checks = [*_checks_of_the_machine(device, hello, emulated, no_gpu), *_checks(patient, emulated, no_gpu)]
+    if no_gpu:
         outcomes = [Outcome(c, "untested", "no GPU") for c in todo]
     else:
-        checks += [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
         outcomes = _run(patient, device, todo, emulated, begun + (1.0 if emulated else SHARE) * limit_s, progress)
-    rates = () if emulated else _rates(patient, device, why, progress)
+    rates = () if emulated else _rates(patient, device, no_gpu, progress)
     patient.close()
-    families = tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(todo))
     found = Examination(
-        device, "" if emulated else why, emulated, told, tuple(checks), families, rates, limit_s, time.monotonic() - begun
-    )
-    return found if emulated or why else _noted(found)
+        device, "" if emulated else no_gpu, emulated, versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
+        tuple(checks), _by_family(outcomes), rates, limit_s, time.monotonic() - begun,
+    )  # fmt: skip
+    return found if emulated or no_gpu else _noted(found)
+
+
+def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: bool, no_gpu: str) -> list[Verdict]:
+    """Of what needs no GPU, and the verdict on the GPU itself."""
+    status: Status = "passed" if not no_gpu else "failed" if "error" in hello else "untested"
+    built = [emulator(device)] if emulated or no_gpu else []
+    gpu = Verdict("emulated device" if emulated else "GPU", status, no_gpu or str(device))
+    return [compiler(device), caches(), *built, gpu]
+
+
+def _checks(patient: _Patient, emulated: bool, no_gpu: str) -> list[Verdict]:
+    return [] if no_gpu else [patient.check(name) for name in (EMULATED_CHECKS if emulated else CHECKS)]
+
+
+def _by_family(outcomes: Sequence[Outcome]) -> tuple[Family, ...]:
+    return tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(o.case for o in outcomes))
 
 
 def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -> tuple[Rate, ...]:
+    why = "no GPU" if no_gpu else NO_CLOCK if timing.is_emulated() else ""
     found = []
     for name in RATES:
         progress(Progress("rate", name))
-        found.append(rate(device, name, None, "no GPU") if no_gpu else patient.rate(device, name))
+        found.append(rate(device, name, None, why) if why else patient.rate(device, name))
     return tuple(found)
 
 
