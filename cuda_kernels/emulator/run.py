@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import functools
 import hashlib
 import math
 import re
@@ -17,7 +18,7 @@ from cuda_kernels.emulator.build import library
 from cuda_kernels.emulator.decode import INS, Decoded, decode
 from cuda_kernels.emulator.decoder import DecodeError
 from cuda_kernels.emulator.layout import SHARED_START
-from cuda_kernels.emulator.parse import ParseError, parse
+from cuda_kernels.emulator.parse import Module, ParseError, parse
 
 RED_ZONE = 4096
 KEPT = 256  # decoded programs
@@ -236,6 +237,12 @@ _programs: OrderedDict[str, Program] = OrderedDict()
 _programs_lock = threading.Lock()
 
 
+@functools.lru_cache(maxsize=4)
+def parsed(ptx: str) -> Module:
+    """A parsed module; the last few are remembered, because a driver asks for a module and then for each of its kernels."""
+    return parse(ptx)
+
+
 def load(ptx: str, kernel: str | None = None) -> Program:
     """Parse and decode; remembered by content. EmulatorError names what is not understood, with file and line."""
     key = hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
@@ -245,7 +252,7 @@ def load(ptx: str, kernel: str | None = None) -> Program:
             _programs.move_to_end(key)
             return program
     try:
-        program = Program(decode(parse(ptx), kernel))
+        program = Program(decode(parsed(ptx), kernel))
     except (ParseError, DecodeError) as e:
         raise EmulatorError(str(e), "unknown instruction") from None
     with _programs_lock:
@@ -349,6 +356,7 @@ def _explain(program: Program, memory: Memory, text: str, numbers: list[int], bl
     )
 
 
+NOTHING = (0,) * 5
 KIND_OF_ACCESS = {"ld": "load", "ldu": "load", "st": "store", "cp": "cp.async", "atom": "atomic", "red": "atomic"}
 
 
@@ -358,26 +366,27 @@ def _stats(program: Program, totals: np.ndarray, counts: np.ndarray, writes: dic
     total: Counter[str] = Counter()
     excess: Counter[str] = Counter()
     mma: Counter[str] = Counter()
-    lines: dict[tuple[int, int, str], np.ndarray] = {}
-    for pc in np.flatnonzero(counts["executed"]).tolist():
-        c = {n: int(counts[n][pc]) for n in COUNTED}
+    lines: dict[tuple[int, int, str], list[int]] = {}
+    ran = np.flatnonzero(counts["executed"])
+    for pc, row in zip(ran.tolist(), counts[ran].tolist(), strict=True):
+        executed, nbytes, sectors, ideal, wavefronts, fewest = row
         _, (file, line), opcode = d.lines[pc]
-        stem = opcode.partition(".")[0]
-        if stem == "mma":
-            mma[opcode] += c["executed"]
-        if not (c["wavefronts"] or c["sectors"]):
+        if opcode.startswith("mma"):
+            mma[opcode] += executed
+        if not (wavefronts or sectors):
             continue
+        stem = opcode.partition(".")[0]
         kind = KIND_OF_ACCESS.get(stem, stem)
-        if c["wavefronts"]:
-            excess[kind] += c["wavefronts"] - c["min_wavefronts"]
-            total["shared_bytes"] += c["bytes"]
-        if c["sectors"]:
-            total["global_bytes"] += c["bytes"]
-            total["global_stores" if kind in ("store", "atomic") else "global_loads"] += c["executed"]
-        measured = ("executed", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
-        total.update({n: c[n] for n in measured[1:]})
-        lines[file, line, opcode] = lines.get((file, line, opcode), 0) + np.array([c[n] for n in measured])
-    listed = [(d.files.get(f, "?"), n, o, v.tolist()) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
+        if wavefronts:
+            excess[kind] += wavefronts - fewest
+            total["shared_bytes"] += nbytes
+        if sectors:
+            total["global_bytes"] += nbytes
+            total["global_stores" if kind in ("store", "atomic") else "global_loads"] += executed
+        measured = executed, sectors, ideal, wavefronts, fewest
+        lines[file, line, opcode] = [a + b for a, b in zip(lines.get((file, line, opcode), NOTHING), measured, strict=True)]
+    total.update({name: int(counts[name].sum()) for name in ("sectors", "ideal_sectors", "wavefronts", "min_wavefronts")})
+    listed = [(d.files.get(f, "?"), n, o, v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
     of_launch = [int(n) for n in totals]
     return Stats(
         of_launch[0], of_launch[1], of_launch[2], dict(mma), of_launch[3],
