@@ -46,21 +46,27 @@ def kernel(name: str):
     return cupy.RawKernel(KERNELS, name)
 
 
-def child(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> subprocess.CompletedProcess:
-    """Run a function of a test module in a process of its own, on a driver with these changes to the settings."""
+def started(function: Callable[[], None], **changes: object) -> subprocess.Popen:
+    """A function of a test module in a process of its own, on a driver with these changes to the settings."""
     code = f"from tests.{function.__module__.rpartition('.')[2]} import {function.__name__}; {function.__name__}()"
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | settings.environment(**changes), capture_output=True,
-        text=True, timeout=seconds,
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | settings.environment(**changes), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def passes(function: Callable[[], None], **changes: object) -> str:
-    """What a function of a test module prints in a child; its own assertions fail the test."""
-    done = child(function, **changes)
-    if done.returncode:
-        pytest.fail(f"{inspect.getdoc(function) or function.__name__}\n{done.stderr[-3000:]}", pytrace=False)
-    return done.stdout
+def passes(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> str:
+    """What it prints; its own assertions, and no end in so many seconds, fail the test."""
+    with started(function, **changes) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += f"\nit had not ended in {seconds:g} s, and was killed"
+    if process.returncode:
+        pytest.fail(f"{inspect.getdoc(function) or function.__name__}\n{out[-1000:]}{err[-3000:]}", pytrace=False)
+    return out
 
 
 class Refused:

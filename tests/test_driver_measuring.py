@@ -261,9 +261,9 @@ def test_a_fault_is_told_of_its_tactic_alone(device, driver, children, measure, 
 def test_a_kernel_that_hangs_is_ended_and_remembered(device, driver, children, measure):
     good, (bad,) = some(device, "conv_dense", 1), some(device, "conv_sparse24", 1)
     driver([{"kernel": "conv_sparse24*", "error": "hang"}])
-    times, timer = measure(CONV, [*good, bad], timeout_s=20.0)
+    times, timer = measure(CONV, [*good, bad], timeout_s=10.0)
     assert set(times) == set(good) and len(children) == 2
-    assert kept(timer.cache.path)[bad.name]["error"] == "no answer in 20 s: hung, and killed"
+    assert kept(timer.cache.path)[bad.name]["error"] == "no answer in 10 s: hung, and killed"
 
 
 @emulated

@@ -10,12 +10,13 @@ import atexit
 import ctypes
 import functools
 import hashlib
+import itertools
 import json
 import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ import numpy as np
 from cuda_kernels import emulator
 from cuda_kernels.device import Device, named
 from cuda_kernels.emulator.layout import SHARED_START
-from cuda_kernels.emulator.parse import parse
-from cuda_kernels.emulator.run import EmulatorError
+from cuda_kernels.emulator.parse import Module
+from cuda_kernels.emulator.run import EmulatorError, parsed
 from cuda_kernels.files import cache_dir
 from tests.emulated_driver.settings import ERRORS, CFacts, CSettings, Settings, c_facts, c_settings, from_environment, visible
 
@@ -40,12 +41,16 @@ U64, INT, POINTER = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 class Kernel(NamedTuple):
     program: emulator.Program
     name: str
+    skips: bool  # a launch that would change nothing: of our own kernels, whose parameters hold every address that they touch
 
 
 class Image(NamedTuple):
+    """Not the parsed module, which is a hundred times its text: a process that times tactics loads hundreds."""
+
     ptx: str
-    parsed: Any
+    params: dict[str, list[tuple[int, int]]]  # of each kernel: offset and bytes
     registers: int  # of its kernel, 0 where nobody says
+    ours: bool
 
 
 @dataclass
@@ -58,6 +63,7 @@ class State:
     images: list[Image]
     kernels: list[Kernel]
     seen: Counter[tuple[int, bool]]
+    settled: dict[bytes, float]  # launches that left memory as they found it, and the microseconds of each
 
 
 _state: State
@@ -78,6 +84,14 @@ class Memory:
         # pass (early writes are not). Runs on the emulator itself check them, where the runtime says what is constant.
         rows[:, 2] = 1
         return rows
+
+    def behind(self, params: bytes) -> list[tuple[int, int]]:
+        """(address, bytes) of the allocations that the parameters point into."""
+        rows = self.table()
+        words = np.frombuffer(params[: len(params) // 8 * 8], np.uint64)
+        at = np.searchsorted(rows[:, 0], words, side="right").astype(int) - 1
+        inside = [i for i, word in zip(at.tolist(), words, strict=True) if i >= 0 and word < rows[i, 0] + rows[i, 1]]
+        return [(int(rows[i, 0]), int(rows[i, 1])) for i in sorted(set(inside))]
 
     def rows(self) -> list[tuple[int, int]]:
         return [(int(a), int(n)) for a, n, _ in self.table()]
@@ -129,10 +143,9 @@ def entry_beside(cubin: Path, digest: str) -> dict | None:
 @functools.lru_cache(maxsize=256)
 def ptx_of_cubin(digest: str, size: int, path: str) -> tuple[str, str] | None:
     """(PTX, compiler's log) from which the compile cache has that machine code; None where it does not know it."""
-    files = [Path(path)] if path else []
-    files += [p for p in (cache_dir() / "kernels").glob("*/*.cubin") if p.stat().st_size == size]
-    for cubin in files:
-        meta = entry_beside(cubin, digest)
+    loaded = [Path(path)] if path else []
+    for cubin in itertools.chain(loaded, (cache_dir() / "kernels").glob("*/*.cubin")):
+        meta = entry_beside(cubin, digest) if cubin.stat().st_size == size else None
         if meta:
             return meta["ptx"], meta["log"]
     return None
@@ -144,6 +157,19 @@ def runs_on(target: str, cc: int, machine_code: bool) -> bool:
     if exact or made_for == cc:
         return made_for == cc
     return made_for <= cc and (not machine_code or made_for // 10 == cc // 10)
+
+
+def placed(module: Module) -> dict[str, list[tuple[int, int]]]:
+    """Kernel -> offset and bytes of each of its parameters, as a struct of them lies."""
+    found = {}
+    for name, kernel in module.functions.items():
+        at, rows = 0, []
+        for p in kernel.params:
+            at = -(-at // p.align) * p.align
+            rows.append((at, p.size))
+            at += p.size
+        found[name] = rows
+    return found
 
 
 @status_of
@@ -165,7 +191,7 @@ def load(device: int, image: int, size: int, path: bytes, out: Any) -> int:
         tell(f"an image for {target[1]} on a device of sm_{_state.devices[device].cc}")
         return NO_BINARY
     registers = re.findall(r"Used (\d+) registers", log)
-    _state.images.append(Image(ptx, parse(ptx), max(map(int, registers), default=0)))
+    _state.images.append(Image(ptx, placed(parsed(ptx)), max(map(int, registers), default=0), machine_code))
     out[0] = len(_state.images)
     return 0
 
@@ -173,23 +199,18 @@ def load(device: int, image: int, size: int, path: bytes, out: Any) -> int:
 @status_of
 def function(image: int, name: bytes, out: Any, facts: Any, params: Any) -> int:
     """facts: static shared memory in bytes, registers, threads per block (0: any); params: count, (offset, bytes)..."""
-    ptx, parsed, registers = _state.images[image - 1]
+    ptx, kernels, registers, ours = _state.images[image - 1]
     kernel = name.decode()
-    if kernel not in parsed.functions:
+    if kernel not in kernels:
         return NOT_FOUND
-    program = emulator.load(ptx, kernel)
-    at, rows = 0, []
-    for p in parsed.functions[kernel].params:
-        at = -(-at // p.align) * p.align
-        rows.append((at, p.size))
-        at += p.size
+    program, rows = emulator.load(ptx, kernel), kernels[kernel]
     decoded = program.decoded
     threads = int(np.prod(decoded.maxntid)) if decoded.maxntid else 0
     facts[0], facts[1], facts[2] = decoded.static_end - SHARED_START, registers or 32, threads
     params[0] = len(rows)
     for i, (offset, size) in enumerate(rows):
         params[1 + 2 * i], params[2 + 2 * i] = offset, size
-    _state.kernels.append(Kernel(program, kernel))
+    _state.kernels.append(Kernel(program, kernel, ours and kernel != "flush_l2"))
     out[0] = len(_state.kernels)
     return 0
 
@@ -197,7 +218,7 @@ def function(image: int, name: bytes, out: Any, facts: Any, params: Any) -> int:
 @status_of
 def get_global(image: int, name: bytes, address: Any, size: Any) -> int:
     ptx = _state.images[image - 1].ptx
-    for kernel in _state.images[image - 1].parsed.functions:
+    for kernel in _state.images[image - 1].params:
         for known, array in emulator.load(ptx, kernel).decoded.globals:
             if known == name.decode():
                 address[0], size[0] = array.ctypes.data, array.nbytes
@@ -227,8 +248,8 @@ def called(handle: int) -> int:
 
 @status_of
 def launch(device: int, handle: int, dims: Any, params: int, size: int, us: Any) -> int:
-    program, name = _state.kernels[handle - 1]
-    facts = _state.devices[device]
+    kernel = _state.kernels[handle - 1]
+    name, facts = kernel.name, _state.devices[device]
     error = fault_of(name, call=False)
     if error == "hang":
         tell(f"{name} hangs, as the settings ask")
@@ -244,13 +265,43 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, us: Any)
         blob = np.array([data, sink, min(words, FLUSHED_WORDS), 0], np.int64).tobytes()
         grid = (min(grid[0], 2), 1, 1)
     memory = Memory(device)
-    written = pointers(blob, memory) if error == "wrong" else ()
-    checks = _state.settings.checks or bool(written)
-    options = emulator.Options(checks=checks, smem_limit=facts.smem_per_block, track_writes=written)
-    stats = emulator.launch(program, grid, block, smem, blob, memory, options=options)  # type: ignore[arg-type]
-    spoil(stats)
-    us[0] = max(estimate(facts, grid, stats), clocks / facts.clock_mhz)
+    touched = memory.behind(blob) + [(a.ctypes.data, a.nbytes) for _, a in kernel.program.decoded.globals]
+    options = emulator.Options(
+        checks=_state.settings.checks or error == "wrong", smem_limit=facts.smem_per_block,
+        track_writes=tuple(a for a, _ in memory.behind(blob)) if error == "wrong" else (),
+    )  # fmt: skip
+
+    def run() -> float:
+        stats = emulator.launch(kernel.program, grid, block, smem, blob, memory, options=options)  # type: ignore[arg-type]
+        spoil(stats)
+        return estimate(facts, grid, stats)
+
+    if kernel.skips and not error and not _state.settings.repeats:
+        lasts = run_unless_settled(run, repr((device, handle, grid, block, smem, touched)).encode() + blob, touched)
+    else:
+        lasts = run()
+    us[0] = max(lasts, clocks / facts.clock_mhz)
     return 0
+
+
+def run_unless_settled(run: Callable[[], float], shape: bytes, touched: Iterable[tuple[int, int]]) -> float:
+    """The microseconds of a launch. It is not run where one like it left all that it may touch as it found it, byte for byte as
+    it is now: the emulator would only write again what is there. Most launches that are timed are such."""
+    before = digest(shape, touched)
+    if before not in _state.settled:
+        us = run()
+        if digest(shape, touched) != before:
+            return us
+        _state.settled[before] = us
+    return _state.settled[before]
+
+
+def digest(shape: bytes, touched: Iterable[tuple[int, int]]) -> bytes:
+    """Of a launch and all that it may read and write: (address, bytes)."""
+    found = hashlib.sha1(shape, usedforsecurity=False)
+    for address, size in touched:
+        found.update((ctypes.c_char * size).from_address(address))
+    return found.digest()
 
 
 def estimate(d: Device, grid: tuple[int, ...], stats: emulator.Stats) -> float:
@@ -260,13 +311,6 @@ def estimate(d: Device, grid: tuple[int, ...], stats: emulator.Stats) -> float:
     mma = (stats.mma + 0.6 * stats.mma_sp) * 2048 / (d.mma_fma_per_clk * d.mma_sync_share * sms * d.clock_mhz)
     moved = stats.launch_unique_bytes / (1e3 * d.dram_gbps)
     return d.launch_us + max(issue, mma, moved)
-
-
-def pointers(params: bytes, memory: Memory) -> tuple[int, ...]:
-    """Allocations that the parameters point into."""
-    rows = memory.rows()
-    words = np.frombuffer(params[: len(params) // 8 * 8], np.uint64).tolist()
-    return tuple(a for a, n in rows if any(a <= w < a + n for w in words))
 
 
 def spoil(stats: emulator.Stats) -> None:
@@ -293,7 +337,7 @@ def register(path: str) -> None:
     shown = len(numbers)
     numbers += [i for i in range(len(settings.devices)) if i not in numbers]
     devices = [named(settings.devices[i]) for i in numbers]
-    _state = State(lib, settings, devices, [], [], Counter())
+    _state = State(lib, settings, devices, [], [], Counter(), {})
     u64s, ints = ctypes.POINTER(U64), ctypes.POINTER(INT)
     kinds: dict[Callable[..., int], list[Any]] = {
         load: [INT, POINTER, U64, ctypes.c_char_p, u64s],

@@ -50,6 +50,7 @@ class Fault:
 @dataclass(frozen=True)
 class Settings:
     """`order`: run work as late as CUDA allows, or as it is queued. `memory_gb`: of each device. `checks`: the emulator's.
+    `repeats`: run launches of our own kernels also where they would only write again what is there, as most do that are timed.
     Of the virtual clock: `noise`, relative standard deviation; `drift_per_s`, relative growth in a second of device time;
     (`tail_share`, `tail_factor`): so many launches take so much longer; between `throttle_from_us` and `throttle_to_us` of
     device time the clock is `throttle_factor` of its own, and NVML says so."""
@@ -59,6 +60,7 @@ class Settings:
     seed: int = 0
     memory_gb: float = 8.0
     checks: bool = True
+    repeats: bool = False
     trace: bool = False
     noise: float = 0.01
     drift_per_s: float = 0.0
