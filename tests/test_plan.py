@@ -4,7 +4,6 @@ import collections
 import contextlib
 import doctest
 import itertools
-import math
 import os
 import random
 import subprocess
@@ -21,7 +20,7 @@ from tactics import reason
 from tactics.planner import eliminate, formulation
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
-from tactics.planner.plan import best_single_format, best_single_key, cheapest, forced, greedy, solve
+from tactics.planner.plan import best_single_format, best_single_key, cheapest, greedy, solve
 from tactics.planner.reformats import cost, evaluate
 from tests.planner_graphs import (
     PAIRS,
@@ -29,8 +28,6 @@ from tests.planner_graphs import (
     brute,
     chain,
     conv_net,
-    faster,
-    layers_of,
     merging_graph,
     runs,
     sibling_graph,
@@ -403,41 +400,3 @@ def test_impossible_cells_of_many_tables_do_not_overflow():
         never = np.array([NEVER, 1])
         found = eliminate.minimise([2, 2], [((0,), never)] * count + [((0, 1), never + never[:, None] * 0)])
         assert (found.cost, found.states) == (count + 1, (1, 1)), count
-
-
-@pytest.mark.parametrize("make, seeds, least", [(small_graph, 250, (500, 100)), (sibling_graph, 40, (200, 60))])
-def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, monkeypatch):
-    """Min-marginals, also where a layer is several ops at once."""
-    checked = flips = 0
-    for seed in range(seeds):
-        graph = make(seed)
-        wanted = [(names, sparse) for names in layers_of(graph) for sparse in (False, True)]
-        try:
-            best = solve(graph)
-        except ValueError:
-            continue
-        with monkeypatch.context() as patch:
-            patch.setattr("tactics.planner.plan.solve", None)  # none is solved by itself
-            answers = forced(graph, best, wanted)
-        for (names, sparse), found in zip(wanted, answers, strict=True):
-            force = {n: (lambda e, s=sparse: e.sparse == s) for n in names}
-            try:
-                alone = solve(graph, force=force)
-            except ValueError:
-                assert found is None, (seed, names, sparse)
-                continue
-            whole = found.plan(graph, best)
-            assert found.total_ps == whole.total_ps == alone.total_ps == evaluate(graph, whole), (seed, names, sparse)
-            for entries, p in ((found.before, best), (found.after, whole)):
-                assert sorted(map(str, entries)) == sorted(str(e) for n, e in p.entries.items() if n in names)
-            assert all(e.sparse == sparse for e in found.after)
-            assert (set(found.change.gone), set(found.change.new)) == (
-                set(best.reformats) - set(whole.reformats), set(whole.reformats) - set(best.reformats)
-            )  # fmt: skip
-            checked += 1
-            if best.total_ps < alone.total_ps and found.speedup < math.inf:
-                flips += 1
-                for factor, reaches in ((found.speedup * 1.001, True), (1 + (found.speedup - 1) * 0.9, False)):
-                    total = solve(faster(graph, names, sparse, factor), force=force).total_ps
-                    assert (total / 1e6 <= best.total_ps) == reaches, (seed, names, sparse, found.speedup)
-    assert checked > least[0] and flips > least[1]

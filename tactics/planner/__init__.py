@@ -4,5 +4,5 @@ Enters: a `Graph` of tensors with formats and ops with timed entries. Leaves: a 
 it would be with a layer forced.
 
 elimination_order, eliminate: the least sum of small tables; graph: what may run; reformats and their cost; formulation: both
-as such tables; changes of a plan; plan: the exact minimum.
+as such tables; splitting: a graph too wide in parts; changes of a plan; plan: the exact minimum.
 """

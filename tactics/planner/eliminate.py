@@ -58,15 +58,33 @@ def minimise(
     cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
     """
     factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
-    placed, leaders = _substitute(sizes, factors)
-    scopes = [scope for scope, _ in placed]
-    sequence, width = order(sizes, scopes, max_cells)
-    if len(sequence) == len(sizes):
-        tree = _up(sizes, placed, leaders, sequence)
-        cost = _total(table for _, table, _ in tree.buckets[-1])
-        return Solution(assigned(tree, _ranks(tree, {})) if cost < NEVER else None, cost, cost, "elimination", width)
+    return eliminated(sizes, factors, max_cells) or by_program(sizes, factors, quantum, max_cells, seconds)
 
-    sequence, _ = order(sizes, scopes, min(max_cells, SMALL_CELLS))
+
+def eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> Solution | None:
+    """`minimise` by elimination alone; None: it would need a table of more than `max_cells`."""
+    placed, leaders = _substitute(sizes, factors)
+    sequence, width = order(sizes, [scope for scope, _ in placed], max_cells)
+    if len(sequence) < len(sizes):
+        return None
+    tree = _up(sizes, placed, leaders, sequence)
+    cost = tree.cost
+    return Solution(assigned(tree, _ranks(tree, {})) if cost < NEVER else None, cost, cost, "elimination", width)
+
+
+def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> list[int]:
+    """The variables that `eliminated` could not eliminate."""
+    placed, _ = _substitute(sizes, factors)
+    gone = set(order(sizes, [scope for scope, _ in placed], max_cells)[0])
+    return [v for v in range(len(sizes)) if v not in gone]
+
+
+def by_program(
+    sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float
+) -> Solution:
+    """`minimise` by HiGHS, after those variables are eliminated that take small tables."""
+    placed, leaders = _substitute(sizes, factors)
+    sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
     tree = _up(sizes, placed, leaders, sequence)
     some, bound = integer_program.solve(tree.sizes, [(scope, table) for scope, table, _ in tree.buckets[-1]], quantum, seconds)
     if some is None:
@@ -113,6 +131,11 @@ class Tree:
         if over == ranks:
             return tuple(over), table
         return tuple(over), np.einsum(table, [over.index(r) for r in ranks], range(len(over)))
+
+    @property
+    def cost(self) -> int:
+        """The least sum, where all variables are eliminated."""
+        return _total(table for _, table, _ in self.buckets[-1])
 
     def receiver(self, b: int) -> int:
         """The bucket that gets the message of bucket b."""

@@ -40,6 +40,7 @@ from tactics.planner.graph import (
     Choice,
     Entry,
     Graph,
+    Impossible,
     Literals,
     Plan,
     all_cells,
@@ -324,7 +325,7 @@ def _domain(graph: Graph, formats: tuple[Key, ...], used: set[Key], there: bool)
     if not there:
         return (*domain, None)
     if not domain:
-        raise ValueError(why_none(graph))
+        raise Impossible(why_none(graph))
     return domain
 
 

@@ -114,6 +114,10 @@ class Plan:
 Force = Mapping[str, Callable[[Entry], bool]]
 
 
+class Impossible(ValueError):
+    """No plan exists."""
+
+
 def holds(when: Iterable[tuple[str, str]], options: Mapping[str, str]) -> bool:
     """Is, for each group named in `when`, one of the options named there taken?"""
     return {g for g, _ in when} == {g for g, o in when if options[g] == o}

@@ -6,6 +6,7 @@ those times or marked with the gap that remains.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tactics.format import Key
-from tactics.planner import changes, eliminate, formulation
+from tactics.planner import changes, eliminate, formulation, splitting
 from tactics.planner.changes import Change
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import (
@@ -22,6 +23,7 @@ from tactics.planner.graph import (
     Entry,
     Force,
     Graph,
+    Impossible,
     Plan,
     all_cells,
     cells_of,
@@ -47,20 +49,43 @@ def solve(graph: Graph, *, force: Force | None = None, max_cells: int = 20_000_0
     """The plan with the least total time; ties go to fewer launches, then fewer sparse tactics, then a fixed order.
 
     `force`: op name -> which of its entries are allowed (a counterfactual). A layer that fusion puts into several ops
-    must be forced in each of their names. Above `max_cells` table cells HiGHS takes over; its proof is exact up to its
-    own floating-point bound, elimination's is integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by
-    then depends on the machine's speed. ValueError: the graph is malformed, or no plan exists (says which op).
+    must be forced in each of their names. Above `max_cells` table cells the graph is split by the options of a few groups,
+    and where that does not help, HiGHS takes over; its proof is exact up to its own floating-point bound, elimination's is
+    integer arithmetic. If HiGHS runs out of `milp_seconds` the plan found by then depends on the machine's speed. ValueError:
+    the graph is malformed, or no plan exists (says which op).
     """
     check(graph)
     return _solve(only(graph, force or {}), max_cells, milp_seconds, (greedy, best_single_key))
 
 
 def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]) -> Plan:
+    """By elimination if it can; else for each option of a few groups, if these make it narrow enough; else by HiGHS."""
+    plan = _without_rings(graph, max_cells, None, rivals)
+    if plan is not None:
+        return plan
+    plans = []
+    for part in splitting.parts(graph, max_cells) or [graph]:
+        with contextlib.suppress(Impossible):
+            plans.append(_without_rings(part, max_cells, milp_seconds, rivals))
+    found = [p for p in plans if p is not None]
+    if not found:
+        raise Impossible(why_none(graph))
+    best = min(found, key=lambda p: (p.total_ps, len(p.entries) + len(p.reformats), sum(e.sparse for e in p.entries.values())))
+    least = min(p.total_ps * (1 - p.gap) for p in found)
+    if all(p.status == "proven" for p in found) or least >= best.total_ps:
+        return replace(best, status="proven", gap=0.0)
+    return replace(best, status="gap", gap=(best.total_ps - least) / best.total_ps)
+
+
+def _without_rings(graph: Graph, max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]) -> Plan | None:
     """Fusions that are legal alone may close a cycle together: such a combination is forbidden, and all is solved again. Every
-    plan with it is cyclic, so the first plan without a cycle is the best of those that can run."""
+    plan with it is cyclic, so the first plan without a cycle is the best of those that can run. `milp_seconds` None: None where
+    elimination cannot do it."""
     closed: list[dict[str, str]] = []
     while True:
         plan = _solve_once(graph, closed, max_cells, milp_seconds, rivals)
+        if plan is None:
+            return None
         ring = cycle(graph, plan.options)
         if ring is None:
             return plan
@@ -72,16 +97,19 @@ def _solve(graph: Graph, max_cells: int, milp_seconds: float, rivals: tuple[Riva
 
 
 def _solve_once(
-    graph: Graph, closed: list[dict[str, str]], max_cells: int, milp_seconds: float, rivals: tuple[Rival, ...]
-) -> Plan:
+    graph: Graph, closed: list[dict[str, str]], max_cells: int, milp_seconds: float | None, rivals: tuple[Rival, ...]
+) -> Plan | None:
     """`closed`: combinations of options that may not be taken together; `rivals` stand in where HiGHS found no plan or a
-    worse one."""
+    worse one. None: elimination cannot do it, and HiGHS has no `milp_seconds`."""
     costs = formulation.costs_of(graph)
     scale, model = costs.scale, formulation.model_of(graph, costs)
     model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
-    found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
+    found = eliminate.eliminated(model.sizes, model.factors, max_cells)
+    if found is None and milp_seconds is None:
+        return None
+    found = found or eliminate.by_program(model.sizes, model.factors, scale, max_cells, milp_seconds or 0.0)
     if found.bound >= NEVER:
-        raise ValueError(why_none(graph))
+        raise Impossible(why_none(graph))
     bound_ps = found.bound // scale
     plans = []
     if found.states is not None and found.cost < NEVER:
@@ -130,24 +158,46 @@ def forced(
     has some; siblings that a plan may merge are several at once where they are apart.
 
     Equal to `solve` with `force`, for all of them from one pass up and one down the elimination tree; each takes as long as
-    the part of the plan that it changes. Where the tree is too wide, or such a plan has a cycle, the layer is solved alone,
-    and `speedup` is an upper bound.
+    the part of the plan that it changes. Where the tree is too wide, the graph is split; where that does not help, or such a
+    plan has a cycle, the layer is solved alone, and `speedup` is an upper bound.
     """
     check(graph)
     wanted = list(wanted)
     if not wanted:
         return []
+    question = _question(graph, best, max_cells)
+    if question is not None:
+        return _all_forced(question, wanted)
+    narrow = [q for part in splitting.parts(graph, max_cells) if (q := _question(part, best, max_cells)) is not None]
+    if not narrow:
+        return [_forced_alone(graph, best, names, sparse) for names, sparse in wanted]
+    each = zip(*(_all_forced(q, wanted) for q in narrow), strict=True)
+    return [_least_forced([f for f in found if f is not None]) for found in each]
+
+
+def _least_forced(found: list[Forced]) -> Forced | None:
+    """Of the best plans in all parts of a graph the best, and the least that would make one of them so."""
+    if not found:
+        return None
+    return replace(min(found, key=lambda f: f.total_ps), speedup=min(f.speedup for f in found))
+
+
+def _question(graph: Graph, best: Plan, max_cells: int) -> _Question | None:
+    """None: elimination would need larger tables, or the graph has no plan."""
     costs = formulation.costs_of(graph)
     model = formulation.model_of(graph, costs)
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
-    if tree is None:
-        return [_forced_alone(graph, best, names, sparse) for names, sparse in wanted]
+    if tree is None or tree.cost >= NEVER:
+        return None
     usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
-    question = _Question(graph, best, costs, model, tree, usual, may_close(graph))
+    return _Question(graph, best, costs, model, tree, usual, may_close(graph))
+
+
+def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) -> list[Forced | None]:
     places: dict[str, list[int]] = {}
-    for i, c in enumerate(graph.choices):
+    for i, c in enumerate(q.graph.choices):
         places.setdefault(c.name, []).append(i)
-    return [_forced(question, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
+    return [_forced(q, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +228,7 @@ class _Question:
 
 def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool) -> Forced | None:
     """`mine`: the choices that have these names."""
-    if q.model.blocks & set(mine):
+    if not mine or q.model.blocks & set(mine):  # none: a part of a graph may lack all of them
         return _forced_alone(q.graph, q.best, names, sparse)
     cells = {i: _only(q.graph, i, sparse) for i in mine}
 
@@ -229,7 +279,8 @@ def _break_even(kernels: Iterable[Entry], total_ps: int, best: Plan) -> float:
 
 
 def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool) -> Forced | None:
-    plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names})
+    there = {c.name for c in graph.choices}
+    plan = _attempt(solve, graph, force={name: (lambda e: e.sparse == sparse) for name in names if name in there})
     if plan is None:
         return None
     before, after = (tuple(p.entries[n] for n in names if n in p.entries) for p in (best, plan))
