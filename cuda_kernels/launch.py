@@ -16,8 +16,10 @@ import math
 import os
 import struct
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +31,7 @@ from cuda_kernels.staging import Staging
 
 if TYPE_CHECKING:
     from cupy import RawKernel
-    from cupy.cuda import Stream
+    from cupy.cuda import Event, Stream
 
     from cuda_kernels.emulator import Program, Stats
 
@@ -171,9 +173,10 @@ class Cuda:
         self._events = cupy.cuda.Event(disable_timing=True), cupy.cuda.Event(disable_timing=True)
         self._staging = Staging(cupy, self.stream)
         self._held: dict[int, object] = {}
+        self._kept: deque[tuple[Event, object]] = deque()
         self._kernels: dict[str, Kernel] = {}
         self._process = os.getpid()
-        self._give_back = weakref.finalize(self, release, self._process, self.stream, self._held, self._staging)
+        self._give_back = weakref.finalize(self, release, self._process, self.stream, self._held, self._kept, self._staging)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -187,12 +190,12 @@ class Cuda:
             yield
 
     @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """The stream as CuPy's current one; afterwards the caller's is it again, also where it became so by use(), which CuPy
-        itself forgets at the end of a `with`."""
+    def current(self, stream: int | None = None) -> Iterator[None]:
+        """The stream (or that of this handle) as CuPy's current one; afterwards the caller's is it again, also where it became
+        so by use(), which CuPy itself forgets at the end of a `with`."""
         before = self.cupy.cuda.get_current_stream()
         try:
-            with self.stream:
+            with self.stream if stream is None else external(self.cupy, stream):
                 yield
         finally:
             before.use()
@@ -209,6 +212,15 @@ class Cuda:
         self._events[1].record(self.stream)
         self.cupy.cuda.runtime.streamWaitEvent(handle, self._events[1].ptr)
 
+    def keep(self, objects: Sequence[object]) -> None:
+        """Hold what is queued to be read or written, until that has happened."""
+        while self._kept and self._kept[0][0].done:
+            self._kept.popleft()
+        if objects:
+            event = self.cupy.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+            self._kept.append((event, objects))
+
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         with self.current():  # pools hand out again in the order of the stream for which they allocated
             memory = self.cupy.cuda.alloc(max(nbytes, 16))
@@ -223,8 +235,12 @@ class Cuda:
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
-        self._staging.download(out, address)
+        self.read_into(out, address)
         return out
+
+    def read_into(self, out: np.ndarray, address: int) -> None:
+        """Fill a contiguous array with what lies there; waits for what is queued."""
+        self._staging.download(out.reshape(-1).view(np.uint8), address)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Device to device."""
@@ -286,9 +302,16 @@ class Cuda:
                 self.cupy.get_default_memory_pool().free_all_blocks(stream=self.stream)
 
 
-def release(process: int, stream: Stream, held: dict[int, object], staging: Staging) -> bool:
-    """Wait for what still uses them, then drop memory and `staging`; whether the GPU still answers. After a fatal error nothing
-    runs any more, and a forked process cannot ask."""
+def external(cupy: ModuleType, handle: int) -> Stream:
+    """A stream of another library's, by its handle, as one of CuPy's."""
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 13
+        return cupy.cuda.ExternalStream(handle)
+    return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle)))
+
+
+def release(process: int, stream: Stream, held: dict[int, object], kept: deque[tuple[Event, object]], staging: Staging) -> bool:
+    """Wait for what still uses them, then drop memory, what is kept and `staging`; whether the GPU still answers. After a fatal
+    error nothing runs any more, and a forked process cannot ask."""
     if os.getpid() != process:
         return False
     try:
@@ -298,6 +321,7 @@ def release(process: int, stream: Stream, held: dict[int, object], staging: Stag
             raise
         return False
     held.clear()
+    kept.clear()
     return True
 
 

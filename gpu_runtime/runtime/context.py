@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from itertools import groupby
@@ -131,32 +131,33 @@ class Context:
         return not isinstance(self.gpu, Cuda)
 
     @_alone
-    def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, object], *, out: Mapping[str, Any] | None = None, stream: object = None
+    ) -> dict[str, Any]:
         """Arrays by input name -> arrays by output name, in the engine's order.
 
-        Arrays have ONNX's shape and the dtype of the engine's input (`engine.inputs`); the memory format is the engine's
-        business. NumPy in gives NumPy out. If every input is on the GPU (CuPy's arrays, or what has DLPack or
-        __cuda_array_interface__), the outputs are CuPy arrays, and nothing waits: they are ready, and inputs may be changed or
-        freed, in the order of CuPy's current stream (and of the stream that an interface names). Warns of layers that stored
-        infinity or NaN, also where a later Clip or Sigmoid hides it; with outputs on the GPU ask `nonfinite`. Raises
-        ValueError for a missing or unknown name, a wrong shape or a wrong dtype.
+        Arrays have the shape and dtype of the engine's input (`engine.inputs`); the memory format is the engine's business.
+        They are NumPy's or what NumPy reads, lists of numbers, or on a GPU CuPy's or what has DLPack or
+        __cuda_array_interface__. NumPy in gives NumPy out. If every input is on the GPU, the outputs are CuPy arrays, and
+        nothing waits: they are ready, and inputs may be changed or freed, in the order of `stream` (CuPy's or PyTorch's, or a
+        handle; CuPy's current one where none is given) and of the streams that arrays name, as PyTorch's do.
+
+        `out`: arrays by output name, of the same kinds, to be filled and returned in place of new ones: C-contiguous, writable,
+        apart from each other; an input may be one of them.
+
+        Warns of layers that stored infinity or NaN, also where a later Clip or Sigmoid hides it; with all outputs on the GPU
+        ask `nonfinite`. Raises ValueError or TypeError for a missing or unknown name, a wrong shape or dtype, or what is no
+        array.
         """
-        with self._feeds.bound(inputs) as ready:
+        with self._feeds.bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
             self._nonfinite = []
             self._replay()
             outputs = ready.fetch()
-        if not ready.to_gpu and (layers := self.nonfinite()):
-            given = [f"input {name!r} holds {told}" for name, a in ready.on_host.items() if (told := not_finite(a))]
-            if given:
-                warnings.warn(printable("; ".join(given)), RuntimeWarning, stacklevel=3)
-                return outputs
-            whole = all(np.isfinite(y).all() for y in outputs.values())
-            told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
-            text = f"{told}: FP16 ends at 65504; build with a calibration input"
-            warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
-        return outputs
+        if ready.waits and (layers := self.nonfinite()):
+            warnings.warn(_why_nonfinite(layers, ready.on_host, outputs), RuntimeWarning, stacklevel=3)
+        return {**outputs, **(out or {})}
 
     @_alone
     def replay(self) -> None:
@@ -310,6 +311,15 @@ class Context:
 
     def _fill(self, offset: int, nbytes: int) -> None:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
+
+
+def _why_nonfinite(layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
+    """A warning of layers that stored infinity or NaN: of the inputs, where those hold it already."""
+    if given := [f"input {name!r} holds {told}" for name, a in inputs.items() if (told := not_finite(a))]:
+        return printable("; ".join(given))
+    whole = all(np.isfinite(y).all() for y in outputs.values())
+    told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
+    return printable(f"{told}: FP16 ends at 65504; build with a calibration input")
 
 
 def _struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:

@@ -1,20 +1,20 @@
 """Arrays in and out of a context: what a caller gives is checked and brought to where the plan reads it, and outputs back.
 
-Host arrays are NumPy's; arrays on the GPU are CuPy's, or another library's, by DLPack or __cuda_array_interface__. They have
-ONNX's shape and the type of the plan's input; in which format the plan keeps them is not the caller's business. On a GPU
-formats are changed there, by the kernel that changes them inside plans, and no call waits for it.
+Arrays have ONNX's shape and the type of the plan's input or output; in which format the plan keeps them is not the caller's
+business. On a GPU formats are changed there, by the kernel that changes them inside plans, and no call waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.plan_record import Bound, PlanRecord
 from tactics.format import DTYPES, Format, from_memory, to_memory
 from tactics.launches import launches
@@ -22,40 +22,17 @@ from tactics.problems.problem import ReformatProblem
 from tactics.step import Launch
 from tactics.tactic import Tactic
 
-DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
 KERNEL_TYPES = ("fp16", "fp32")  # of tensors that move.cu writes
 Key = tuple[str, tuple[tuple[str, int], ...]]
 
 
-def check(expected: Iterable[Bound], inputs: Mapping[str, Any]) -> None:
-    """ValueError for a missing or unknown name, a wrong shape or a wrong dtype."""
-    bounds = {i.name: i for i in expected}
-    if set(inputs) != set(bounds):
-        raise ValueError(f"inputs: expected the names {sorted(bounds)}, got {sorted(map(str, inputs))}")
-    for name, info in bounds.items():
-        a = inputs[name]
-        shape, dtype = tuple(getattr(a, "shape", ())), getattr(a, "dtype", type(a).__name__)
-        if shape != info.shape:
-            raise ValueError(
-                f"input {name!r}: expected shape {_dims(info.shape)}, got {_dims(shape)}. "
-                "Sizes are fixed when an engine is built: build one with --shapes for this size"
-            )
-        want = DTYPES[info.dtype]
-        if dtype != want:
-            raise ValueError(f"input {name!r}: expected dtype {want}, got {dtype}; convert it with .astype(np.{want})")
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(str(d) for d in shape) or "()"
-
-
 class Ready(NamedTuple):
-    """Inputs are where the plan reads them. `fetch`: outputs by name, when the plan has been launched, `to_gpu` or on the host;
-    `on_host`: the inputs that were given there."""
+    """Inputs are where the plan reads them. `fetch`: outputs by name, when the plan has been launched, as arrays of NumPy's or
+    CuPy's; `waits`: it waits for them; `on_host`: the inputs that were given there."""
 
     fetch: Callable[[], dict[str, Any]]
-    to_gpu: bool
-    on_host: Mapping[str, Any]
+    waits: bool
+    on_host: Mapping[str, np.ndarray]
 
 
 class HostFeeds:
@@ -65,17 +42,27 @@ class HostFeeds:
         self._gpu, self._plan, self._arena = gpu, plan, arena
 
     @contextmanager
-    def bound(self, inputs: Mapping[str, Any], to_host: bool = True) -> Iterator[Ready]:
-        """Bring the inputs to where the plan reads them."""
-        check(self._plan.inputs, inputs)
+    def bound(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = True
+    ) -> Iterator[Ready]:
+        """Bring the inputs to where the plan reads them. Outputs go to `out`, else to arrays that are new."""
+        arrays.check_names(self._plan.inputs, inputs)
+        given = {info.name: arrays.host_input(info, inputs[info.name]) for info in self._plan.inputs}
+        outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
+        arrays.check_apart(outs)
         for info in self._plan.inputs:
-            x = np.asarray(inputs[info.name]).reshape(info.shape4)
-            self._gpu.write(self._arena + info.offset, to_memory(x, info.format))
-        yield Ready(self.outputs, False, inputs)
+            self._gpu.write(self._arena + info.offset, to_memory(given[info.name].reshape(info.shape4), info.format))
+        yield Ready(partial(self._filled, outs), True, given)
 
     def outputs(self) -> dict[str, Any]:
         """By name, as the last run left them."""
-        return {info.name: self._fetch(info) for info in self._plan.outputs}
+        return self._filled({})
+
+    def _filled(self, outs: Mapping[str, arrays.Given]) -> dict[str, Any]:
+        found = {info.name: self._fetch(info) for info in self._plan.outputs}
+        for name, given in outs.items():
+            given.array[...] = found[name]
+        return found
 
     def _fetch(self, info: Bound) -> np.ndarray:
         flat = self._gpu.read(self._arena + info.offset, info.nbytes).view(DTYPES[info.dtype])
@@ -101,15 +88,6 @@ def reformats(plan: PlanRecord) -> dict[tuple[str, bool], Launch]:
     return found
 
 
-class Given(NamedTuple):
-    """An input as it was given: an array of the host's, or a CuPy array; `stream`: the handle of what computes it, where that
-    need not be CuPy's current stream."""
-
-    array: Any
-    on_gpu: bool
-    stream: int | None = None
-
-
 class DeviceFeeds:
     """Of a plan on a GPU. `arena`: the activations' address; `kernels`: what `reformats` launches; `spare`: the address of a
     word that those may set, as all kernels do for infinity and NaN; the plan's own kernels tell of them."""
@@ -119,52 +97,39 @@ class DeviceFeeds:
         self._reformats = {edge: (kernels[s.kernel, s.values], s) for edge, s in reformats(plan).items()}
 
     @contextmanager
-    def bound(self, inputs: Mapping[str, Any], to_host: bool = False) -> Iterator[Ready]:
-        """Bring the inputs to where the plan reads them, after what computes them. Outputs are CuPy's where all inputs are on
-        the GPU, else (or with `to_host`) NumPy's. At the end, the caller's streams wait for what is queued by then."""
-        given = {name: self._given(name, a) for name, a in inputs.items()}
-        check(self._plan.inputs, {name: g.array for name, g in given.items()})
-        streams = {g.stream for g in given.values() if g.stream is not None}
+    def bound(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = False
+    ) -> Iterator[Ready]:
+        """Bring the inputs to where the plan reads them, after what computes them. Outputs go to `out`; others are CuPy's where
+        all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end, the caller's streams wait for what is queued by
+        then: `stream`, else CuPy's current one, and those that arrays name."""
+        arrays.check_names(self._plan.inputs, inputs)
+        theirs = arrays.handle_of(self._gpu.cupy, stream)
+        given = {i.name: arrays.device_input(self._gpu, i, inputs[i.name]) for i in self._plan.inputs}
+        outs = {i.name: arrays.device_output(self._gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
+        arrays.check_apart(outs)
+        used = (*given.values(), *outs.values())
         on_host = {name: g.array for name, g in given.items() if not g.on_gpu}
-        on_gpu = len(on_host) < len(given)
-        to_gpu = on_gpu and not on_host and not to_host
-        outs = {i.name: self._gpu.cupy.empty(i.shape, DTYPES[i.dtype]) for i in self._plan.outputs} if to_gpu else {}
+        if not to_host and given and not on_host:
+            with nullcontext() if theirs is None else self._gpu.current(theirs):
+                new = {i.name: self._gpu.cupy.empty(i.shape, DTYPES[i.dtype]) for i in self._plan.outputs if i.name not in outs}
+            outs |= {name: arrays.Given(a, True) for name, a in new.items()}
+        streams = {theirs, *(g.stream for g in used if g.stream is not None)} if any(g.on_gpu for g in used) else set()
         with ExitStack() as afterwards:
-            for stream in (None, *streams) if on_gpu else ():
-                self._gpu.follow(stream)
-                afterwards.callback(self._gpu.lead, stream)
+            afterwards.callback(self._gpu.keep, [g.array for g in used if g.on_gpu and g.foreign])
+            for handle in streams:
+                self._gpu.follow(handle)
+                afterwards.callback(self._gpu.lead, handle)
             for info in self._plan.inputs:
                 self._bind(info, given[info.name])
-            yield Ready(partial(self._filled, outs) if to_gpu else self.outputs, to_gpu, on_host)
+            waits = any(i.name not in outs or not outs[i.name].on_gpu for i in self._plan.outputs)
+            yield Ready(partial(self._filled, outs), waits, on_host)
 
     def outputs(self) -> dict[str, Any]:
-        """By name, as the last run left them; waits for it."""
-        return {info.name: self._fetch(info) for info in self._plan.outputs}
+        """By name, as the last run left them, on the host; waits for it."""
+        return self._filled({})
 
-    def _given(self, name: str, a: Any) -> Given:
-        """An input as an array of NumPy's or CuPy's, no copy of it."""
-        gpu = self._gpu
-        if isinstance(a, gpu.cupy.ndarray):
-            found = Given(a, True)
-        elif isinstance(a, np.ndarray):
-            return Given(a, False)
-        elif hasattr(a, "__dlpack_device__"):
-            if a.__dlpack_device__()[0] not in DLPACK_CUDA:
-                return Given(a, False)
-            with gpu.current():  # the producer makes this stream wait for what computes it
-                found = Given(gpu.cupy.from_dlpack(a), True)
-        elif hasattr(a, "__cuda_array_interface__"):
-            found = _interface(gpu, name, a)
-        else:
-            return Given(a, False)
-        if found.array.device.id != gpu.number:
-            raise ValueError(
-                f"input {name!r}: it lies on GPU {found.array.device.id}, this context runs on GPU {gpu.number}: copy it "
-                "there, or make the context inside `with cupy.cuda.Device(number)`"
-            )
-        return found
-
-    def _bind(self, info: Bound, given: Given) -> None:
+    def _bind(self, info: Bound, given: arrays.Given) -> None:
         """An input goes to where the plan reads it."""
         gpu, to = self._gpu, self._arena + info.offset
         x: Any = given.array
@@ -183,20 +148,29 @@ class DeviceFeeds:
                 flat = to_memory(x.reshape(info.shape4), info.format, gpu.cupy)
                 gpu.copy(to, _address(flat), flat.nbytes)
 
-    def _filled(self, outs: dict[str, Any]) -> dict[str, Any]:
+    def _filled(self, outs: Mapping[str, arrays.Given]) -> dict[str, Any]:
+        """The outputs, those of `outs` there, the others on the host; those of the GPU first, which nothing waits for."""
         for info in self._plan.outputs:
-            self._store(info, _address(outs[info.name]))
-        return outs
+            if info.name in outs and outs[info.name].on_gpu:
+                self._store(info, arrays.address(outs[info.name]))
+        return {i.name: self._found(i, outs.get(i.name)) for i in self._plan.outputs}
 
-    def _fetch(self, info: Bound) -> np.ndarray:
-        """An output on the host."""
-        at, dtype = self._arena + info.offset, DTYPES[info.dtype]
+    def _found(self, info: Bound, out: arrays.Given | None) -> Any:
+        if out is None:
+            return self._fetch(info, np.empty(info.shape, DTYPES[info.dtype]))
+        return out.array if out.on_gpu else self._fetch(info, out.array)
+
+    def _fetch(self, info: Bound, out: np.ndarray) -> np.ndarray:
+        """Fill `out`, contiguous on the host, with an output."""
+        at = self._arena + info.offset
         if info.format.layout == "chw":
-            return self._gpu.read(at, info.nbytes).view(dtype).reshape(info.shape)
+            self._gpu.read_into(out, at)
+            return out
         with self._gpu.current():
-            linear = self._gpu.cupy.empty(info.shape, dtype)
+            linear = self._gpu.cupy.empty(info.shape, DTYPES[info.dtype])
             self._store(info, _address(linear))
-            return self._gpu.read(_address(linear), linear.nbytes).view(dtype).reshape(info.shape)
+            self._gpu.read_into(out, _address(linear))
+        return out
 
     def _store(self, info: Bound, to: int) -> None:
         """An output goes to `to`, linear. (Outputs are of types that the kernel takes, or linear.)"""
@@ -215,23 +189,3 @@ class DeviceFeeds:
 
 def _address(array: Any) -> int:
     return int(array.data.ptr)
-
-
-def _interface(gpu: Cuda, name: str, a: Any) -> Given:
-    """By __cuda_array_interface__ (Numba's documentation, version 3): its `stream` is what computes it, None if nothing does
-    any more; 1 and 2 are CUDA's default streams, and 0 says nothing."""
-    told = a.__cuda_array_interface__
-    if told.get("mask") is not None:
-        raise ValueError(f"input {name!r}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
-    if told.get("stream") == 0:
-        raise ValueError(
-            f"input {name!r}: its __cuda_array_interface__ names stream 0, which may be either default stream: expected 1, 2, "
-            "a stream's handle, or None"
-        )
-    cupy, dtype, shape = gpu.cupy, np.dtype(told["typestr"]), tuple(told["shape"])
-    strides = told.get("strides")
-    reach = sum((n - 1) * abs(s) for n, s in zip(shape, strides or (), strict=bool(strides))) + dtype.itemsize
-    nbytes = 0 if 0 in shape else reach if strides else int(np.prod(shape)) * dtype.itemsize
-    memory = cupy.cuda.UnownedMemory(told["data"][0], nbytes, a, gpu.number if not nbytes else -1)
-    array = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
-    return Given(array, True, told.get("stream"))

@@ -1,0 +1,310 @@
+"""Inputs and outputs as callers give them, as arrays of NumPy's or CuPy's on the same memory; or what to give, in words.
+
+Arrays on the GPU are CuPy's, or another library's by DLPack or __cuda_array_interface__. All others are the host's: NumPy's, or
+what NumPy reads. Numbers alone, in lists or without, become an array of the type that is expected, where it holds their values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cuda_kernels.driver_errors import code_of
+from cuda_kernels.launch import Cuda
+from gpu_runtime.runtime.plan_record import Bound
+from gpu_runtime.text import printable
+from tactics.format import DTYPES
+
+DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
+NUMPY_READS = ("__array_interface__", "__array_struct__", "__array__")
+NUMBERS = (bool, int, float, list, tuple)
+UNREADABLE = (BufferError, TypeError, ValueError, AttributeError)  # of a library that does not give its array
+CONVERT, ALLOCATE = "convert it with .astype(np.{})", "allocate it with dtype np.{}"
+SHOWN = 8  # names in a message
+
+
+class Given(NamedTuple):
+    """An input or output as an array of NumPy's or, `on_gpu`, CuPy's. `foreign`: its memory is another library's, which may
+    give it away when the array is dropped; `stream`: the handle of what computes it, where that need not be CuPy's current
+    one."""
+
+    array: Any
+    on_gpu: bool
+    foreign: bool = False
+    stream: int | None = None
+
+
+def check_names(expected: Iterable[Bound], inputs: object) -> None:
+    """TypeError or ValueError unless `inputs` is a mapping with a value for each name, and no others."""
+    names = sorted(info.name for info in expected)
+    if not isinstance(inputs, Mapping):
+        first = printable(repr(names[0])) if names else "name"
+        what = f"a mapping of input names to arrays, such as run({{{first}: array}})"
+        raise TypeError(f"inputs: expected {what}, got {kind(inputs)}; the names are {_listed(names)}")
+    if set(inputs) != set(names):
+        got = sorted(map(str, inputs))
+        hint = _meant([n for n in got if n not in names], [n for n in names if n not in inputs])
+        raise ValueError(printable(f"inputs: expected the names {_listed(names)}, got {_listed(got)}{hint}"))
+
+
+def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
+    """The outputs that `out` has arrays for, with those. TypeError unless it is a mapping or None, ValueError for a name that
+    no output has."""
+    names = [info.name for info in expected]
+    if out is None:
+        return []
+    if not isinstance(out, Mapping):
+        what = f"a mapping of output names to arrays, such as out={{{printable(repr(names[0]))}: array}}"
+        raise TypeError(f"out: expected {what}, got {kind(out)}; the names are {_listed(names)}")
+    if unknown := sorted(str(name) for name in out if name not in names):
+        hint = _meant(unknown, names)
+        raise ValueError(printable(f"out: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
+    return [(info, out[info.name]) for info in expected if info.name in out]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [n if len(n) <= 100 else n[:97] + "..." for n in names[:SHOWN]]
+    return str(shown) if len(names) <= SHOWN else f"{str(shown)[:-1]}, ... ({len(names)} in all)]"
+
+
+def _meant(unknown: Sequence[str], missing: Collection[str]) -> str:
+    pairs = ((n, difflib.get_close_matches(n[:100], missing, 1)) for n in unknown[:SHOWN])
+    return "".join(f"; did you mean {close[0]!r} instead of {n!r}?" for n, close in pairs if close)
+
+
+def kind(a: object) -> str:
+    """What something is, in words for a message: its type, of an array also its shape."""
+    shape = a.shape if isinstance(a, np.ndarray) else ()
+    text = type(a).__name__ if type(a).__module__ in ("builtins", "numpy") else f"{type(a).__module__}.{type(a).__name__}"
+    return printable(text) + (f" of shape {dims(shape)}" if shape else "")
+
+
+def dims(shape: Sequence[int]) -> str:
+    return "x".join(str(d) for d in shape) or "()"
+
+
+def _check_shape(what: str, info: Bound, shape: tuple[int, ...]) -> None:
+    if shape != info.shape:
+        raise ValueError(
+            f"{what}: expected shape {dims(info.shape)}, got {dims(shape)}. "
+            "Sizes are fixed when an engine is built: build one with --shapes for this size"
+        )
+
+
+def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
+    """ValueError for another shape or type than the plan's input or output has."""
+    _check_shape(what, info, tuple(array.shape))
+    want = DTYPES[info.dtype]
+    if array.dtype != want:
+        raise ValueError(f"{what}: expected dtype {want}, got {array.dtype}; {cure.format(want)}")
+
+
+# ---- the host's
+
+
+def host_input(info: Bound, a: Any) -> np.ndarray:
+    """An input as an array of NumPy's; copied where it has the other byte order, or is no array but numbers."""
+    what = _input(info)
+    array = _numbers(what, info, a) if isinstance(a, NUMBERS) else _host(what, info, a)
+    want = DTYPES[info.dtype]
+    if not array.dtype.isnative and array.dtype.newbyteorder("=") == want:
+        array = array.astype(want)
+    _check_fits(what, info, array, CONVERT)
+    return array
+
+
+def _input(info: Bound) -> str:
+    return f"input {printable(repr(info.name))}"
+
+
+def _host(what: str, info: Bound, a: Any) -> np.ndarray:
+    """An array on memory of the host's, whoever's it is."""
+    if isinstance(a, np.ma.MaskedArray):
+        raise ValueError(f"{what}: expected an array, got a masked one, whose mask would not count: give .filled(value) of it")
+    if isinstance(a, np.ndarray | np.generic):
+        return np.asarray(a)
+    wanted = f"an array of shape {dims(info.shape)} and dtype {DTYPES[info.dtype]}"
+    try:
+        if any(hasattr(a, name) for name in NUMPY_READS):
+            return np.asarray(a)
+        if hasattr(a, "__dlpack__"):
+            return np.from_dlpack(a)
+        if _is_buffer(a):
+            return np.asarray(memoryview(a))
+    except (*UNREADABLE, RuntimeError) as e:
+        raise ValueError(f"{what}: expected {wanted}, got {kind(a)}, which NumPy cannot read: {printable(str(e))}") from e
+    if hasattr(a, "__cuda_array_interface__"):
+        raise ValueError(f"{what}: got {kind(a)} on a GPU, but this context runs in the emulator: copy it to the host first")
+    raise TypeError(f"{what}: expected {wanted}, got {kind(a)}")
+
+
+def _is_buffer(a: Any) -> bool:
+    try:
+        memoryview(a)
+    except TypeError:
+        return False
+    return True
+
+
+def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
+    """Numbers as an array of the expected type, each with its own value (FP16 and FP32 round)."""
+    want = DTYPES[info.dtype]
+    try:
+        array = np.asarray(a)
+    except UNREADABLE as e:
+        wanted, got = f"{dims(info.shape)} numbers in nested lists", "rows of unequal lengths, or what is no number"
+        raise ValueError(f"{what}: expected {wanted}, got {got}: {printable(str(e))}") from e
+    _check_shape(what, info, array.shape)
+    if array.dtype.kind not in ("biuf" if want.kind == "f" else "biu" if want.kind in "iu" else "b"):
+        raise ValueError(f"{what}: expected numbers that are {want}, got {array.dtype} in {kind(a)}")
+    with np.errstate(over="ignore"):
+        told = array.astype(want)
+    lost = (np.isinf(told) & ~np.isinf(array)) if want.kind == "f" else told != array
+    if lost.any():
+        raise ValueError(f"{what}: expected numbers that {want} holds, got {array[lost][0]}")
+    return told
+
+
+def host_output(info: Bound, a: Any) -> np.ndarray:
+    """An array of NumPy's on the very memory of `a`, to be filled."""
+    what = _output(info)
+    if isinstance(a, NUMBERS):
+        raise TypeError(f"{what}: expected an array to fill, got {kind(a)}: np.empty({info.shape}, np.{DTYPES[info.dtype]})")
+    array = _host(what, info, a)
+    _check_fits(what, info, array, ALLOCATE)
+    if not isinstance(a, np.ndarray) and not np.may_share_memory(array, _host(what, info, a)):
+        raise ValueError(f"{what}: {kind(a)} gives NumPy a copy of its values, which would be filled in its place")
+    if not array.flags.writeable:
+        raise ValueError(f"{what}: expected an array that can be written, got a read-only one: give a copy of it")
+    if not array.flags.c_contiguous:
+        raise ValueError(_not_contiguous(what, "np.empty"))
+    return array
+
+
+def _output(info: Bound) -> str:
+    return f"out {printable(repr(info.name))}"
+
+
+def _not_contiguous(what: str, cure: str) -> str:
+    return f"{what}: expected a C-contiguous array, got one with other strides: give one of {cure}, and copy from it"
+
+
+# ---- on a GPU
+
+
+def device_input(gpu: Cuda, info: Bound, a: Any) -> Given:
+    """An input where it lies; no copy, but of numbers and of another byte order."""
+    given = _given(gpu, _input(info), a)
+    if given is None:
+        return Given(host_input(info, a), False)
+    _check_fits(_input(info), info, given.array, CONVERT)
+    return given
+
+
+def device_output(gpu: Cuda, info: Bound, a: Any) -> Given:
+    """An output, to be filled where it lies."""
+    what = _output(info)
+    given = _given(gpu, what, a, writes=True)
+    if given is None:
+        return Given(host_output(info, a), False)
+    _check_fits(what, info, given.array, ALLOCATE)
+    if not given.array.flags.c_contiguous:
+        raise ValueError(_not_contiguous(what, "cupy.empty"))
+    return given
+
+
+def _given(gpu: Cuda, what: str, a: Any, writes: bool = False) -> Given | None:
+    """What lies on the GPU, as an array of CuPy's; None of what is the host's."""
+    if isinstance(a, (np.ndarray, np.generic, *NUMBERS)):
+        return None
+    if isinstance(a, gpu.cupy.ndarray):
+        found = Given(a, True)
+    elif hasattr(a, "__dlpack_device__"):
+        if a.__dlpack_device__()[0] not in DLPACK_CUDA:
+            return None
+        found = _from_dlpack(gpu, what, a)
+    elif hasattr(a, "__cuda_array_interface__"):
+        found = _interface(gpu, what, a, writes)
+    else:
+        return None
+    if found.array.device.id != gpu.number:
+        raise ValueError(
+            f"{what}: it lies on GPU {found.array.device.id}, this context runs on GPU {gpu.number}: copy it "
+            "there, or make the context inside `with cupy.cuda.Device(number)`"
+        )
+    return found
+
+
+def _from_dlpack(gpu: Cuda, what: str, a: Any) -> Given:
+    try:
+        with gpu.current():  # the producer makes this stream wait for what computes it
+            return Given(gpu.cupy.from_dlpack(a), True, True, _torch_stream(a))
+    except (*UNREADABLE, RuntimeError) as e:
+        if code_of(e) is not None:  # CUDA's own
+            raise
+        raise ValueError(f"{what}: {kind(a)} is not given by DLPack: {printable(str(e))}") from e
+
+
+def _torch_stream(a: Any) -> int | None:
+    """PyTorch's current stream, in whose order its tensors are written and freed; None for what is not PyTorch's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(a, torch.Tensor):
+        return None
+    return int(torch.cuda.current_stream(a.device).cuda_stream)
+
+
+def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
+    """By __cuda_array_interface__ (Numba's documentation, version 3): its `stream` is what computes it, None if nothing does
+    any more; 1 and 2 are CUDA's default streams, and 0 says nothing."""
+    told = a.__cuda_array_interface__
+    if told.get("mask") is not None:
+        raise ValueError(f"{what}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
+    if told.get("stream") == 0:
+        raise ValueError(
+            f"{what}: its __cuda_array_interface__ names stream 0, which may be either default stream: expected 1, 2, "
+            "a stream's handle, or None"
+        )
+    address, read_only = told["data"]
+    if writes and read_only:
+        raise ValueError(f"{what}: expected an array that can be written, got a read-only one: give a copy of it")
+    cupy, dtype, shape = gpu.cupy, np.dtype(told["typestr"]), tuple(told["shape"])
+    strides = told.get("strides")
+    reach = sum((n - 1) * abs(s) for n, s in zip(shape, strides or (), strict=bool(strides))) + dtype.itemsize
+    nbytes = 0 if 0 in shape else reach if strides else int(np.prod(shape)) * dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(address, nbytes, a, gpu.number if not nbytes else -1)
+    array = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+    return Given(array, True, True, told.get("stream"))
+
+
+def handle_of(cupy: Any, stream: Any) -> int | None:
+    """A stream as CUDA knows it: of CuPy's, PyTorch's, another library's by __cuda_stream__, or that handle itself. None: none
+    is named. `cupy`: the module, None where nothing runs on a GPU."""
+    if stream is None or cupy is None:
+        return None
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+        return int(stream.ptr)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(stream, torch.cuda.Stream):
+        return int(stream.cuda_stream)
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    wanted = "a stream of CuPy's or PyTorch's, what has __cuda_stream__, or a handle"
+    raise TypeError(f"stream: expected {wanted}, got {kind(stream)}")
+
+
+def check_apart(outputs: Mapping[str, Given]) -> None:
+    """ValueError where two outputs, which are contiguous, share memory."""
+    spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
+    for (start, name), (after, other) in zip(spans, spans[1:], strict=False):
+        if after < start + outputs[name].array.nbytes:
+            raise ValueError(printable(f"out: expected an array for each output, but those of {name!r} and {other!r} overlap"))
+
+
+def address(given: Given) -> int:
+    return int(given.array.data.ptr if given.on_gpu else given.array.ctypes.data)
