@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cuda_kernels import extras
 from cuda_kernels.files import cache_dir, keep, open_regular
 
 ROOT = Path(__file__).parent
@@ -80,30 +81,50 @@ def sources(path: Path) -> list[Path]:
     return [path, *sorted(found)]
 
 
+def _bindings() -> Any:
+    """NVRTC for Python. ModuleNotFoundError says which extra brings it."""
+    with extras.named():
+        from cuda.bindings import nvrtc
+    return nvrtc
+
+
 @lru_cache(maxsize=1)
 def nvrtc_version() -> str:
-    from cuda.bindings import nvrtc
+    """Of the NVRTC that cuda-bindings finds: a wheel's, CUDA_HOME's or the linker's. Raises CompileError without any."""
+    nvrtc = _bindings()
+    try:
+        return ".".join(str(v) for v in _call(nvrtc.nvrtcVersion))
+    except RuntimeError:  # cuda.pathfinder's, of which each version has others
+        raise CompileError(f"NVRTC's library is not found, or does not load: {extras.NVRTC}") from None
 
-    return ".".join(str(v) for v in _call(nvrtc.nvrtcVersion))
+
+def installed_nvrtc() -> str:
+    """As `nvrtc_version`, and "none" where there is none: plans with predicted times need none."""
+    try:
+        return nvrtc_version()
+    except (CompileError, ModuleNotFoundError):
+        return "none"
+
+
+HEADERS = {12: ("nvidia.cuda_runtime", "nvidia-cuda-runtime-cu12==12.9.*"), 13: ("nvidia.cu13", "nvidia-cuda-runtime==13.0.*")}
 
 
 @lru_cache(maxsize=1)
 def cuda_include() -> Path:
-    """The folder of cuda_fp16.h: the nvidia-cuda-runtime wheel's, else CUDA_PATH's."""
+    """The folder of cuda_fp16.h: that of the wheel of NVRTC's own CUDA, else CUDA_PATH's."""
     import importlib.util
 
-    for package, parts in (("nvidia.cu13", ("include",)), ("nvidia.cuda_runtime", ("include",))):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for base in (spec.submodule_search_locations or []) if spec else []:
-            if (Path(base, *parts) / "cuda_fp16.h").exists():
-                return Path(base, *parts)
-    for root in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
-        if root and (Path(root) / "include" / "cuda_fp16.h").exists():
-            return Path(root) / "include"
-    raise CompileError("cuda_fp16.h not found: install the wheel nvidia-cuda-runtime==13.0.* or set CUDA_PATH")
+    package, wheel = HEADERS.get(int(nvrtc_version().partition(".")[0]), HEADERS[max(HEADERS)])
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # no package nvidia at all
+        spec = None
+    folders = [Path(base) for base in (spec.submodule_search_locations or [])] if spec else []
+    folders += [Path(root) for root in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
+    for folder in folders:
+        if (folder / "include" / "cuda_fp16.h").exists():
+            return folder / "include"
+    raise CompileError(f"cuda_fp16.h of CUDA {nvrtc_version()} is not found: pip install '{wheel}', or set CUDA_PATH")
 
 
 def compile_anew(kernel: str, values: Mapping[str, int | str], sm: str) -> Compiled:
@@ -206,18 +227,14 @@ def _compiled(kernel: str, values: Values, sm: str, ptx: str, cubin: bytes, log:
 
 def _call(function: Callable, *args: object) -> Any:
     """Call a function of NVRTC -> what it returns beside its status. Raises CompileError where that is none of success."""
-    from cuda.bindings import nvrtc
-
     status, *rest = function(*args)
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+    if status != _bindings().nvrtcResult.NVRTC_SUCCESS:
         raise CompileError(f"{function.__name__}: {status.name}")
     return rest[0] if len(rest) == 1 else tuple(rest)
 
 
 def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
-    from cuda.bindings import nvrtc
-
-    path = source_path(kernel)
+    nvrtc, path = _bindings(), source_path(kernel)
     source = path.read_text()
     options = [
         f"--gpu-architecture={sm}", *OPTIONS, f"-I{cuda_include()}", *(f"-D{name}={value}" for name, value in values),
@@ -240,6 +257,8 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
         _call(nvrtc.nvrtcGetProgramLog, program, log)
         text = log.decode(errors="replace").rstrip("\0")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            if int(re.sub(r"\D", "", sm)) not in (known := _call(nvrtc.nvrtcGetSupportedArchs)):
+                raise CompileError(f"NVRTC {nvrtc_version()} does not compile for {sm}: it knows {', '.join(map(str, known))}")
             numbered = "\n".join(f"{i:4} {line}" for i, line in enumerate(source.splitlines(), 1))
             macros = " ".join(f"-D{n}={v}" for n, v in values)
             raise CompileError(f"{path.name} {macros} for {sm}: {status.name}\n{text}\n{numbered}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from cuda_kernels import extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,14 @@ def named(name: str) -> Device:
         raise ValueError(f"unknown device {name!r}: expected one of {', '.join(sorted(NAMED))}") from None
 
 
+DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
+
+
+def has_cupy() -> bool:
+    """Whether CuPy is installed: without it no GPU is looked for."""
+    return importlib.util.find_spec("cupy") is not None
+
+
 def has_gpu() -> bool:
     """Whether a CUDA driver with at least one device of sm_80 or newer answers."""
     return why_no_gpu() == ""
@@ -259,8 +270,10 @@ def why_no_gpu() -> str:
             return "the CUDA driver reports no device"
         cc = int(cupy.cuda.Device().compute_capability)
         return "" if cc >= 80 else f"compute capability {cc / 10} is below 8.0"
-    except ImportError:
-        return "cupy is not installed"
+    except ModuleNotFoundError as e:
+        return extras.why_missing(e.name) or f"CuPy does not load: {e}"
+    except ImportError as e:  # a library that it needs
+        return f"CuPy does not load: {str(e).partition(chr(10))[0]}"
     except Exception as e:  # the driver's own errors have no common class across CuPy versions
         return f"the CUDA driver does not answer: {str(e).partition(':')[0]}"
 
@@ -271,7 +284,8 @@ CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM = 13, 36, 37, 10
 
 def current() -> Device:
     """The GPU at hand, from the driver; what no driver reports, from the named device that it is or is most like."""
-    import cupy
+    with extras.named():
+        import cupy
 
     i = cupy.cuda.Device().id
     runtime = cupy.cuda.runtime

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
 from cuda_kernels.driver_errors import check_status, is_fatal
@@ -163,7 +164,8 @@ class Cuda:
     name = "cuda"
 
     def __init__(self, device: Device) -> None:
-        import cupy
+        with extras.named():
+            import cupy
 
         self.device = device
         self.arch = device.sm

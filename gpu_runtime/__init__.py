@@ -52,7 +52,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gpu_runtime' has no attribute {name!r}")
     from importlib import import_module
 
-    globals()[name] = found = getattr(import_module(PLACES[name]), name)
+    from cuda_kernels import extras
+
+    with extras.named():
+        globals()[name] = found = getattr(import_module(PLACES[name]), name)
     return found
 
 

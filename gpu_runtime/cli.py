@@ -13,6 +13,7 @@ import click
 
 from cuda_kernels.compile import CompileError
 from cuda_kernels.driver_errors import code_of
+from cuda_kernels.extras import why_missing
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import columns, say
@@ -72,6 +73,11 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         sys.exit(130)
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as e:
+        if (why := why_missing(e.name)) is None:
+            raise
+        say(f"error: {why}", err=True)
         sys.exit(1)
     except RuntimeError as e:
         if code_of(e) is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from cuda_kernels import extras
 from cuda_kernels.compile import CompileError
 from gpu_runtime.text import printable
 
@@ -42,7 +43,8 @@ def bounded(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
     def run(model: Any, *args: P.args, **options: P.kwargs) -> R:
         name = model if isinstance(model, (str, os.PathLike)) else f"the {type(model).__name__}"
         try:
-            return function(model, *args, **options)
+            with extras.named():
+                return function(model, *args, **options)
         except MemoryError:
             cure = "free memory, or give smaller sizes with --shapes"
             raise ModelError(f"{name}: it takes more memory than there is: {cure}") from None

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, get_args
 import numpy as np
 
 from cuda_kernels import device as devices
-from cuda_kernels.compile import compile_many, nvrtc_version, source_hash
-from cuda_kernels.device import Device
+from cuda_kernels.compile import compile_many, installed_nvrtc, source_hash
+from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
 from gpu_runtime import deviations, installed_version
 from gpu_runtime.assembly import assemble
@@ -60,7 +60,6 @@ from tactics.planner import plan
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
-DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
 
 
 @bounded
@@ -343,7 +342,7 @@ def _record(
         data.inputs, data.outputs, data.layers, data.steps, data.memory, solution, sparsity,
         _range_record(reached) if reached else None, choices,
     )  # fmt: skip
-    producer = Producer(installed_version(), nvrtc_version())
+    producer = Producer(installed_version(), installed_nvrtc())
     return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
 
@@ -392,4 +391,4 @@ def timing_record(device: Device) -> Timing:
     return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
 
 
-__all__ = ["ModelError", "alternatives", "build", "compare", "pick_device"]
+__all__ = ["DEFAULT_DEVICE", "ModelError", "alternatives", "build", "compare", "pick_device"]

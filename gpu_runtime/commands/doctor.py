@@ -32,7 +32,6 @@ def doctor_command(
     """
     from cuda_kernels import device as devices
     from gpu_runtime.doctor import examine, wording
-    from gpu_runtime.pipeline import DEFAULT_DEVICE
     from tactics.tactic import KERNELS
 
     paths = check_targets({"--output": output}, [])
@@ -40,7 +39,7 @@ def doctor_command(
     if unknown := [name for name in names if name not in KERNELS]:
         raise click.UsageError(f"--kernels: unknown family {unknown[0]!r}: expected some of {', '.join(KERNELS)}")
     try:
-        planned = devices.named(emulate or DEFAULT_DEVICE)
+        planned = devices.named(emulate or devices.DEFAULT_DEVICE)
     except ValueError as e:
         raise click.UsageError(f"--emulate: {e}") from None
     progress = listening()

@@ -29,6 +29,8 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
     paths = check_targets({"--output": output}, [engine, *given.values()])
     progress = listening()
+    from cuda_kernels import device as devices
+    from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError, load
     from gpu_runtime.text import not_finite
 
@@ -51,6 +53,8 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     write_all({paths["--output"]: npz(results)})
     progress.end()
     say(f"Ran {engine} on {where}; wrote {output}")
+    if not emulate and not devices.has_cupy():
+        say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
     given_wrong = [f"input {name!r} holds {told}" for name, a in arrays.items() if (told := not_finite(a))]
     if given_wrong:
         say("; ".join(given_wrong), err=True)

@@ -62,6 +62,8 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
                 stage(model)
             caught.clear()
             common.ShapeInferencePass()(model)
+    except ModuleNotFoundError:  # the installation's fault, not the model's
+        raise
     except Exception as e:
         raise ModelError(f"its constants cannot be folded: {first_line(e.__cause__ or e)}") from e
     if caught:

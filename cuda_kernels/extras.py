@@ -1,0 +1,35 @@
+"""Which extra of this package brings a module that is not installed: what pip is to be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CUDA = "pip install 'gpu-runtime[cuda13]' (for a driver of CUDA 12: 'gpu-runtime[cuda12]')"
+BUILD = "reading, building and pruning models takes the extra build: pip install 'gpu-runtime[build]'"
+NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or 'gpu-runtime[emulator]' where there is no GPU"
+CUPY = f"running on a GPU takes an extra with CuPy: {CUDA}"
+# Module -> its package, and what takes it, with the cure.
+EXTRAS = {
+    "onnx": ("onnx", BUILD), "onnx_ir": ("onnx-ir", BUILD), "onnxscript": ("onnxscript", BUILD), "scipy": ("SciPy", BUILD),
+    "cuda": ("cuda-bindings", NVRTC), "cupy": ("CuPy", CUPY),
+}  # fmt: skip
+
+
+def why_missing(module: str | None) -> str | None:
+    """That a module is not installed, what takes it, and the cure; None for one that no extra brings."""
+    if module is None or (found := EXTRAS.get(module.partition(".")[0])) is None:
+        return None
+    package, cure = found
+    return f"{package} is not installed: {cure}"
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """A module that is not installed is told with the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        if (why := why_missing(e.name)) is None:
+            raise
+        raise ModuleNotFoundError(why, name=e.name, path=e.path) from None
