@@ -1,6 +1,6 @@
-"""Compile the interpreter for this CPU on first use and load it; the shared object is cached by the hash of its sources.
+"""Load the interpreter: the one that the wheel brings, else one compiled for this CPU on first use, which the cache keeps.
 
-Its name in the cache ends in its own hash: a damaged one is built again, never mapped.
+Both lie under the hash of their sources, so none is used for other ones, and of themselves: a damaged one is never mapped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,26 +17,23 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from cuda_kernels.compile import CompileError
 from cuda_kernels.files import cache_dir, keep, open_regular
 
 SOURCES = Path(__file__).parent
 UNITS = ("alu.cpp", "interp.cpp", "schedule.cpp", "api.cpp")
-# GPU_RUNTIME_EMULATOR_MARCH names another instruction set than this CPU's: answers must not depend on it.
-MARCH = os.environ.get("GPU_RUNTIME_EMULATOR_MARCH", "native")
+# GPU_RUNTIME_EMULATOR_MARCH names an instruction set, native this CPU's own: answers must not depend on it.
+MARCH = os.environ.get("GPU_RUNTIME_EMULATOR_MARCH", "")
 # No contraction: a kernel's mul and add stay two roundings. No errno or traps: loops over lanes vectorise.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    f"-march={MARCH}",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-    "-pthread",
-)
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
+PREBUILT, LEVEL = SOURCES / "prebuilt", "x86-64-v3"  # what setup.py compiles into a wheel, and for which CPUs
+# The level's instructions as Linux names them (x86-64 psABI, "Micro-Architecture Levels"); abm is lzcnt's set.
+LEVEL_FLAGS = set("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
+# Newest symbols of libstdc++, GLIBCXX_3.4.N -> the first manylinux_2_N that grants them (auditwheel's manylinux-policy.json).
+GRANTED = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 
 
-class BuildError(Exception):
+class BuildError(CompileError):
     """No C++17 compiler, or it refused the interpreter's source."""
 
 
@@ -44,7 +42,7 @@ def compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         if name and shutil.which(name.split()[0]):
             return name
-    raise BuildError("no C++ compiler found: the emulator needs one with C++17 (set CXX, or install g++)")
+    raise BuildError("no C++ compiler found: the emulator needs one with C++17, once (install g++, or set CXX)")
 
 
 def _cpu() -> str:
@@ -58,12 +56,11 @@ def _cpu() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The interpreter, compiled if this CPU has no cached build of these sources."""
-    cxx = compiler().split()
-    digest = hashlib.sha256(" ".join([*cxx, *FLAGS, _cpu()]).encode())
-    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    lib = _load(cxx, digest.hexdigest()[:20])
+    """The interpreter, compiled if neither the wheel nor the cache has one of these sources for this CPU."""
+    lib = _loaded(PREBUILT, _key(LEVEL)) if not MARCH and has_level() else None
+    if lib is None:
+        cxx, march = compiler().split(), MARCH or "native"
+        lib = _load(cxx, march, _key(march, *cxx, _cpu()))
     lib.emu_program.restype = lib.emu_launch.restype = ctypes.c_void_p
     for name, args in {
         "emu_names": "Pi", "emu_program": "PQPQPQPQP", "emu_program_free": "P", "emu_launch": "PP", "emu_poll": "Pi",
@@ -74,14 +71,56 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def _load(cxx: list[str], key: str) -> ctypes.CDLL:
-    """The cached library of that key, else a new one; from a file of its own where the cache cannot be written."""
-    folder = cache_dir() / "emulator"
+def _key(march: str, *others: str) -> str:
+    """Of all that decides the library: sources, flags, and what else is given."""
+    digest = hashlib.sha256(" ".join([march, *FLAGS, *others]).encode())
+    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def has_level(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU has the instructions of LEVEL, as far as the system tells."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    return set(text.partition("\nflags")[2].partition("\n")[0].split()) >= LEVEL_FLAGS
+
+
+def prebuild(folder: Path) -> Path:
+    """Compile the library that a wheel brings into `folder` -> its file. Raises BuildError."""
+    data = _compile(compiler().split(), LEVEL)
+    path = _path(folder, _key(LEVEL), data)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def platform_of(library: bytes) -> str:
+    """The tag of a wheel with this library: the oldest platform with every version of glibc's and libstdc++'s symbols that it
+    asks for; linux_x86_64, which no index takes, where GRANTED has none."""
+    glibc = max(int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library))
+    cxx = max((int(n) for n in re.findall(rb"GLIBCXX_3\.4\.(\d+)", library)), default=0)
+    oldest = min((granting for newest, granting in GRANTED.items() if cxx <= newest), default=None)
+    return "linux_x86_64" if oldest is None else f"manylinux_2_{max(glibc, oldest)}_x86_64"
+
+
+def _loaded(folder: Path, key: str) -> ctypes.CDLL | None:
+    """The library of that key in `folder`, if there is a whole one."""
     for path in folder.glob(f"emulator-{key}-*.so"):
         with suppress(OSError), open_regular(path) as file:
             if path == _path(folder, key, file.read()):
                 return ctypes.CDLL(str(path))
-    data = _compile(cxx)
+    return None
+
+
+def _load(cxx: list[str], march: str, key: str) -> ctypes.CDLL:
+    """The cached library of that key, else a new one; from a file of its own where the cache cannot be written."""
+    folder = cache_dir() / "emulator"
+    if (lib := _loaded(folder, key)) is not None:
+        return lib
+    data = _compile(cxx, march)
     path = _path(folder, key, data)
     if keep(path, data):
         return ctypes.CDLL(str(path))
@@ -95,12 +134,14 @@ def _path(folder: Path, key: str, data: bytes) -> Path:
     return folder / f"emulator-{key}-{hashlib.sha256(data).hexdigest()}.so"
 
 
-def _compile(cxx: list[str]) -> bytes:
+def _compile(cxx: list[str], march: str) -> bytes:
     """The bytes of the shared object. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
         objects = [str(Path(folder, unit + ".o")) for unit in UNITS]
         jobs = [
-            subprocess.Popen([*cxx, *FLAGS, "-c", str(SOURCES / unit), "-o", out], stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*cxx, *FLAGS, f"-march={march}", "-c", str(SOURCES / unit), "-o", out], stderr=subprocess.PIPE, text=True
+            )
             for unit, out in zip(UNITS, objects, strict=True)
         ]
         failures = [
