@@ -14,13 +14,13 @@ import click
 from cuda_kernels.compile import CompileError
 from cuda_kernels.driver_errors import code_of
 from cuda_kernels.extras import why_missing
+from gpu_runtime.commands.bench import bench_command
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
 from gpu_runtime.commands.console import columns, say
 from gpu_runtime.commands.doctor import doctor_command
 from gpu_runtime.commands.explain import explain_command
-from gpu_runtime.commands.inspect import inspect_command
-from gpu_runtime.commands.inspect_sparsity import inspect_sparsity_command
+from gpu_runtime.commands.inspect import inspect_command, inspect_sparsity_command
 from gpu_runtime.commands.options import HELP, version_option
 from gpu_runtime.commands.plan import plan_command
 from gpu_runtime.commands.prune import prune_command
@@ -32,7 +32,7 @@ from gpu_runtime.text import WIDTH
 
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
-    prune_command, compare_command, doctor_command,
+    prune_command, compare_command, bench_command, doctor_command,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from cuda_kernels.launch import Array, Cuda, Kernel, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
-from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import not_finite, printable
 from tactics.format import DTYPES, from_memory
@@ -211,6 +211,10 @@ class Context:
         self.nonfinite()
         self._nonfinite = []
         return found
+
+    def address(self, edge: Bound) -> int:
+        """Where an input or output of the plan lies in device memory, in the plan's format."""
+        return self._arena + edge.offset
 
     @_alone
     def outputs(self) -> dict[str, np.ndarray]:

@@ -1,0 +1,53 @@
+"""Whether the GPU's clock was held down while something was timed, as NVIDIA's management library tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gpu_runtime.benchmark.records import Clocks
+
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean that the GPU is slower than it could be (NVML API Reference,
+# "Clocks Event Reasons"); being idle, and clocks that a user has set, do not.
+REASONS = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "temperature", 0x40: "temperature (hardware)",
+    0x80: "power brake",
+}  # fmt: skip
+
+
+class ClockWatch:
+    """Asks when `look` is called; knows nothing where the library does not answer. `pci_bus_id`: of the GPU."""
+
+    def __init__(self, pci_bus_id: str) -> None:
+        self._clocks: list[int] = []
+        self._held: Counter[str] = Counter()
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            alone = pynvml.nvmlDeviceGetCount() == 1
+            self._handle = (
+                pynvml.nvmlDeviceGetHandleByIndex(0) if alone else pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+            )
+            self._most = int(pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
+            self._nvml = pynvml
+        except Exception:  # no library, no driver, no permission: times are told without clocks
+            return
+
+    def look(self) -> None:
+        if self._nvml is None:
+            return
+        try:
+            mhz = int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+            bits = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        except Exception:  # as above
+            self._nvml = None
+            return
+        self._clocks.append(mhz)
+        self._held.update(name for bit, name in REASONS.items() if bits & bit)
+
+    def seen(self) -> Clocks | None:
+        if not self._clocks:
+            return None
+        return Clocks(len(self._clocks), min(self._clocks), max(self._clocks), self._most, tuple(self._held.most_common()))

@@ -1,0 +1,89 @@
+"""Arrays that an engine is timed on: random ones, the same each time, or those of files, named as for trtexec."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from cuda_kernels import files
+from gpu_runtime.runtime.arrays import host_input
+from gpu_runtime.runtime.plan_record import Bound
+from tactics.format import DTYPES
+
+OPTION = "--loadInputs"
+NPY = ".npy"
+HEADER = 1 << 16  # bytes that the header of a .npy file may take
+
+
+def random_inputs(inputs: Sequence[Bound], seed: int = 0) -> dict[str, np.ndarray]:
+    """As trtexec draws them: from -1 to 1, uint8 any value, bool both. Other whole numbers may be indices: 0 and 1."""
+    rng, found = np.random.default_rng(seed), {}
+    for i in inputs:
+        dtype = np.dtype(DTYPES[i.dtype])
+        high = 256 if dtype == np.uint8 else 2
+        drawn = rng.uniform(-1, 1, i.shape) if dtype.kind == "f" else rng.integers(0, high, i.shape)
+        found[i.name] = drawn.astype(dtype)
+    return found
+
+
+def named_files(text: str, names: Sequence[str]) -> dict[str, str]:
+    """`name:file,other:file` -> {name: file}; quotes may be around a name, which may hold colons. ValueError where one is no
+    input of the engine's, or is given twice."""
+    found: dict[str, str] = {}
+    for item in text.split(",") if text else ():
+        plain = item.replace("'", "").replace('"', "")
+        name = max((n for n in names if plain.startswith(f"{n}:")), key=len, default=None)
+        if name is None or len(plain) == len(name) + 1:
+            raise ValueError(f"{OPTION}: expected NAME:FILE (several with commas), NAME being {_any_of(names)}, got {item!r}")
+        if name in found:
+            raise ValueError(f"{OPTION}: input {name!r} is given twice, as {found[name]} and as {plain[len(name) + 1 :]}")
+        found[name] = plain[len(name) + 1 :]
+    return found
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return " or ".join(map(repr, names[:5])) + (f" or one of {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def read_input(info: Bound, path: str) -> np.ndarray:
+    """The array in a .npy file, or raw elements in the type and the order of the array that `Context.run` takes, as numpy's
+    tofile() writes them. ValueError says what was expected, what is there and what to do."""
+    dtype = np.dtype(DTYPES[info.dtype])
+    nbytes = math.prod(info.shape) * dtype.itemsize
+    shape = "x".join(map(str, info.shape)) or "one element"
+    where = f"{OPTION} {info.name}: {path}"
+    try:
+        with files.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if path.endswith(NPY):
+                if size > 8 * math.prod(info.shape) + HEADER:
+                    raise ValueError(f"it has {size} bytes, the input {nbytes}")
+                array = np.lib.format.read_array(file, allow_pickle=False)
+            elif size == nbytes:
+                return np.frombuffer(file.read(), dtype).reshape(info.shape)
+            else:
+                array = None
+    except OSError as e:
+        raise ValueError(f"{where}: cannot be read: {e.strerror or e}; expected {nbytes} raw bytes, or a .npy file") from None
+    except Exception as e:  # whatever a damaged header makes NumPy raise
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"{where}: not a readable .npy file, as numpy.save writes it: {reason}") from None
+    if array is None:
+        raise ValueError(
+            f"{where}: expected {nbytes} bytes, {shape} of {dtype}, got {size}: write it with "
+            f"array.astype(np.{dtype}).tofile(FILE), or give a .npy file"
+        )
+    try:
+        return host_input(info, array)
+    except ValueError as e:
+        raise ValueError(f"{where}: {e}") from None
+
+
+def load_inputs(text: str, inputs: Sequence[Bound], seed: int = 0) -> dict[str, np.ndarray]:
+    """What --loadInputs gives, random values for the other inputs. Raises ValueError."""
+    by_name = {i.name: i for i in inputs}
+    given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}
+    return random_inputs(inputs, seed) | given

@@ -1,0 +1,147 @@
+"""What is measured and how: plain records. Times are in milliseconds unless a name says otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MOST_STREAMS = 64  # each has a context, with weights and activations of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """trtexec's options of the same names, and its defaults where its versions agree.
+
+    A query is one inference. After `warm_up_ms` queries are measured until there are `iterations` of each stream and
+    `duration_s` have passed, both (math.inf: until it is interrupted). `streams`: contexts that run at once, each on a stream
+    of its own; `threads`: each in a host thread of its own; `graph`: a CUDA graph instead of launches one by one; `transfers`:
+    inputs are copied to the GPU and outputs from it in each query; `spin`: the host waits busily; `sleep_ms`: before the first
+    query; `idle_ms`: after each; `patience_s`: how long no query may end before the GPU counts as stuck.
+    """
+
+    warm_up_ms: float = 200.0
+    iterations: int = 10
+    duration_s: float = 3.0
+    streams: int = 1
+    threads: bool = False
+    graph: bool = True
+    transfers: bool = True
+    spin: bool = True
+    sleep_ms: float = 0.0
+    idle_ms: float = 0.0
+    patience_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations: expected at least 1, got {self.iterations}")
+        if not 1 <= self.streams <= MOST_STREAMS:
+            raise ValueError(f"streams: expected 1 to {MOST_STREAMS}, got {self.streams}")
+        if not self.duration_s >= 0:
+            raise ValueError(f"duration_s: expected a time from 0 on, got {self.duration_s}")
+        for name, ms in (("warm_up_ms", self.warm_up_ms), ("sleep_ms", self.sleep_ms), ("idle_ms", self.idle_ms)):
+            if not 0 <= ms < math.inf:
+                raise ValueError(f"{name}: expected a time from 0 on, got {ms}")
+        if not 0 < self.patience_s < math.inf:
+            raise ValueError(f"patience_s: expected a time above 0, got {self.patience_s}")
+
+
+class Query(NamedTuple):
+    """One inference. `enqueue_*` and `ended` are of the host's clock, since the loop began: begin and end of queueing it, and
+    when the host saw its end. The others are of the GPU's, by events on the query's stream, since the same moment; without
+    data transfers, h2d and d2h take no time. What is queued on one stream runs one after the other."""
+
+    stream: int
+    enqueue_start: float
+    enqueue_end: float
+    ended: float
+    h2d_start: float
+    compute_start: float
+    compute_end: float
+    d2h_end: float
+
+    @property
+    def enqueue_ms(self) -> float:
+        return self.enqueue_end - self.enqueue_start
+
+    @property
+    def h2d_ms(self) -> float:
+        return self.compute_start - self.h2d_start
+
+    @property
+    def compute_ms(self) -> float:
+        return self.compute_end - self.compute_start
+
+    @property
+    def d2h_ms(self) -> float:
+        return self.d2h_end - self.compute_end
+
+    @property
+    def latency_ms(self) -> float:
+        return self.d2h_end - self.h2d_start
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What the management library told while queries ran: `samples`, how often it was asked; SM clocks in MHz, the largest the
+    GPU has among them; reason -> in how many samples the clock was held down for it."""
+
+    samples: int
+    low_mhz: int
+    high_mhz: int
+    most_mhz: int
+    held: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What was measured: `queries` after the `warm_up` ones, in the order in which they began; `left_out`: measured ones that
+    are no longer kept, since there are too many; `interrupted`: before it had all that was asked for."""
+
+    queries: tuple[Query, ...]
+    warm_up: int
+    left_out: int = 0
+    interrupted: bool = False
+    clocks: Clocks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of a list of times: `percentiles` in the order in which they were asked for; `variation`: the standard deviation in
+    percent of the mean."""
+
+    min: float
+    max: float
+    mean: float
+    median: float
+    percentiles: tuple[float, ...]
+    variation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`wall_s`: from when the first query began to be queued to when the last one had ended, by the host's clock; `throughput`:
+    queries in each of its seconds; `percents`: those of the percentiles."""
+
+    queries: int
+    warm_up: int
+    wall_s: float
+    throughput: float
+    percents: tuple[float, ...]
+    latency: Statistics
+    enqueue: Statistics
+    h2d: Statistics
+    compute: Statistics
+    d2h: Statistics
+    total_compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What no GPU has measured: microseconds of the kernels of one query, with the error to expect, and `label`, where it comes
+    from; every line that shows it says so."""
+
+    us: float
+    low_us: float
+    high_us: float
+    label: str

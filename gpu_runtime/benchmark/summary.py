@@ -1,0 +1,95 @@
+"""From the times of queries to what is told of them: pure functions of lists of numbers, in milliseconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from fractions import Fraction
+
+from gpu_runtime.benchmark.records import Predicted, Query, Settings, Statistics, Summary, Trace
+from gpu_runtime.runtime.plan_record import EngineRecord
+from tactics.predict import predict_us, sigma
+
+ENQUEUE_BOUND = 0.8  # of the median compute time: more than this to enqueue, and the GPU may wait for the host (trtexec)
+UNSTABLE = 1.0  # percent of variation from which compute times count as unstable (trtexec 8.6; later ones: 2.5)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of times in ascending order, the smallest that at least `percent` of them do not exceed (nearest rank), as trtexec has
+    it: floor((1 - percent / 100) * n) lie behind it. Its arithmetic in 32 bits is off by one for some n; this is exact."""
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percentile: expected 0 to 100, got {percent:g}")
+    behind = math.floor((1 - Fraction(str(percent)) / 100) * len(ordered))
+    return ordered[max(len(ordered) - 1 - behind, 0)]
+
+
+def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statistics:
+    """Of at least one time. `variation` is 0 where the mean is: nothing took any time."""
+    if not times:
+        raise ValueError("expected at least one time, got none")
+    ordered, mean = sorted(times), statistics.fmean(times)
+    variation = 100 * statistics.pstdev(times, mean) / mean if mean else 0.0
+    found = tuple(percentile(ordered, p) for p in percents)
+    return Statistics(ordered[0], ordered[-1], mean, statistics.median(ordered), found, variation)
+
+
+def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary:
+    """Raises ValueError where no query was measured."""
+    queries = trace.queries
+    if not queries:
+        raise ValueError("no query was measured before the end: give a shorter --warmUp, or wait longer")
+    wall_s = (max(q.ended for q in queries) - min(q.enqueue_start for q in queries)) / 1e3
+    compute = of_times([q.compute_ms for q in queries], percents)
+    return Summary(
+        len(queries), trace.warm_up, wall_s, len(queries) / wall_s if wall_s else 0.0, tuple(percents),
+        of_times([q.latency_ms for q in queries], percents), of_times([q.enqueue_ms for q in queries], percents),
+        of_times([q.h2d_ms for q in queries], percents), compute, of_times([q.d2h_ms for q in queries], percents),
+        compute.mean * len(queries) / 1e3,
+    )  # fmt: skip
+
+
+def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, float, float]]:
+    """(compute, latency, enqueue): means of each `runs` queries that follow one another; what is left over is left out."""
+    whole = [queries[i : i + runs] for i in range(0, len(queries) - runs + 1, runs)]
+    return [
+        (
+            statistics.fmean(q.compute_ms for q in part),
+            statistics.fmean(q.latency_ms for q in part),
+            statistics.fmean(q.enqueue_ms for q in part),
+        )
+        for part in whole
+    ]
+
+
+def remarks(found: Summary, settings: Settings) -> list[str]:
+    """What to beware of, a sentence each, where medians and variation say so; trtexec's cases."""
+    told, compute = [], found.compute.median
+    if found.enqueue.median > ENQUEUE_BOUND * compute:
+        cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
+        text = "The GPU may have waited for the host, which takes about as long to enqueue a query as the GPU to run it"
+        told.append(f"{text}: {cure}")
+    for what, times in (("inputs to", found.h2d), ("outputs from", found.d2h)):
+        if settings.transfers and times.median >= compute:
+            told.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
+    if found.compute.variation > UNSTABLE:
+        told.append(
+            f"GPU Compute Time varies: its standard deviation is {found.compute.variation:.1f} % of the mean; clocks that are "
+            "locked (nvidia-smi --lock-gpu-clocks) and a GPU without other work vary less"
+        )
+    if settings.streams > 1:
+        told.append(
+            f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: throughput counts, and "
+            "latency is that of a busy GPU"
+        )
+    return told
+
+
+def predicted(record: EngineRecord) -> Predicted:
+    """Of the kernels of one query, from the layers' predictions; those of an engine that was timed are made now."""
+    device, pairs = record.device, [(e.problem, e.tactic) for e in record.plan.layers if e.problem and e.tactic]
+    times = [predict_us(problem, tactic, device) for problem, tactic in pairs]
+    us = record.plan.solution.total_us if record.timing.is_predicted else sum(times)
+    errors = [t * sigma(problem, tactic, device) for t, (problem, tactic) in zip(times, pairs, strict=True)]
+    error = sum(errors) / sum(times) if sum(times) else 0.0
+    return Predicted(us, us / math.exp(error), us * math.exp(error), f"predicted({device.name})")

@@ -1,0 +1,124 @@
+"""What is printed and written of measured or predicted times: trtexec's lines and its JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpu_runtime.benchmark.records import Clocks, Predicted, Settings, Statistics, Summary, Trace
+from gpu_runtime.benchmark.summary import averages, remarks
+from gpu_runtime.text import printable, wrap
+
+RULE = "=== {} ==="
+EXPLANATIONS = (
+    "Throughput: queries that ended in a second of Total Host Walltime. Where it is far below 1 / GPU Compute Time, the GPU "
+    "waits for the host or for copies.",
+    "Latency: H2D Latency + GPU Compute Time + D2H Latency of a query, without the time that it waits for the one ahead.",
+    "Enqueue Time: how long the host takes to queue a query. Where it is above GPU Compute Time, the GPU waits for the host.",
+    "H2D Latency: copies of the inputs of a query from pinned memory to the GPU, between two events.",
+    "GPU Compute Time: the kernels of a query, between two events.",
+    "D2H Latency: copies of the outputs of a query from the GPU to pinned memory, between two events.",
+    "Total Host Walltime: from when the first query after the warm-up began to be queued to when the last one had ended.",
+    "Total GPU Compute Time: the sum over all queries. Where it is far below Total Host Walltime, the GPU waits for the host "
+    "or for copies.",
+)  # fmt: skip
+
+
+def title(settings: Settings) -> str:
+    """How is measured, as a part of a sentence."""
+    streams = "1 stream" if settings.streams == 1 else f"{settings.streams} streams"
+    streams += ", a host thread each" if settings.threads and settings.streams > 1 else ""
+    graph = "a CUDA graph" if settings.graph else "launches one by one (--noCudaGraph)"
+    copies = "inputs and outputs copied" if settings.transfers else "nothing copied (--noDataTransfers)"
+    return f"{streams}, {graph}, {copies}"
+
+
+def statistics_text(found: Statistics, percents: Sequence[float]) -> str:
+    parts = [f"{name} = {ms:.4f} ms" for name, ms in (("min", found.min), ("max", found.max), ("mean", found.mean))]
+    parts.append(f"median = {found.median:.4f} ms")
+    parts += [f"percentile({p:g}%) = {ms:.4f} ms" for p, ms in zip(percents, found.percentiles, strict=True)]
+    return ", ".join(parts)
+
+
+def text(
+    trace: Trace, found: Summary, settings: Settings, *, runs: int | None = None, verbose: bool = False, emulated: bool = False
+) -> str:
+    """trtexec's block; a line of it is not folded, since programs read it. `runs`: also the means of so many queries each;
+    `emulated`: by a driver whose clock is made up."""
+    lines = [
+        f"Warmup completed {found.warm_up} queries over {settings.warm_up_ms:g} ms",
+        f"Timing trace has {found.queries} queries over {found.wall_s:.6g} s",
+    ]
+    if trace.left_out:
+        lines.append(f"{trace.left_out} queries before these were measured too, and are not kept")
+    if runs:
+        lines += ["", RULE.format("Trace details"), f"Trace averages of {runs} runs:"]
+        means = averages(trace.queries, runs)
+        lines += [
+            f"Average on {runs} runs - GPU latency: {gpu:.4f} ms - Host latency: {latency:.4f} ms (enqueue {enqueue:.4f} ms)"
+            for gpu, latency, enqueue in means
+        ]
+        lines += [] if means else [f"There are fewer than {runs}: {found.queries}"]
+    rows = (("Latency", found.latency), ("Enqueue Time", found.enqueue), ("H2D Latency", found.h2d),
+            ("GPU Compute Time", found.compute), ("D2H Latency", found.d2h))  # fmt: skip
+    made_up = " (an emulated driver's virtual clock: no GPU's times)" if emulated else ""
+    lines += ["", RULE.format(f"Performance summary{made_up}"), f"Throughput: {found.throughput:.6g} qps"]
+    lines += [f"{name}: {statistics_text(times, found.percents)}" for name, times in rows]
+    lines += [f"Total Host Walltime: {found.wall_s:.6g} s", f"Total GPU Compute Time: {found.total_compute_s:.6g} s"]
+    told = [*remarks(found, settings), *([clocks_text(trace.clocks)] if trace.clocks and trace.clocks.held else [])]
+    lines += [line for remark in told for line in wrap(f"* {remark}")]
+    if verbose:
+        lines += ["", RULE.format("Explanations of the performance metrics")]
+        lines += [line for sentence in EXPLANATIONS for line in wrap(sentence)]
+    return "\n".join(lines)
+
+
+def clocks_text(clocks: Clocks) -> str:
+    why = ", ".join(f"{reason} in {count} of {clocks.samples} samples" for reason, count in clocks.held)
+    low = f"{clocks.low_mhz} to {clocks.high_mhz}" if clocks.low_mhz < clocks.high_mhz else str(clocks.low_mhz)
+    return f"The GPU's clock was held down while this was measured ({why}): {low} MHz of at most {clocks.most_mhz}"
+
+
+def predicted_text(found: Predicted) -> str:
+    """The lines of the block that can be predicted; each that has a time says that it is."""
+    per_s = 1e6 / found.us if found.us else 0.0
+    lines = [
+        RULE.format("Performance summary (predicted, nothing was measured)"),
+        f"Throughput: ~{per_s:.6g} qps, {found.label}: 1 stream, a GPU that never waits",
+        f"GPU Compute Time: ~{found.us / 1e3:.4f} ms, {found.label}: {found.low_us / 1e3:.4f} to {found.high_us / 1e3:.4f} ms",
+    ]
+    return "\n".join([*lines, "Latency, Enqueue Time, H2D Latency and D2H Latency are not predicted: the host decides them"])
+
+
+# ---- files
+
+
+def times_json(trace: Trace) -> list[dict[str, float]]:
+    """trtexec's --exportTimes: a record for each measured query, in milliseconds since the loop began."""
+    records = [
+        {
+            "startEnqMs": q.enqueue_start, "endEnqMs": q.enqueue_end, "startH2dMs": q.h2d_start, "endH2dMs": q.compute_start,
+            "startComputeMs": q.compute_start, "endComputeMs": q.compute_end, "startD2hMs": q.compute_end,
+            "endD2hMs": q.d2h_end, "h2dMs": q.h2d_ms, "computeMs": q.compute_ms, "d2hMs": q.d2h_ms, "latencyMs": q.latency_ms,
+        }
+        for q in trace.queries
+    ]  # fmt: skip
+    return [{name: round(ms, 6) for name, ms in record.items()} for record in records]
+
+
+def outputs_json(outputs: Mapping[str, np.ndarray]) -> list[dict[str, object]]:
+    """trtexec's --exportOutput: values in the order of rows; what is not finite as Python's json has it, NaN and Infinity."""
+    return [{"name": name, "dimensions": _dims(a), "values": a.reshape(-1).tolist()} for name, a in outputs.items()]
+
+
+def outputs_text(outputs: Mapping[str, np.ndarray]) -> str:
+    """trtexec's --dumpOutput: every value."""
+    lines = ["Output Tensors:"]
+    for name, a in outputs.items():
+        lines += [f"{printable(name)}: ({_dims(a)})", " ".join(f"{v:g}" for v in a.reshape(-1).tolist())]
+    return "\n".join(lines)
+
+
+def _dims(a: np.ndarray) -> str:
+    return "x".join(map(str, a.shape))

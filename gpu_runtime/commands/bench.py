@@ -1,0 +1,275 @@
+"""`gpu-runtime bench ENGINE`: how long inferences take, with trtexec's options and in its words; `build` has them too."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from gpu_runtime.commands.console import json_bytes, say
+from gpu_runtime.commands.progress import ProgressLine, listening
+from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.progress import Progress, compiling
+
+if TYPE_CHECKING:
+    from gpu_runtime.benchmark.measure import Measured
+    from gpu_runtime.benchmark.records import Settings
+    from gpu_runtime.runtime.engine import Engine
+
+PERCENTILES = "90,95,99"
+INTERRUPTED = 130  # exit code
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the options ask for. `typed`: the names of those that were given."""
+
+    settings: Settings
+    percents: tuple[float, ...]
+    runs: int | None
+    inputs: str
+    times: str | None
+    output: str | None
+    dump: bool
+    typed: tuple[str, ...]
+
+    @property
+    def targets(self) -> dict[str, str | None]:
+        """Option -> the file that it asks for."""
+        return {"--exportTimes": self.times, "--exportOutput": self.output}
+
+    @property
+    def results(self) -> list[str]:
+        """The given options that ask for what only a run gives."""
+        return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
+
+
+# ---- values of options
+
+
+def _time(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise click.UsageError(f"{parameter.opts[0]}: expected a time from 0 on, got {value:g}", context)
+    return value
+
+
+def _duration(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    return math.inf if value == -1 else _time(context, parameter, value)
+
+
+def _patience(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise click.UsageError(f"{parameter.opts[0]}: expected a time above 0, got {value:g}", context)
+    return value
+
+
+def _percents(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, value.split(",")))
+    except ValueError:
+        found = (math.nan,)
+    if all(0 <= p <= 100 for p in found):
+        return found
+    raise click.UsageError(f"{parameter.opts[0]}: expected numbers from 0 to 100, as {PERCENTILES}, got {value!r}", context)
+
+
+MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
+OPTIONS: dict[str, Callable[..., Any]] = {
+    "warm_up": partial(click.option, "--warmUp", default=200, show_default=True, **MS,
+                       help="Run so long before anything is measured."),
+    "iterations": partial(click.option, "--iterations", type=click.IntRange(min=1), default=10, show_default=True,
+                          help="Measure at least so many inferences of each stream."),
+    "duration": partial(click.option, "--duration", type=float, default=3, show_default=True, metavar="SECONDS",
+                        callback=_duration, help="Measure at least so long; -1: until Ctrl-C."),
+    "streams": partial(click.option, "--streams", "--infStreams", type=click.IntRange(1, 64), default=1, show_default=True,
+                       help="Contexts that run at once, each on a stream of its own."),
+    "threads": partial(click.option, "--threads", is_flag=True, help="Each stream in a host thread of its own."),
+    "no_graph": partial(click.option, "--noCudaGraph", is_flag=True,
+                        help="Launch kernels one by one. Without it, one CUDA graph."),
+    "no_transfers": partial(click.option, "--noDataTransfers", is_flag=True, help="Copy inputs once, before it begins. Without "
+                            "it, each inference copies inputs and outputs from and to pinned memory."),
+    "no_spin": partial(click.option, "--noSpinWait", is_flag=True, help="Let the host sleep while it waits. Without it, it "
+                       "spins."),
+    "sleep": partial(click.option, "--sleepTime", default=0, **MS, help="Sleep before the first inference."),
+    "idle": partial(click.option, "--idleTime", default=0, **MS, help="Sleep after each inference."),
+    "runs": partial(click.option, "--avgRuns", type=click.IntRange(min=1), metavar="N", help="Print the means of each N "
+                    "inferences, too."),
+    "percents": partial(click.option, "--percentile", default=PERCENTILES, show_default=True, metavar="P,...",
+                        callback=_percents, help="Percentiles to print (nearest rank)."),
+    "inputs": partial(click.option, "--loadInputs", default="", metavar="NAME:FILE,...", help="Inputs from raw files, as "
+                      "numpy's tofile() writes them, or .npy files. Others are random, the same each time."),
+    "dump": partial(click.option, "--dumpOutput", is_flag=True, help="Print the outputs, every value."),
+    "output": partial(click.option, "--exportOutput", type=click.Path(), metavar="FILE", help="Write the outputs (trtexec's "
+                      "JSON)."),
+    "times": partial(click.option, "--exportTimes", type=click.Path(), metavar="FILE", help="Write the times of every "
+                     "inference (trtexec's JSON)."),
+    "patience": partial(click.option, "--timeout", type=float, default=60, show_default=True, metavar="SECONDS",
+                        callback=_patience, help="Give up where no inference has ended for so long."),
+}  # fmt: skip
+
+
+def bench_options(hidden: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """OPTIONS, which the command gets as one argument, `wanted`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def gathered(*args: Any, **values: Any) -> Any:
+            given = {name: values.pop(name) for name in OPTIONS}
+            return command(*args, wanted=_wanted(click.get_current_context(), given), **values)
+
+        decorated: Callable[..., Any] = gathered
+        for name, option in reversed(OPTIONS.items()):
+            decorated = option(name, hidden=hidden)(decorated)
+        return decorated
+
+    return decorate
+
+
+def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
+    from gpu_runtime.benchmark.records import Settings
+
+    settings = Settings(
+        given["warm_up"], given["iterations"], given["duration"], given["streams"], given["threads"], not given["no_graph"],
+        not given["no_transfers"], not given["no_spin"], given["sleep"], given["idle"], given["patience"],
+    )  # fmt: skip
+    own = {p.name: p.opts[0] for p in context.command.params if p.name in OPTIONS}
+    typed = [option for name, option in own.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    rest = {name: given[name] for name in ("percents", "runs", "inputs", "times", "output", "dump")}
+    return Wanted(settings, **rest, typed=tuple(typed))
+
+
+# ---- the command
+
+
+@click.command("bench", short_help="Time inferences of an engine, as trtexec does.")
+@click.argument("engine", type=click.Path())
+@bench_options(hidden=False)
+@click.option("--device", metavar="N", help="The GPU of that number. Default: the current one.")
+@click.option("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
+@click.option("--verbose", is_flag=True, help="Say what each line means.")
+@click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+def bench_command(
+    engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool
+) -> None:
+    """Time inferences of ENGINE on a GPU: throughput, latency, and what the host, the copies and the kernels take of it.
+
+    Inferences are measured, after a warm-up, until there are --iterations of them and --duration has passed. Ctrl-C ends it
+    early and prints what there is.
+    """
+    if predict and wanted.results:
+        raise click.UsageError(f"--predict runs nothing: leave out {', '.join(wanted.results)}")
+    if predict and wanted.typed:
+        say(f"ignored: {', '.join(wanted.typed)}: --predict runs nothing", err=True)
+    bench(engine, wanted, device=device, predict=predict, verbose=verbose, allow_cubins=allow_cubins)
+
+
+def bench(
+    name: str, wanted: Wanted, *, device: str | None = None, predict: bool = False, verbose: bool = False,
+    allow_cubins: bool = False,
+) -> None:  # fmt: skip
+    """Time the engine of a file, or predict."""
+    select(device)
+    paths = check_targets(wanted.targets, [name])
+    from gpu_runtime import EngineError, load
+
+    progress = listening()
+    progress(Progress("load", name))
+    try:
+        engine = load(name, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    if not predict:
+        return time_engine(engine, name, wanted, paths, progress, verbose)
+    from gpu_runtime.benchmark import summary, wording
+
+    progress.end()
+    say(f"{name}: {engine.record.model.name} for {engine.record.device.title}")
+    say(wording.predicted_text(summary.predicted(engine.record)))
+
+
+def select(device: str | None) -> None:
+    """Let this process see the GPU of a number alone. UsageError for anything else."""
+    from cuda_kernels import device as devices
+
+    if device is None:
+        return
+    if not device.isdecimal():
+        raise click.UsageError(f"--device: expected the number of a GPU here, got {device!r}: an engine is for one GPU")
+    try:
+        devices.only(int(device))
+    except ValueError as e:
+        raise click.UsageError(f"--device: {e}") from None
+
+
+def time_engine(
+    engine: Engine, name: str, wanted: Wanted, paths: Mapping[str, Path], progress: ProgressLine, verbose: bool
+) -> None:
+    """Measure and print; `name`: of the engine, in messages; `paths`: option -> the file that it asks for."""
+    from cuda_kernels import device as devices
+    from gpu_runtime.benchmark import inputs, wording
+    from gpu_runtime.errors import EngineError
+
+    if why := devices.why_no_gpu():
+        cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
+        raise ValueError(f"inferences are timed on a GPU, and none can be used here: {why}. {cure}")
+    arrays = inputs.load_inputs(wanted.inputs, engine.inputs)
+    where = devices.current()
+    begins = partial(progress, Progress("run", f"{name} on {where.title}"))
+    try:
+        measured = _measured(engine, arrays, wanted, progress, begins)
+    except EngineError as e:
+        raise ValueError(f"{name}: {e}") from None
+    contents = {
+        "--exportTimes": lambda: json_bytes(wording.times_json(measured.trace)),
+        "--exportOutput": lambda: json_bytes(wording.outputs_json(measured.outputs)),
+    }
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    progress.end()
+    say(f"Timing {name} on {where.title} ({where.sm}): {wording.title(wanted.settings)}")
+    _say(measured, wanted, verbose)
+    for option in contents:
+        if option in paths:
+            say(f"Wrote {wanted.targets[option]} ({option})")
+    if measured.trace.interrupted and wanted.settings.duration_s < math.inf:
+        say("interrupted: these are the times up to then", err=True)
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _measured(
+    engine: Engine, arrays: Mapping[str, Any], wanted: Wanted, progress: ProgressLine, begins: Callable[[], None]
+) -> Measured:
+    from gpu_runtime.benchmark.attend import Stuck
+    from gpu_runtime.benchmark.measure import measure
+
+    try:
+        return measure(engine, arrays, wanted.settings, progress=compiling(progress), begins=begins)
+    except Stuck as e:
+        progress.end()
+        say(f"error: {e}", err=True)
+        sys.stdout.flush()
+        os._exit(1)  # the orderly end of the process would wait for the GPU
+
+
+def _say(measured: Measured, wanted: Wanted, verbose: bool) -> None:
+    from gpu_runtime.benchmark import summary, wording
+    from tactics.measure.timing import is_emulated
+
+    found = summary.summarize(measured.trace, wanted.percents)
+    say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
+    if measured.nonfinite:
+        say(_nonfinite(measured.nonfinite), err=True)
+    if wanted.dump:
+        say(wording.outputs_text(measured.outputs))
+
+
+def _nonfinite(layers: Sequence[str]) -> str:
+    return f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(layers)} layers: {', '.join(layers)}"

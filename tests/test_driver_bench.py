@@ -1,0 +1,160 @@
+"""`gpu-runtime bench` on the emulated driver, end to end with real CuPy, in both orders: what it measures, writes and prints,
+and what it does when the GPU hangs, fails or is slowed down, and at Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpu_runtime as gr
+from gpu_runtime import cli as command_line
+from tests.conftest import ROOT
+from tests.emulated_driver import settings
+from tests.on_driver import passes
+
+pytestmark = pytest.mark.driver
+QUICK = "--warmUp=0 --duration=0 --iterations=3"
+FOLDER = "BENCH_TEST_FOLDER"  # environment: of the files of a child
+
+
+@pytest.fixture
+def folder(files, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(files))
+    return files
+
+
+def run(*args):
+    """The exit code of a command in this process."""
+    try:
+        command_line.main(" ".join(args).split())
+    except SystemExit as e:
+        return e.code
+    return 0
+
+
+def all_options():
+    """Streams, threads, graph and transfers in all combinations: times of every query, and outputs that are the emulator's."""
+    os.chdir(os.environ[FOLDER])
+    x = np.load("x.npy")
+    x.tofile("x.raw")
+    with gr.load("tiny.engine").context(device="emulator") as context:
+        want = context.run({"x": x})["y"]
+    for streams, more in ((1, ""), (2, ""), (2, "--threads")):
+        for graph in ("", "--noCudaGraph --noSpinWait"):
+            for copies in ("", "--noDataTransfers"):
+                options = f"--streams={streams} {more} {graph} {copies} --loadInputs=x:{'x.raw' if graph else 'x.npy'}"
+                assert run("bench tiny.engine", QUICK, options, "--exportTimes=t.json --exportOutput=o.json") == 0, options
+                times, (output,) = json.loads(Path("t.json").read_text()), json.loads(Path("o.json").read_text())
+                assert len(times) >= 3 * streams, options
+                for t in times:
+                    order = ("startH2dMs", "endH2dMs", "startComputeMs", "endComputeMs", "startD2hMs", "endD2hMs")
+                    assert [t[a] <= t[b] for a, b in zip(order, order[1:], strict=False)] == [True] * 5, t
+                    assert t["computeMs"] > 0 and t["startEnqMs"] <= t["endEnqMs"], t
+                    assert (t["h2dMs"] > 0) == (t["d2hMs"] > 0) == (not copies), t
+                    assert abs(t["latencyMs"] - t["h2dMs"] - t["computeMs"] - t["d2hMs"]) < 1e-5, t
+                assert (output["name"], output["dimensions"]) == ("y", "1x8x6x6")
+                assert np.abs(np.reshape(output["values"], want.shape) - want).max() < 0.02, options
+    print("all of them")
+
+
+@pytest.mark.parametrize("order", settings.ORDERS)
+def test_all_options(folder, order):
+    out = passes(all_options, order=order)
+    assert out.endswith("all of them\n") and out.count("=== Performance summary") == 12
+    assert "2 streams, a host thread each, launches one by one (--noCudaGraph), nothing copied (--noDataTransfers)" in out
+    assert out.count("no GPU's times") == 12  # each block says whose clock it is
+
+
+def bench(folder, *options, **changes):
+    """A process that runs the command on a driver with these settings."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpu_runtime", "bench", *options], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=os.environ | settings.environment(**changes) | {"PYTHONPATH": _path()},
+    )  # fmt: skip
+
+
+def _path():
+    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+
+
+def ended(process):
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_what_it_prints(folder):
+    options = ["tiny.engine", "--warmUp=5", "--iterations=4", "--duration=0.2", "--avgRuns=2", "--percentile=50,99.5"]
+    code, out, err = ended(bench(folder, *options, "--dumpOutput", "--verbose"))
+    assert code == 0, err
+    lines = out.splitlines()
+    names = (
+        "Timing tiny.engine on NVIDIA H200 (sm_90a): 1 stream, a CUDA graph, inputs and outputs copied", "Warmup completed ",
+        "Timing trace has ", "", "=== Trace details ===", "Trace averages of 2 runs:", "Average on 2 runs - GPU latency: ",
+    )  # fmt: skip
+    assert all(line.startswith(name) for line, name in zip(lines, names, strict=False)), out
+    for name in ("Latency", "Enqueue Time", "H2D Latency", "GPU Compute Time", "D2H Latency"):
+        (line,) = (line for line in lines if line.startswith(f"{name}: min = "))
+        values = [float(part.split(" = ")[1].removesuffix(" ms")) for part in line.split(", ")]
+        assert "percentile(50%) = " in line and "percentile(99.5%) = " in line and len(values) == 6
+        assert 0 < values[0] <= values[3] <= values[1]
+    for start in ("Throughput: ", "Total Host Walltime: ", "Total GPU Compute Time: ", "=== Explanations", "y: (1x8x6x6)"):
+        assert sum(line.startswith(start) for line in lines) >= 1, start
+    assert float(out.partition("Total Host Walltime: ")[2].split()[0]) >= 0.2
+
+
+@pytest.mark.parametrize("nth, error, words", [
+    (1, "hang", "the first run did not end for 8 s"), (12, "hang", "no query ended for 8 s"),
+    (12, "illegal_address", "The GPU is lost to this process"),
+])  # fmt: skip
+def test_a_gpu_that_hangs_or_fails(folder, nth, error, words):
+    faults = (settings.Fault(nth=nth, error=error),)
+    begun = time.monotonic()
+    process = bench(folder, "tiny.engine", "--timeout=8", "--exportTimes=t.json", faults=faults)
+    code, out, err = ended(process)
+    assert code == 1 and words in err and "Performance" not in out and time.monotonic() - begun < 60
+    assert not (folder / "t.json").exists()
+
+
+@pytest.mark.parametrize("duration, expected", [("1000", 130), ("-1", 0)])
+def test_ctrl_c_prints_what_there_is(folder, duration, expected):
+    process = bench(folder, "tiny.engine", "--warmUp=0", f"--duration={duration}", "--exportTimes=t.json")
+    line = process.stderr.readline()
+    while "running" not in line:
+        line = process.stderr.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert code == expected and "=== Performance summary" in out and ("interrupted" in err) == (expected == 130)
+    assert json.loads((folder / "t.json").read_text())
+
+
+def test_a_clock_that_is_held_down_is_told(folder):
+    slow = {"throttle_from_us": 0.0, "throttle_to_us": 1e9, "throttle_factor": 0.5}
+    code, out, err = ended(bench(folder, "tiny.engine", *QUICK.split(), "--duration=0.3", **slow))
+    assert code == 0 and "clock was held down while this was measured (power cap in " in out, out + err
+    assert "MHz of at most" in out
+
+
+def test_an_engine_for_another_gpu(folder):
+    code, out, err = ended(bench(folder, "tiny.engine", devices=("a100",)))
+    assert code == 1 and not out
+    assert "tiny.engine: the engine was built for H200 SXM 141GB (sm_90a); this device is sm_80. Build the engine again" in err
+
+
+def test_more_streams_than_memory_holds(folder):
+    code, _, err = ended(bench(folder, "tiny.engine", "--streams=64", *QUICK.split(), memory_gb=0.0001))
+    assert code == 1 and "error: tiny.engine: stream " in err and " of 64: the engine takes " in err
+
+
+def test_the_gpu_of_a_number(folder):
+    two = {"devices": ("a100", "h200")}
+    code, out, err = ended(bench(folder, "tiny.engine", "--device=1", *QUICK.split(), **two))
+    assert code == 0 and "on NVIDIA H200" in out, err
+    code, out, err = ended(bench(folder, "tiny.engine", "--device=2", *QUICK.split(), **two))
+    assert code == 2 and "--device: GPU number 2 cannot be used here" in err
