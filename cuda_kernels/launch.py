@@ -28,7 +28,7 @@ from cuda_kernels import extras
 from cuda_kernels.compile import Compiled, cubin_path, virtual
 from cuda_kernels.device import MAX_BLOCK, MAX_GRID, MAX_THREADS, Device
 from cuda_kernels.driver_errors import check_status, is_fatal
-from cuda_kernels.staging import Staging
+from cuda_kernels.staging import TO_DEVICE, TO_HOST, Staging
 
 if TYPE_CHECKING:
     from cupy import RawKernel
@@ -214,14 +214,18 @@ class Cuda:
         self._events[1].record(self.stream)
         self.cupy.cuda.runtime.streamWaitEvent(handle, self._events[1].ptr)
 
-    def keep(self, objects: Sequence[object]) -> None:
-        """Hold what is queued to be read or written, until that has happened."""
+    def keep(self, objects: Sequence[object]) -> Event:
+        """Hold what is queued to be read or written until that has happened: the event."""
+        self.let_go()
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        self._kept.append((event, objects))
+        return event
+
+    def let_go(self) -> None:
+        """What is kept for work that has ended."""
         while self._kept and self._kept[0][0].done:
             self._kept.popleft()
-        if objects:
-            event = self.cupy.cuda.Event(disable_timing=True)
-            event.record(self.stream)
-            self._kept.append((event, objects))
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         with self.current():  # pools hand out again in the order of the stream for which they allocated
@@ -243,6 +247,23 @@ class Cuda:
     def read_into(self, out: np.ndarray, address: int) -> None:
         """Fill a contiguous array with what lies there; waits for what is queued."""
         self._staging.download(out.reshape(-1).view(np.uint8), address)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """A new array for `write_later` and `read_later`, to be kept until what they queue has ended."""
+        count = math.prod(shape)
+        memory = self.cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+        return np.frombuffer(memory, dtype, count).reshape(shape)
+
+    def write_later(self, address: int, pinned: np.ndarray) -> None:
+        """Queue a copy; nothing waits."""
+        self.cupy.cuda.runtime.memcpyAsync(address, pinned.ctypes.data, pinned.nbytes, TO_DEVICE, self.stream.ptr)
+
+    def read_later(self, pinned: np.ndarray, address: int) -> None:
+        """Queue a copy; nothing waits."""
+        self.cupy.cuda.runtime.memcpyAsync(pinned.ctypes.data, address, pinned.nbytes, TO_HOST, self.stream.ptr)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        self.cupy.cuda.runtime.memsetAsync(address, 0, nbytes, self.stream.ptr)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Device to device."""

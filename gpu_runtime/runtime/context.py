@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import groupby
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,8 +19,10 @@ from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.driver_errors import explained
 from cuda_kernels.launch import Array, Cuda, Kernel, open_gpu, pack_params
 from gpu_runtime.errors import EngineError
+from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
+from gpu_runtime.runtime.future import Ran, RunFuture
 from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import not_finite, printable
@@ -43,15 +47,13 @@ R = TypeVar("R")
 
 
 def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate[Context, P], R]:
-    """One thread at a time, on the context's GPU, and only while the context is open."""
+    """One thread at a time, on the context's GPU, and only while the context is open; behind what a thread of its own runs."""
 
     @wraps(method)
     def locked(self: Context, *args: P.args, **options: P.kwargs) -> R:
-        with self._lock:
-            if self._closed:
-                raise ValueError("this context is closed: make a new one with engine.context()")
-            with self.gpu.here(), explained():
-                return method(self, *args, **options)
+        with self._entered(), explained():
+            self._settle()
+            return method(self, *args, **options)
 
     return locked
 
@@ -92,6 +94,8 @@ class Context:
             check(engine.record, engine.weights)
         self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
+        self._thread: ThreadPoolExecutor | None = None  # of run_async in the emulator, and what it was given last
+        self._last: concurrent.futures.Future[Ran] | None = None
         self._poison = poison
         self._nonfinite: list[str] = []
         steps, memory = self.plan.steps, self.plan.memory
@@ -149,15 +153,72 @@ class Context:
         ask `nonfinite`. Raises ValueError or TypeError for a missing or unknown name, a wrong shape or dtype, or what is no
         array.
         """
+        ran = self._run(inputs, out, stream)
+        if ran.warning:
+            warnings.warn(ran.warning, RuntimeWarning, stacklevel=3)
+        return ran.outputs
+
+    def run_async(
+        self, inputs: Mapping[str, object], *, out: Mapping[str, Any] | None = None, stream: object = None
+    ) -> RunFuture:
+        """As `run`, but it returns when the run is queued, wherever the arrays are; `result()` of what it returns waits for the
+        outputs.
+
+        Runs of one context are executed in the order in which they were given, one after the other, those of `run` too. Each
+        has its own inputs and outputs: the host's arrays may change as soon as this returns, those on the GPU in the order of
+        the caller's streams, and all are kept alive until then. The arrays of `out` on the host are filled by `result()`.
+        Arguments that do not fit raise here; what goes wrong in the run is raised by `result()`. What layers stored infinity
+        or NaN the future's `nonfinite` says, not the context's. In the emulator a thread of the context runs them.
+        """
+        with self._entered():
+            if isinstance(self._feeds, DeviceFeeds):
+                try:
+                    return self._queued(self._feeds, inputs, out, stream)
+                except (EngineError, MemoryError, RuntimeError) as e:  # of the plan or the GPU, none of the arguments'
+                    return futures.failed(e)
+            given = self._feeds.copied(inputs, out)
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu_runtime")
+            self._last = self._thread.submit(self._run_behind, given, out)
+            return futures.of_thread(self._last)
+
+    def _run(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object) -> Ran:
+        """One run, whose end is waited for where an output is to be on the host."""
         with self._feeds.bound(inputs, out, stream) as ready:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # counters of the last run only: a server's would grow without end
             self._nonfinite = []
             self._replay()
             outputs = ready.fetch()
-        if ready.waits and (layers := self.nonfinite()):
-            warnings.warn(_why_nonfinite(layers, ready.on_host, outputs), RuntimeWarning, stacklevel=3)
-        return {**outputs, **(out or {})}
+        layers = self._read_nonfinite() if ready.waits else []
+        return Ran({**outputs, **(out or {})}, layers, _warning(layers, ready.on_host, outputs))
+
+    def _run_behind(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> Ran:
+        """One run, in the context's own thread."""
+        ran = self._run(inputs, out, None)
+        self._nonfinite = []
+        return ran
+
+    def _queued(
+        self, feeds: DeviceFeeds, inputs: Mapping[str, object], out: Mapping[str, Any] | None, stream: object
+    ) -> RunFuture:
+        """One run, whose end nothing waits for."""
+        gpu, flags = feeds.gpu, feeds.gpu.pinned((len(self._kernels),), np.dtype(np.uint32))
+        with feeds.bound(inputs, out, stream, wait=False) as ready:
+            self._replay()
+            found = ready.fetch()
+            gpu.read_later(flags, self._flags)
+            gpu.zero(self._flags, flags.nbytes)
+            event = gpu.keep([*ready.used, *found.values(), flags])
+
+        def finish() -> Ran:
+            outputs = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()}  # out of pinned memory
+            for name, a in ready.landing.items():
+                a[...] = outputs[name]
+            layers = self._layers_of(flags)
+            return Ran({**outputs, **(out or {})}, layers, _warning(layers, ready.on_host, outputs))
+
+        return futures.of_event(gpu.cupy, event, finish)
 
     @_alone
     def replay(self) -> None:
@@ -168,12 +229,19 @@ class Context:
     def nonfinite(self) -> list[str]:
         """The layers that stored infinite values or NaN in the last run, in order; of runs with CuPy arrays, in all since this
         was last asked. Every kernel tells it by itself, so nothing runs again."""
+        return self._read_nonfinite()
+
+    def _read_nonfinite(self) -> list[str]:
         told = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
         if told.any():
             self.gpu.write(self._flags, np.zeros_like(told))
-            covered = (self.plan.layers[k].name for i in np.flatnonzero(told) for k in self.plan.steps[i].covers)
-            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *covered)))
+            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *self._layers_of(told))))
         return list(self._nonfinite)
+
+    def _layers_of(self, flags: np.ndarray) -> list[str]:
+        """The layers of steps whose word is set."""
+        covered = (self.plan.layers[k].name for i in np.flatnonzero(flags) for k in self.plan.steps[i].covers)
+        return list(dict.fromkeys(covered))
 
     @_alone
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:
@@ -241,8 +309,26 @@ class Context:
         """Give the memory back, when what is queued has ended; using the context afterwards is an error."""
         with self._lock:
             if not self._closed:
+                self._settle()
                 self._closed = True
+                if self._thread is not None:
+                    self._thread.shutdown(wait=False)
                 self.gpu.close()
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """One thread at a time, on the context's GPU, and only while the context is open."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("this context is closed: make a new one with engine.context()")
+            with self.gpu.here():
+                yield
+
+    def _settle(self) -> None:
+        """Wait for what the context's own thread was given, in the emulator."""
+        if self._last is not None:
+            concurrent.futures.wait([self._last])
+            self._last = None
 
     def __del__(self) -> None:
         if not self._closed and not self.emulated:
@@ -317,8 +403,10 @@ class Context:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
 
 
-def _why_nonfinite(layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
-    """A warning of layers that stored infinity or NaN: of the inputs, where those hold it already."""
+def _warning(layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
+    """What to warn of where layers stored infinity or NaN: of the inputs, where those hold it already; empty without any."""
+    if not layers:
+        return ""
     if given := [f"input {name!r} holds {told}" for name, a in inputs.items() if (told := not_finite(a))]:
         return printable("; ".join(given))
     whole = all(np.isfinite(y).all() for y in outputs.values())

@@ -6,7 +6,7 @@ business. On a GPU formats are changed there, by the kernel that changes them in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,11 +28,14 @@ Key = tuple[str, tuple[tuple[str, int], ...]]
 
 class Ready(NamedTuple):
     """Inputs are where the plan reads them. `fetch`: outputs by name, when the plan has been launched, as arrays of NumPy's or
-    CuPy's; `waits`: it waits for them; `on_host`: the inputs that were given there."""
+    CuPy's; `waits`: it waits for them; `on_host`: the inputs that were given there. Where nothing is to wait, `used` has to
+    live until all that is queued has ended, and `landing` has the caller's arrays on the host."""
 
     fetch: Callable[[], dict[str, Any]]
     waits: bool
     on_host: Mapping[str, np.ndarray]
+    used: Sequence[object] = ()
+    landing: Mapping[str, np.ndarray] = {}
 
 
 class HostFeeds:
@@ -46,13 +49,23 @@ class HostFeeds:
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = True
     ) -> Iterator[Ready]:
         """Bring the inputs to where the plan reads them. Outputs go to `out`, else to arrays that are new."""
+        given, outs = self._checked(inputs, out)
+        for info in self._plan.inputs:
+            self._gpu.write(self._arena + info.offset, to_memory(given[info.name].reshape(info.shape4), info.format))
+        yield Ready(partial(self._filled, outs), True, given)
+
+    def copied(self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+        """The inputs as they are now, for a run that comes later; what is wrong with them or with `out` is raised now."""
+        return {name: a.copy() for name, a in self._checked(inputs, out)[0].items()}
+
+    def _checked(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
+    ) -> tuple[dict[str, np.ndarray], dict[str, arrays.Given]]:
         arrays.check_names(self._plan.inputs, inputs)
         given = {info.name: arrays.host_input(info, inputs[info.name]) for info in self._plan.inputs}
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
         arrays.check_apart(outs)
-        for info in self._plan.inputs:
-            self._gpu.write(self._arena + info.offset, to_memory(given[info.name].reshape(info.shape4), info.format))
-        yield Ready(partial(self._filled, outs), True, given)
+        return given, outs
 
     def outputs(self) -> dict[str, Any]:
         """By name, as the last run left them."""
@@ -93,52 +106,71 @@ class DeviceFeeds:
     word that those may set, as all kernels do for infinity and NaN; the plan's own kernels tell of them."""
 
     def __init__(self, gpu: Cuda, plan: PlanRecord, arena: int, kernels: Mapping[Key, Kernel], spare: int) -> None:
-        self._gpu, self._plan, self._arena, self._spare = gpu, plan, arena, spare
+        self.gpu, self._plan, self._arena, self._spare = gpu, plan, arena, spare
         self._reformats = {edge: (kernels[s.kernel, s.values], s) for edge, s in reformats(plan).items()}
 
     @contextmanager
     def bound(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = False
-    ) -> Iterator[Ready]:
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = False,
+        wait: bool = True,
+    ) -> Iterator[Ready]:  # fmt: skip
         """Bring the inputs to where the plan reads them, after what computes them. Outputs go to `out`; others are CuPy's where
         all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end, the caller's streams wait for what is queued by
-        then: `stream`, else CuPy's current one, and those that arrays name."""
+        then: `stream`, else CuPy's current one, and those that arrays name. Without `wait`, `fetch` returns pinned arrays for
+        those outputs that are to be on the host, which are filled when all that is queued has ended."""
+        self.gpu.let_go()
         arrays.check_names(self._plan.inputs, inputs)
-        theirs = arrays.handle_of(self._gpu.cupy, stream)
-        given = {i.name: arrays.device_input(self._gpu, i, inputs[i.name]) for i in self._plan.inputs}
-        outs = {i.name: arrays.device_output(self._gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
+        theirs = arrays.handle_of(self.gpu.cupy, stream)
+        given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
+        outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
         arrays.check_apart(outs)
+        if not wait:
+            given = {name: g if g.on_gpu else self._pinned(g.array) for name, g in given.items()}
         used = (*given.values(), *outs.values())
         on_host = {name: g.array for name, g in given.items() if not g.on_gpu}
         if not to_host and given and not on_host:
-            with nullcontext() if theirs is None else self._gpu.current(theirs):
-                new = {i.name: self._gpu.cupy.empty(i.shape, DTYPES[i.dtype]) for i in self._plan.outputs if i.name not in outs}
+            with nullcontext() if theirs is None else self.gpu.current(theirs):
+                new = {i.name: self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]) for i in self._plan.outputs if i.name not in outs}
             outs |= {name: arrays.Given(a, True) for name, a in new.items()}
         streams = {theirs, *(g.stream for g in used if g.stream is not None)} if any(g.on_gpu for g in used) else set()
         with ExitStack() as afterwards:
-            afterwards.callback(self._gpu.keep, [g.array for g in used if g.on_gpu and g.foreign])
+            if foreign := [g.array for g in used if g.foreign]:
+                afterwards.callback(self.gpu.keep, foreign)
             for handle in streams:
-                self._gpu.follow(handle)
-                afterwards.callback(self._gpu.lead, handle)
+                self.gpu.follow(handle)
+                afterwards.callback(self.gpu.lead, handle)
             for info in self._plan.inputs:
-                self._bind(info, given[info.name])
+                self._bind(info, given[info.name], wait)
             waits = any(i.name not in outs or not outs[i.name].on_gpu for i in self._plan.outputs)
-            yield Ready(partial(self._filled, outs), waits, on_host)
+            landing = {name: g.array for name, g in outs.items() if not g.on_gpu}
+            yield Ready(partial(self._filled, outs, wait), waits, on_host, [g.array for g in used], landing)
 
     def outputs(self) -> dict[str, Any]:
         """By name, as the last run left them, on the host; waits for it."""
-        return self._filled({})
+        return self._filled({}, True)
 
-    def _bind(self, info: Bound, given: arrays.Given) -> None:
+    def _pinned(self, array: np.ndarray) -> arrays.Given:
+        """A copy, which the caller does not change."""
+        copy = self.gpu.pinned(array.shape, array.dtype)
+        copy[...] = array
+        return arrays.Given(copy, False)
+
+    def _upload(self, to: int, array: np.ndarray, wait: bool) -> None:
+        if wait:
+            self.gpu.write(to, array)
+        else:
+            self.gpu.write_later(to, array)
+
+    def _bind(self, info: Bound, given: arrays.Given, wait: bool) -> None:
         """An input goes to where the plan reads it."""
-        gpu, to = self._gpu, self._arena + info.offset
+        gpu, to = self.gpu, self._arena + info.offset
         x: Any = given.array
         if not given.on_gpu and info.format.layout == "chw":
-            return gpu.write(to, np.asarray(x))
+            return self._upload(to, x, wait)
         with gpu.current():
             if not given.on_gpu:
                 x = gpu.cupy.empty(info.shape, DTYPES[info.dtype])
-                gpu.write(_address(x), np.asarray(given.array))
+                self._upload(_address(x), given.array, wait)
             if info.format.layout == "chw":
                 gpu.array(Array(to, DTYPES[info.dtype], info.shape))[...] = x
             elif (info.name, True) in self._reformats:
@@ -148,35 +180,37 @@ class DeviceFeeds:
                 flat = to_memory(x.reshape(info.shape4), info.format, gpu.cupy)
                 gpu.copy(to, _address(flat), flat.nbytes)
 
-    def _filled(self, outs: Mapping[str, arrays.Given]) -> dict[str, Any]:
-        """The outputs, those of `outs` there, the others on the host; those of the GPU first, which nothing waits for."""
+    def _filled(self, outs: Mapping[str, arrays.Given], wait: bool) -> dict[str, Any]:
+        """The outputs, those of `outs` there, the others on the host; those of the GPU first, which nothing waits for. Without
+        `wait`, on the host means: in pinned memory, later."""
         for info in self._plan.outputs:
             if info.name in outs and outs[info.name].on_gpu:
                 self._store(info, arrays.address(outs[info.name]))
-        return {i.name: self._found(i, outs.get(i.name)) for i in self._plan.outputs}
+        return {i.name: self._found(i, outs.get(i.name), wait) for i in self._plan.outputs}
 
-    def _found(self, info: Bound, out: arrays.Given | None) -> Any:
-        if out is None:
-            return self._fetch(info, np.empty(info.shape, DTYPES[info.dtype]))
-        return out.array if out.on_gpu else self._fetch(info, out.array)
-
-    def _fetch(self, info: Bound, out: np.ndarray) -> np.ndarray:
-        """Fill `out`, contiguous on the host, with an output."""
-        at = self._arena + info.offset
-        if info.format.layout == "chw":
-            self._gpu.read_into(out, at)
-            return out
-        with self._gpu.current():
-            linear = self._gpu.cupy.empty(info.shape, DTYPES[info.dtype])
-            self._store(info, _address(linear))
-            self._gpu.read_into(out, _address(linear))
-        return out
+    def _found(self, info: Bound, out: arrays.Given | None, wait: bool) -> Any:
+        """An output where it was to go."""
+        if out and out.on_gpu:
+            return out.array
+        gpu, at, dtype = self.gpu, self._arena + info.offset, DTYPES[info.dtype]
+        with gpu.current():
+            if info.format.layout != "chw":
+                linear = gpu.cupy.empty(info.shape, dtype)
+                at = _address(linear)
+                self._store(info, at)
+            if not wait:
+                later = gpu.pinned(info.shape, dtype)
+                gpu.read_later(later, at)
+                return later
+            found = out.array if out else np.empty(info.shape, dtype)
+            gpu.read_into(found, at)
+            return found
 
     def _store(self, info: Bound, to: int) -> None:
         """An output goes to `to`, linear. (Outputs are of types that the kernel takes, or linear.)"""
         at = self._arena + info.offset
         if info.format.layout == "chw":
-            self._gpu.copy(to, at, info.nbytes)
+            self.gpu.copy(to, at, info.nbytes)
         else:
             self._reformat(info, False, at, to)
 
@@ -184,7 +218,7 @@ class DeviceFeeds:
         kernel, step = self._reformats[info.name, inward]
         places = {"in": source, "out": to, "nonfinite": self._spare}
         params = pack_params(("ptr", places[kind]) if kind in places else (kind, v) for kind, v in step.args)
-        self._gpu.launch(kernel, step.grid, step.block, step.smem, params)
+        self.gpu.launch(kernel, step.grid, step.block, step.smem, params)
 
 
 def _address(array: Any) -> int:

@@ -1,0 +1,129 @@
+"""A run that was queued and may be under way: what `Context.run_async` returns."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cuda_kernels.driver_errors import explained
+
+if TYPE_CHECKING:
+    from cupy.cuda import Event
+
+NOT_READY = 600  # cudaErrorNotReady
+POLL_S = 0.0002  # between two looks at an event, where waiting may end before it
+
+
+class Ran(NamedTuple):
+    """What a run left: outputs by name, the layers that stored infinity or NaN in it, and what to warn of, empty if nothing."""
+
+    outputs: dict[str, Any]
+    nonfinite: list[str]
+    warning: str
+
+
+class RunFuture:
+    """One run, in its place behind those that its context was given before it. It goes on whether or not anybody asks for it.
+
+    `event`: CuPy's event behind all that was queued, for streams that are to wait; None in the emulator, and where nothing
+    could be queued. `wait(timeout)` says whether it has ended, and raises what went wrong; `finish` is called once, then.
+    """
+
+    def __init__(
+        self, wait: Callable[[float | None], bool], done: Callable[[], bool], finish: Callable[[], Ran], event: Event | None
+    ) -> None:
+        self._wait, self._done, self.event = wait, done, event
+        self._lock = threading.Lock()
+        self._left: Callable[[], Ran] | Ran = finish
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"<RunFuture {'done' if self._done() else 'under way'}>"
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not; waits for nothing."""
+        return self._done()
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """The outputs as `Context.run` gives them, once the run has ended, the same ones each time. Warns as `run` does. Raises
+        what went wrong, and TimeoutError if the run has not ended after `timeout` seconds."""
+        ran = self._ended(timeout)
+        if ran.warning and not self._warned:
+            self._warned = True
+            warnings.warn(ran.warning, RuntimeWarning, stacklevel=2)
+        return ran.outputs
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What went wrong, None if nothing did; waits as `result` does."""
+        try:
+            with explained():
+                ended = self._wait(timeout)
+        except Exception as e:  # whatever it is, it was asked for
+            return e
+        if not ended:
+            raise _late(timeout)
+        return None
+
+    def nonfinite(self) -> list[str]:
+        """The layers that stored infinite values or NaN in this run, in order, once it has ended."""
+        return list(self._ended(None).nonfinite)
+
+    def _ended(self, timeout: float | None) -> Ran:
+        with explained():
+            if not self._wait(timeout):
+                raise _late(timeout)
+        with self._lock:
+            if not isinstance(self._left, Ran):
+                self._left = self._left()  # and the arrays that it read are let go
+            return self._left
+
+
+def _late(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"the run has not ended after {timeout} seconds: it goes on, ask again")
+
+
+def of_thread(future: concurrent.futures.Future[Ran]) -> RunFuture:
+    """A run that a thread executes."""
+
+    def wait(timeout: float | None) -> bool:
+        if future not in concurrent.futures.wait([future], timeout).done:
+            return False
+        future.result()
+        return True
+
+    return RunFuture(wait, future.done, future.result, None)
+
+
+def of_event(cupy: Any, event: Event, finish: Callable[[], Ran]) -> RunFuture:
+    """A run on a GPU that has ended when the event has happened, or the GPU is lost. `cupy`: the module."""
+
+    def done() -> bool:
+        return cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY
+
+    def wait(timeout: float | None) -> bool:
+        if timeout is not None:
+            end = time.monotonic() + timeout
+            while not done():
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(POLL_S)
+        event.synchronize()
+        return True
+
+    return RunFuture(wait, done, finish, event)
+
+
+def failed(error: Exception) -> RunFuture:
+    """A run that could not be queued."""
+
+    def wait(timeout: float | None) -> bool:
+        raise error
+
+    def finish() -> Ran:
+        raise error
+
+    return RunFuture(wait, lambda: True, finish, None)

@@ -1,0 +1,177 @@
+"""Runs that are queued: in the emulator a thread executes them, on a GPU its stream; the same is true of both.
+
+The same tests run again on the emulated driver, where work waits until somebody waits for it: see test_driver_async.py.
+"""
+
+import gc
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import gpu_runtime as gr
+from gpu_runtime.runtime.context import Context
+from tests.reference_run import model, node
+
+SHAPE = (2, 16, 6, 6)
+RUNS = 6
+
+
+@pytest.fixture(scope="module")
+def engine():
+    rng = np.random.default_rng(1)
+    w = (rng.standard_normal((16, 16, 3, 3)) / 12).astype(np.float32)
+    return gr.build(model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], {"x": SHAPE}, "y", {"w": w}), device="a100")
+
+
+@pytest.fixture(scope="module")
+def cases(engine):
+    rng = np.random.default_rng(2)
+    xs = [rng.standard_normal(SHAPE).astype(np.float32) for _ in range(RUNS)]
+    with engine.context(device="emulator") as ctx:
+        return [(x, ctx.run({"x": x})["y"]) for x in xs]
+
+
+@pytest.fixture
+def ctx(engine):
+    with engine.context(device="emulator") as ctx:
+        yield ctx
+
+
+@pytest.fixture
+def held(ctx, monkeypatch):
+    """Runs begin only when this is set."""
+    go, replay = threading.Event(), ctx._replay
+    monkeypatch.setattr(ctx, "_replay", lambda: (go.wait(30), replay()))
+    yield go
+    go.set()
+
+
+def test_a_result_is_that_of_run(ctx, cases):
+    future = ctx.run_async({"x": cases[0][0]})
+    assert np.array_equal(future.result()["y"], cases[0][1]) and future.done() and future.exception() is None
+    assert future.result()["y"] is future.result()["y"] and future.nonfinite() == [] and future.event is None
+    assert repr(future) == "<RunFuture done>"
+
+
+def test_it_returns_before_the_run_has_ended(ctx, cases, held):
+    future = ctx.run_async({"x": cases[0][0]})
+    assert not future.done() and "under way" in repr(future)
+    with pytest.raises(TimeoutError, match="has not ended after 0.01 seconds"):
+        future.result(timeout=0.01)
+    with pytest.raises(TimeoutError):
+        future.exception(timeout=0)
+    held.set()
+    assert np.array_equal(future.result(timeout=30)["y"], cases[0][1])
+
+
+def test_several_in_flight_each_have_their_own(ctx, cases, held):
+    """One array for all inputs, changed as soon as each run is queued; results asked for in any order."""
+    given, futures = np.empty(SHAPE, np.float32), []
+    for x, _ in cases:
+        given[:] = x
+        futures.append(ctx.run_async({"x": given}))
+        given[:] = np.nan
+    held.set()
+    for k in (3, 0, 5, 4, 1, 2):
+        assert np.array_equal(futures[k].result()["y"], cases[k][1])
+
+
+def test_run_comes_after_what_was_queued(ctx, cases, held):
+    futures = [ctx.run_async({"x": x}) for x, _ in cases[:3]]
+    threading.Timer(0.05, held.set).start()
+    assert np.array_equal(ctx.run({"x": cases[3][0]})["y"], cases[3][1])
+    assert all(f.done() for f in futures)
+    assert np.array_equal(ctx.tensor("y"), cases[3][1])
+    assert all(np.array_equal(f.result()["y"], y) for f, (_, y) in zip(futures, cases, strict=False))
+
+
+def test_outputs_that_are_given(ctx, cases):
+    outs = [np.zeros(SHAPE, np.float32) for _ in range(2)]
+    futures = [ctx.run_async({"x": x}, out={"y": out}) for out, (x, _) in zip(outs, cases, strict=False)]
+    for future, out, (_, y) in zip(futures, outs, cases, strict=False):
+        assert future.result()["y"] is out and np.array_equal(out, y)
+
+
+def test_what_does_not_fit_is_raised_at_once(ctx, cases):
+    for wrong in ({"z": cases[0][0]}, {"x": cases[0][0][:1]}):
+        with pytest.raises(ValueError, match="expected"):
+            ctx.run_async(wrong)
+    with pytest.raises(ValueError, match="out 'y': expected shape"):
+        ctx.run_async({"x": cases[0][0]}, out={"y": np.zeros(3, np.float32)})
+
+
+def test_what_goes_wrong_in_a_run_is_raised_by_its_result(ctx, cases, monkeypatch):
+    replay, turn = ctx._replay, iter(range(3))
+
+    def fails():
+        if next(turn) == 1:
+            raise gr.EngineError("indices are out of bounds")
+        replay()
+
+    monkeypatch.setattr(ctx, "_replay", fails)
+    futures = [ctx.run_async({"x": x}) for x, _ in cases[:3]]
+    for _ in range(2):
+        with pytest.raises(gr.EngineError, match="out of bounds"):
+            futures[1].result()
+    assert isinstance(futures[1].exception(), gr.EngineError) and futures[1].done()
+    assert np.array_equal(futures[0].result()["y"], cases[0][1]) and np.array_equal(futures[2].result()["y"], cases[2][1])
+
+
+def test_a_run_that_is_not_finite_says_so_itself(ctx, cases):
+    huge = np.full(SHAPE, 1e6, np.float32)
+    futures = [ctx.run_async({"x": x}) for x in (huge, np.full_like(huge, np.nan), cases[0][0])]
+    with pytest.warns(RuntimeWarning, match="hold infinite values or NaN, first written by"):
+        futures[0].result()
+    with pytest.warns(RuntimeWarning, match="input 'x' holds NaN at"):
+        futures[1].result()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        futures[0].result(), futures[2].result()
+        assert [bool(f.nonfinite()) for f in futures] == [True, True, False] and ctx.nonfinite() == []
+
+
+def test_results_outlive_the_context(engine, cases):
+    with engine.context(device="emulator") as ctx:
+        futures = [ctx.run_async({"x": x}) for x, _ in cases]
+    assert all(f.done() for f in futures)
+    assert all(np.array_equal(f.result()["y"], y) for f, (_, y) in zip(futures, cases, strict=True))
+    with pytest.raises(ValueError, match="this context is closed"):
+        ctx.run_async({"x": cases[0][0]})
+
+
+def test_a_context_that_is_dropped_ends_what_was_queued(engine, cases):
+    ctx = engine.context(device="emulator")
+    futures = [ctx.run_async({"x": x}) for x, _ in cases[:3]]
+    del ctx
+    gc.collect()
+    assert all(np.array_equal(f.result()["y"], y) for f, (_, y) in zip(futures, cases, strict=False))
+
+
+def test_threads_queue_at_once(ctx, cases):
+    found = {}
+
+    def work(k):
+        found[k] = [ctx.run_async({"x": cases[k][0]}) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    assert all(np.array_equal(f.result()["y"], cases[k][1]) for k, futures in found.items() for f in futures)
+
+
+def test_the_host_is_free_meanwhile(ctx, cases, held):
+    """Queueing takes no longer than the copies of the inputs, whatever is under way."""
+    begun = time.perf_counter()
+    futures = [ctx.run_async({"x": x}) for x, _ in cases]
+    assert time.perf_counter() - begun < 5 and not any(f.done() for f in futures)
+    held.set()
+    [f.result() for f in futures]
+
+
+def test_signatures_are_those_of_run():
+    import inspect
+
+    run, later = inspect.signature(Context.run), inspect.signature(Context.run_async)
+    assert run.parameters == later.parameters
