@@ -40,7 +40,7 @@ def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"unknown opcode 'mma.{'.'.join(mods)}'")
     sparse, shape, d, a = match.groups()
     k = int(shape)
-    if (d, a) not in MMA_TYPES or k == (8 if sparse else 32):
+    if (d, a) not in MMA_TYPES or (k == 32) != bool(sparse):  # mma.sp.m16n8k16: no program of others shows its layout
         dec.fail("combination of mma types or shape")
     dec.count(ops, 6 if sparse else 4)
     groups, accumulators = [dec.vector(o) for o in ops[:4]], 2 if d == "f16" else 4
@@ -53,7 +53,7 @@ def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if not sparse:
         return dec.emit("MMA", [*rows, *sources], rows, sources, size=k, sub=sub)
     e, selector = dec.src(ops[4], "r"), dec.number(ops[5])
-    if not 0 <= selector < (2 if k == 32 else 4):
+    if not 0 <= selector < 2:
         dec.fail(f"sparsity selector {selector}")
     return dec.emit("MMA_SP", [*rows, *sources, e], rows, (*sources, e), size=k, sub=sub, imm=selector)
 

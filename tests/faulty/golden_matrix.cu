@@ -33,16 +33,6 @@ extern "C" __global__ void NAME(const unsigned* a, const unsigned* b, const floa
 SPARSE(sparse_0, "0x0")
 SPARSE(sparse_1, "0x1")
 
-extern "C" __global__ void sparse_k16(const unsigned* a, const unsigned* b, const float* c, const unsigned* e, float* d) {
-    int l = threadIdx.x;
-    float r[4];
-    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6,%7}, {%8,%9,%10,%11}, %12, 0x2;"
-        : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3])
-        : "r"(a[2 * l]), "r"(a[2 * l + 1]), "r"(b[2 * l]), "r"(b[2 * l + 1]),
-          "f"(c[4 * l]), "f"(c[4 * l + 1]), "f"(c[4 * l + 2]), "f"(c[4 * l + 3]), "r"(e[l]));
-    for (int i = 0; i < 4; i++) d[4 * l + i] = r[i];
-}
-
 // rows[lane] are byte offsets into the 4 KB copied to shared memory
 extern "C" __global__ void matrices(const uint4* x, const unsigned* rows, unsigned* out) {
     __shared__ uint4 tile[256];

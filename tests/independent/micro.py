@@ -1,0 +1,62 @@
+"""Kernels of a few instructions, run by one warp: registers in, registers out, and the PTX between them written by a test."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+
+from cuda_kernels.emulator import Memory, Options, launch, load
+
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry micro(.param .u64 in, .param .u64 out)\n{"
+
+
+def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
+    """A kernel in which `body` finds %i0, %i1, ... loaded for its lane, and leaves %o0, %o1, ...; `%lane` and `%t*` are free."""
+    lines = [HEAD, f".shared .align 16 .b8 tile[{shared}];"] if shared else [HEAD]
+    lines += [
+        f".reg .b32 %i<{given + 1}>, %o<{taken + 1}>, %t<16>, %lane;", ".reg .b64 %in, %out;", ".reg .pred %p<4>;",
+        "mov.u32 %lane, %laneid;", "ld.param.u64 %in, [in];", "ld.param.u64 %out, [out];",
+        f"mad.wide.u32 %in, %lane, {4 * given}, %in;", f"mad.wide.u32 %out, %lane, {4 * taken}, %out;",
+    ]  # fmt: skip
+    lines += [f"ld.global.b32 %i{j}, [%in+{4 * j}];" for j in range(given)]
+    lines += [body]
+    lines += [f"st.global.b32 [%out+{4 * j}], %o{j};" for j in range(taken)]
+    return "\n".join([*lines, "ret;", "}"])
+
+
+def run(text: str, given: np.ndarray, taken: int, options: Options = Options()) -> np.ndarray:  # noqa: B008  (frozen)
+    """`given` uint32 [32, registers] -> uint32 [32, taken]."""
+    memory = Memory()
+    source, target = memory.upload(np.ascontiguousarray(given, np.uint32), "given"), memory.alloc(32 * 4 * max(1, taken), name="out")
+    launch(load(text, "micro"), (1, 1, 1), (32, 1, 1), 0, struct.pack("<QQ", source, target), memory, options=options)
+    memory.check_red_zones()
+    return memory.read(target, 32 * 4 * taken).view(np.uint32).reshape(32, taken)
+
+
+def group(letter: str, first: int, count: int) -> str:
+    """`{%i4, %i5}`: registers as an operand."""
+    return "{" + ", ".join(f"%{letter}{j}" for j in range(first, first + count)) + "}"
+
+
+def words(values: np.ndarray) -> np.ndarray:
+    """[32, values] of halves, bfloat16's bits or floats -> [32, registers]: what lies lower in memory lies lower in a register."""
+    return np.ascontiguousarray(values).view(np.uint32).reshape(32, -1)
+
+
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """Bits of the nearest bfloat16, ties to even."""
+    u = x.astype(np.float32).view(np.uint32)
+    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def opcodes(text: str) -> set[str]:
+    """The opcodes of PTX, with their modifiers and without guards."""
+    body = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    return set(re.findall(r"(?:^|[;{}:])\s*(?:@!?[%$\w]+\s+)?([a-z][\w]*(?:[.:]+[\w]+)*)(?=[\s;])", body, flags=re.M))
+
+
+def packed(kind: str, values: np.ndarray) -> np.ndarray:
+    """[32, values] as the registers of an operand of that type."""
+    return words(bfloat16(values) if kind == "bf16" else values.astype(np.float16 if kind == "f16" else np.float32))
