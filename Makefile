@@ -6,6 +6,7 @@
 # make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
 # make test-long  the exhaustive runs
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
+# make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
 # make lint       ruff and mypy
 # make docs      the pages of docs/ as a site, in out/site; a warning is an error
 # make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
@@ -18,7 +19,7 @@ PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
 QUICK := "not slow and not full and not long and not driver"
 
-.PHONY: demo test check test-full test-blas test-compiled test-driver test-long lint docs compiled bench gpu clean
+.PHONY: demo test check test-full test-blas test-compiled test-driver test-long lint docs truth compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -50,6 +51,13 @@ lint: $(STAMP)
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+truth: .venv/.truth
+
+.venv/.truth: $(STAMP) tests/independent/packages.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[truth]'
+	$(BIN)/python -m tests.independent.packages
+	touch .venv/.truth
 
 .venv/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -1,4 +1,4 @@
-"""The emulator's and the kernels' layouts against CuTe's, computed by NVIDIA's headers and kept in tests/independent/layouts.jsonl."""
+"""The emulator's and the kernels' layouts against CuTe's, as tests/independent/layouts.jsonl has them."""
 
 import itertools
 

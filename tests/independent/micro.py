@@ -13,7 +13,7 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry micro(.pa
 
 
 def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
-    """A kernel in which `body` finds %i0, %i1, ... loaded for its lane, and leaves %o0, %o1, ...; `%lane` and `%t*` are free."""
+    """A kernel in which `body` finds %i0, %i1, ... loaded for its lane, leaves %o0, ...; `%lane` and `%t*` are free."""
     lines = [HEAD, f".shared .align 16 .b8 tile[{shared}];"] if shared else [HEAD]
     lines += [
         f".reg .b32 %i<{given + 1}>, %o<{taken + 1}>, %t<16>, %lane;", ".reg .b64 %in, %out;", ".reg .pred %p<4>;",
@@ -29,10 +29,11 @@ def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
 def run(text: str, given: np.ndarray, taken: int, options: Options = Options()) -> np.ndarray:  # noqa: B008  (frozen)
     """`given` uint32 [32, registers] -> uint32 [32, taken]."""
     memory = Memory()
-    source, target = memory.upload(np.ascontiguousarray(given, np.uint32), "given"), memory.alloc(32 * 4 * max(1, taken), name="out")
+    source = memory.upload(np.ascontiguousarray(given, np.uint32), "given")
+    target = memory.alloc(128 * max(1, taken), name="out")
     launch(load(text, "micro"), (1, 1, 1), (32, 1, 1), 0, struct.pack("<QQ", source, target), memory, options=options)
     memory.check_red_zones()
-    return memory.read(target, 32 * 4 * taken).view(np.uint32).reshape(32, taken)
+    return memory.read(target, 128 * taken).view(np.uint32).reshape(32, taken)
 
 
 def group(letter: str, first: int, count: int) -> str:
@@ -41,7 +42,7 @@ def group(letter: str, first: int, count: int) -> str:
 
 
 def words(values: np.ndarray) -> np.ndarray:
-    """[32, values] of halves, bfloat16's bits or floats -> [32, registers]: what lies lower in memory lies lower in a register."""
+    """[32, values] of halves, bfloat16's bits or floats -> [32, registers]: the lower in memory, the lower in a register."""
     return np.ascontiguousarray(values).view(np.uint32).reshape(32, -1)
 
 

@@ -28,7 +28,7 @@ def root() -> Path:
 
 
 def unpacked(name: str) -> Path:
-    """Where a package lies; the wheels of the toolkit share a folder, because the compiler looks for its parts beside itself."""
+    """Where a package lies; the wheels of the toolkit share a folder, the compiler looks for its parts beside itself."""
     return root() / ("toolkit-13.0" if name in TOOLKIT else name.replace("==", "-"))
 
 
