@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
+    from gpu_runtime.inference_session import InferenceSession
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.context import Context
     from gpu_runtime.runtime.engine import Engine, load
+    from gpu_runtime.runtime.future import RunFuture
 
     __version__: str
 
 __all__ = [
-    "CompileError", "Context", "Engine", "EngineError", "InternalError", "ModelError", "build", "installed_version", "load",
+    "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture", "build",
+    "installed_version", "load",
 ]  # fmt: skip
 # Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
 PLACES = {
     **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError"), "gpu_runtime.errors"),
     "Context": "gpu_runtime.runtime.context",
     "Engine": "gpu_runtime.runtime.engine",
+    "InferenceSession": "gpu_runtime.inference_session",
+    "RunFuture": "gpu_runtime.runtime.future",
     "build": "gpu_runtime.pipeline",
     "load": "gpu_runtime.runtime.engine",
 }

@@ -58,12 +58,17 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
     if out is None:
         return []
     if not isinstance(out, Mapping):
-        what = f"a mapping of output names to arrays, such as out={{{printable(repr(names[0]))}: array}}"
-        raise TypeError(f"out: expected {what}, got {kind(out)}; the names are {_listed(names)}")
-    if unknown := sorted(str(name) for name in out if name not in names):
-        hint = _meant(unknown, names)
-        raise ValueError(printable(f"out: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
+        wanted = f"a mapping of output names to arrays, such as out={{{printable(repr(names[0]))}: array}}"
+        raise TypeError(f"out: expected {wanted}, got {kind(out)}; the names are {_listed(names)}")
+    check_known("out", names, out)
     return [(info, out[info.name]) for info in expected if info.name in out]
+
+
+def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
+    """ValueError where one that is given is none of the names."""
+    if unknown := sorted(str(name) for name in given if name not in names):
+        hint = _meant(unknown, names)
+        raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -91,7 +96,7 @@ def _check_shape(what: str, info: Bound, shape: tuple[int, ...]) -> None:
     if shape != info.shape:
         raise ValueError(
             f"{what}: expected shape {dims(info.shape)}, got {dims(shape)}. "
-            "Sizes are fixed when an engine is built: build one with --shapes for this size"
+            "Sizes are fixed when an engine is built: build one with --shapes, in Python shapes=, for this size"
         )
 
 
