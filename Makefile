@@ -4,7 +4,7 @@
 # make test-full  what `make test` leaves to continuous integration: all tiles, formats and cases of each
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
-# make test-long  the exhaustive runs
+# make test-long  the exhaustive runs, those that need a GPU on the emulated driver
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
 # make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
 # make lint       ruff and mypy
@@ -65,6 +65,7 @@ truth: .venv/.truth
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "long and not driver" --durations=30
+	$(BIN)/python -m tests.emulated_driver python -m pytest $(PARALLEL) -m "gpu and not driver and (full or long)" --durations=30
 
 compiled: $(STAMP)
 	rm -f out/compiled.txt && mkdir -p out

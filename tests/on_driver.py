@@ -16,6 +16,9 @@ from tests.emulated_driver import settings
 ROOT = Path(__file__).parents[1]
 ON_DRIVER = settings.VARIABLE in os.environ  # whether this process was started by `python -m tests.emulated_driver`
 ORDER = settings.from_environment().order
+timed = pytest.mark.skipif(  # of tests in which something is timed
+    ON_DRIVER and ORDER == "eager", reason="in the eager order a launch runs while it is queued: nothing can be timed"
+)
 KERNELS = r"""
 extern "C" __global__ void set_all(float* y, float value, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -5,18 +5,26 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import onnx
 import pytest
 
+import gpu_runtime as gr
+from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.files import cache_dir
 from cuda_kernels.launch import Cuda
 from tactics.doctor.cases import cases
 from tactics.doctor.rates import SMALL
-from tactics.doctor.trial import in_a_graph, trial
+from tactics.doctor.trial import Wrong, in_a_graph, trial
 from tactics.doctor.worker import CHECKS
+from tactics.measure import timing
+from tactics.measure.worker import relative_error
 from tactics.tactic import KERNELS
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
+from tests.on_driver import timed
+from tests.reference_run import model, node
 
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
@@ -47,31 +55,81 @@ def test_a_graph_computes_what_a_launch_does(gpu):
     assert trial(gpu, SMALL, tactic.__class__(tactic.kernel, None, tactic.ins[:1], tactic.out), in_a_graph) < 1e-3
 
 
-def doctor(tmp_path, *faults, kernels="pool,pointwise,move"):
-    """(exit code, the JSON document, findings) of the command on a driver with these faults."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    for entry in cache_dir().iterdir():  # compiled kernels stay where they are
+@on_driver
+@pytest.mark.long
+def test_every_case_is_right_on_the_driver(gpu):
+    """All that doctor examines on hardware, every tile among it."""
+    wrong = {}
+    for case in cases(gpu.device):
+        try:
+            trial(gpu, case.problem, case.tactic)
+        except Wrong as e:
+            wrong[case.tactic.name] = str(e)
+    assert not wrong and len(cases(gpu.device)) > 240
+
+
+# ---- the command, and the builds behind it
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, for this process and its children; compiled kernels stay where they are."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for entry in cache_dir().iterdir():
         if entry.name != "doctor":
-            (cache / entry.name).symlink_to(entry)
-    env = os.environ | environment(devices=("a100",), faults=faults) | {"GPU_RUNTIME_CACHE": str(cache)}
+            (folder / entry.name).symlink_to(entry)
+    monkeypatch.setenv("GPU_RUNTIME_CACHE", str(folder))
+    return folder
+
+
+def doctor(cache, *faults, kernels):
+    """(exit code, the JSON document, findings) of the command on a driver with these faults."""
+    env = os.environ | environment(faults=faults)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_runtime", "doctor", "--kernels", kernels, "--json", "--time-limit", "60"], env=env,
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "gpu_runtime", "doctor", "--kernels", kernels, "--json", "--time-limit", "600"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=cache.parent)
     assert done.stdout, done.stderr
     written = [json.loads(path.read_text()) for path in (cache / "doctor").glob("*.json")]
     return done.returncode, json.loads(done.stdout), written
 
 
 @on_driver
-@pytest.mark.slow
 @pytest.mark.parametrize("error, words", [("wrong", "computes something else"), ("illegal_address", "illegaladdress")])
-def test_a_fault_of_the_gpu_is_a_verdict_that_builds_read(tmp_path, error, words):
-    code, data, written = doctor(tmp_path, Fault("pool", error=error))
+def test_a_fault_of_the_gpu_is_a_verdict(cache, error, words):
+    code, data, written = doctor(cache, Fault("pool", error=error), kernels="pool,pointwise,move")
     verdicts = {f["kernel"]: f["verdict"] for f in data["families"]}
     assert code == 5 and verdicts == {"pool": "failed", "pointwise": "passed", "move": "passed"}
     (row,) = [f for f in data["families"] if f["kernel"] == "pool"]
     assert any(words in f["why"].lower().replace("_", "") for f in row["failed"]), row
     assert [f["what"] for f in written[0]["records"][0]["failed"]] == ["pool"]
+    assert {rate["why"] for rate in data["rates"]} == {"the driver is emulated: its times are no GPU's"}
+
+
+@on_driver
+@timed
+def test_a_measured_build_leaves_out_what_doctor_saw_fail(cache, tmp_path, monkeypatch):
+    """Two processes are lost to a family, so that it is denied as a whole; a build afterwards, on a driver without faults, does
+    not even time it, and says why."""
+    monkeypatch.setenv(VARIABLE, environment(checks=False)[VARIABLE])
+    code, data, written = doctor(cache, Fault("conv_sparse24*", error="launch_failed"), kernels="conv_sparse24")
+    (family,) = data["families"]
+    assert code == 5 and family["verdict"] == "failed" and sum(f["process_lost"] for f in family["failed"]) == 2
+    assert "2 processes were lost to this kernel before" in family["untested"][0]["why"]
+    assert [f["what"] for f in data["left_out_of_plans"]] == ["conv_sparse24"] and data["written_down"]
+
+    weights = {"w": (np.random.default_rng(0).standard_normal((32, 64, 1, 1)) / 8).astype(np.float32)}
+    onnx.save(model([node("Conv", "x w", "y")], {"x": (1, 64, 4, 4)}, "y", weights), tmp_path / "net.onnx")
+    times, log = tmp_path / "times.jsonl", []
+    monkeypatch.setattr(timing, "ROUNDS", (1, 2, 3))
+    with fewer_tactics(), pytest.warns(RuntimeWarning, match="left out of plans.*saw them fail.*conv_sparse24"):
+        engine = gr.build(tmp_path / "net.onnx", sparsity="force", timing_cache=times, log=log.append)
+    assert engine.record.timing.kind == "measured"
+    assert {la.tactic.kernel for la in engine.plan.layers if la.tactic and "conv" in la.tactic.kernel} == {"conv_dense"}
+    assert times.read_text().count("conv_dense") and not times.read_text().count("conv_sparse24")
+    assert "conv_sparse24" in engine.layer_info()["LeftOut"] and "failed_here" in "\n".join(log)
+    details = [la["SparsityDetail"] for la in engine.layer_info()["Layers"] if la.get("SparsityEligible")]
+    assert details and all("saw conv_sparse24 fail on this GPU: CUDARuntimeError: cudaErrorLaunchFailure" in d for d in details)
+    x = {"x": np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)}
+    with engine.context() as context, engine.context(device="emulator") as other:
+        assert relative_error(context.run(x)["y"], other.run(x)["y"]) < 2e-3

@@ -31,12 +31,13 @@ from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.problems.prologue import Prologue
 from tactics.tactic import Tactic, Tile
 from tests.emulated_driver import settings
+from tests.on_driver import timed
 from tests.problems import ACTS, CONVS, PROBLEMS, TAILS
 from tests.reference_run import model, node
 from tests.test_properties import conv as geometry
 
 WHY = why_no_gpu()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY), timed]
 emulated = pytest.mark.driver  # it fails on request
 CONV = CONVS["conv_1x1"]
 HWC8 = Format("fp16", "hwc8")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +66,89 @@ def own_kernel():
 @pytest.mark.parametrize("name", BY_SM)
 def test_each_generation_runs_its_own_machine_code(name):
     assert passes(own_kernel, devices=(name,)) == f"{named(name).sm}\n"
+
+
+MANY_REGISTERS = """
+extern "C" __global__ void many(float* y) {
+  float v[150];
+  y += threadIdx.x;
+  #pragma unroll
+  for (int i = 0; i < 150; i++) v[i] = y[i * 1024];
+  for (int k = 0; k < 2; k++) {
+    #pragma unroll
+    for (int i = 0; i < 150; i++) v[i] = v[i] * 0.5f + v[(i + 1) % 150] * 0.5f;
+  }
+  #pragma unroll
+  for (int i = 0; i < 150; i++) y[i * 1024] = v[i] + 1;
+}
+"""
+
+
+def too_many_registers():
+    """A block whose threads need more registers than an SM has is refused with 701, and the context survives."""
+    import cupy
+
+    from cuda_kernels.compile import compile_kernel, cubin_path
+    from cuda_kernels.driver_errors import code_of, is_fatal
+    from cuda_kernels.launch import Cuda, pack_params
+
+    gpu = Cuda(current())
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "many.cu")
+        source.write_text(MANY_REGISTERS)
+        compiled = compile_kernel(str(source), {}, gpu.device.sm)
+        most = cupy.RawModule(path=str(cubin_path(compiled))).get_function("many").max_threads_per_block
+    assert compiled.regs > 128 and not compiled.spill_bytes
+    warps = gpu.device.regs_per_sm // (-(-compiled.regs // 8) * 8 * 32)
+    assert most == 32 * warps < 1024
+    kernel = gpu.load(compiled)
+    y = gpu.allocate(150 * 1024 * 4)
+    gpu.write(y, np.ones(150 * 1024, np.float32))
+    for threads in (most, most + 1, 1024):
+        try:
+            gpu.launch(kernel, (1, 1, 1), (threads, 1, 1), 0, pack_params([("ptr", y)]))
+            gpu.synchronize()
+            print("ran", end=" ")
+        except RuntimeError as e:
+            assert not is_fatal(e)
+            print(code_of(e), end=" ")
+    got = gpu.read(y, 150 * 1024 * 4).view(np.float32).reshape(150, 1024)
+    assert (got[:, :most] == 2).all() and (got[:, most:] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["h200", "rtx4090"])
+def test_the_register_file_limits_a_block(name):
+    assert passes(too_many_registers, devices=(name,)) == "ran 701 701 "
+
+
+def code_of_others():
+    """What is returned for machine code and for PTX of each architecture: 0, 209 or 218."""
+    import cupy
+
+    from cuda_kernels.compile import compile_kernel, cubin_path, virtual
+
+    for sm in json.loads(os.environ["ARCHITECTURES"]):
+        real, text = compile_kernel("flush_l2", {}, sm), compile_kernel("flush_l2", {}, virtual(sm)).ptx
+        for image in (cubin_path(real).read_bytes(), text.encode()):
+            try:
+                cupy.cuda.function.Module().load(image)
+                print(0, end=" ")
+            except cupy.cuda.driver.CUDADriverError as e:
+                print(e.status, end=" ")
+
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+
+
+@pytest.mark.parametrize("name, printed", [
+    ("a100", "0 0 209 218 209 218 209 218 209 218 "),
+    ("rtx4090", "0 0 0 0 0 0 209 218 209 218 "),  # machine code runs on later devices of its major version, PTX on all
+    ("h200", "209 0 209 0 209 0 0 0 209 218 "),
+    ("rtx5090", "209 0 209 0 209 0 209 218 0 0 "),  # sm_90a: on 9.0 alone
+])  # fmt: skip
+def test_code_for_another_architecture_is_refused(name, printed, monkeypatch):
+    monkeypatch.setenv("ARCHITECTURES", json.dumps(ARCHITECTURES))
+    assert passes(code_of_others, devices=(name,)) == printed
 
 
 def repeated_launches():
@@ -289,8 +375,6 @@ def hang_beside_others():
         time.sleep(0.05)
     assert cupy.cuda.runtime.streamQuery(a.ptr) == 600
     print("went on", flush=True)
-    import os
-
     os._exit(0)
 
 

@@ -27,7 +27,7 @@ from tactics.launches import launches
 from tactics.measure import worker
 from tactics.measure.data import random_data, reference
 from tactics.measure.worker import TOLERANCE, Bench, reference_conv, relative_error
-from tests.on_driver import ON_DRIVER
+from tests.on_driver import ON_DRIVER, timed
 from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 
 WHY = why_no_gpu()
@@ -119,6 +119,7 @@ def small(problem):
     return replace(problem, n=1, **channels, **{field: min(getattr(problem, field), 14) for field in ("h", "w")})
 
 
+@timed
 @pytest.mark.parametrize("name", LARGE)
 def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     """Bench.time raises where an output is wrong. All channels-last tactics, and some of each other pair of formats."""
@@ -139,6 +140,7 @@ def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     assert not wrong, f"{len(wrong)} of {len(picked)} tactics:\n" + "\n".join(wrong[:20])
 
 
+@timed
 def test_measured_times_come_from_the_child_and_then_from_the_cache(device, tmp_path):
     from tactics.measure import timing
 

@@ -181,7 +181,7 @@ Status fill(Address to, int value, uint64_t n, const StreamPtr& s);
 struct Module { uint64_t handle; int device; };
 struct Function {
     uint64_t handle;
-    int device, static_smem, regs, max_threads, dynamic_smem = 0;
+    int device, static_smem, regs, max_threads, threads_by_regs, dynamic_smem = 0;
     std::vector<std::pair<int, int>> params;  // offset, bytes
 };
 struct Shape { unsigned grid[3], block[3], smem; };

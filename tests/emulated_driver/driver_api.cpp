@@ -144,7 +144,7 @@ DRIVER(cuFuncGetAttribute, int* v, CUfunction_attribute a, CUfunction h) {
     Locked lock;
     auto f = reinterpret_cast<Function*>(h);
     switch (a) {
-        case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *v = f->max_threads; break;
+        case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *v = std::min(f->max_threads, f->threads_by_regs); break;
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *v = f->static_smem; break;
         case CU_FUNC_ATTRIBUTE_NUM_REGS: *v = f->regs; break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *v = f->dynamic_smem; break;
@@ -169,7 +169,7 @@ DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* n, CUfunction h, int th
 DRIVER(cuOccupancyMaxPotentialBlockSize, int* grid, int* block, CUfunction h, CUoccupancyB2DSize, size_t, int) {
     Locked lock;
     auto f = reinterpret_cast<Function*>(h);
-    *block = std::min(256, f->max_threads);
+    *block = std::min({256, f->max_threads, f->threads_by_regs});
     *grid = devices[f->device].facts.sms;
     return CUDA_SUCCESS;
 }

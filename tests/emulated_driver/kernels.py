@@ -26,12 +26,13 @@ import numpy as np
 from cuda_kernels import emulator
 from cuda_kernels.device import Device, named
 from cuda_kernels.emulator.layout import SHARED_START
-from cuda_kernels.emulator.parse import Module
+from cuda_kernels.emulator.parse import Module, ParseError
 from cuda_kernels.emulator.run import EmulatorError, parsed
 from cuda_kernels.files import cache_dir
 from tests.emulated_driver.settings import ERRORS, CFacts, CSettings, Settings, c_facts, c_settings, from_environment, visible
 
-INVALID_IMAGE, NO_BINARY, NOT_FOUND, ILLEGAL_ADDRESS, MISALIGNED, LAUNCH_FAILED, UNKNOWN = 200, 209, 500, 700, 716, 719, 999
+INVALID_IMAGE, NO_BINARY, INVALID_PTX, NOT_FOUND = 200, 209, 218, 500
+ILLEGAL_ADDRESS, MISALIGNED, LAUNCH_FAILED, UNKNOWN = 700, 716, 719, 999
 HANGS = -1
 FAILED = {"out of bounds": ILLEGAL_ADDRESS, "misaligned": MISALIGNED}  # by the emulator's check; any other: LAUNCH_FAILED
 FLUSHED_WORDS = 512  # of flush_l2, whose duration matters and not what it reads: 120 MB would take minutes
@@ -118,6 +119,9 @@ def status_of(function: Callable[..., int]) -> Callable[..., int]:
         except KeyboardInterrupt:  # a GPU's kernel does not see it: Python's handler runs when the call is over
             ctypes.pythonapi.PyErr_SetInterrupt()
             return LAUNCH_FAILED
+        except ParseError as e:
+            tell(str(e))
+            return INVALID_PTX
         except EmulatorError as e:
             tell(str(e))
             return FAILED.get(e.check, LAUNCH_FAILED)
@@ -189,7 +193,7 @@ def load(device: int, image: int, size: int, path: bytes, out: Any) -> int:
         return INVALID_IMAGE
     if not runs_on(target[1], _state.devices[device].cc, machine_code):
         tell(f"an image for {target[1]} on a device of sm_{_state.devices[device].cc}")
-        return NO_BINARY
+        return NO_BINARY if machine_code else INVALID_PTX
     registers = re.findall(r"Used (\d+) registers", log)
     _state.images.append(Image(ptx, placed(parsed(ptx)), max(map(int, registers), default=0), machine_code))
     out[0] = len(_state.images)

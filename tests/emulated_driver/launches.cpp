@@ -18,7 +18,9 @@ Status get_function(Function** out, const Module& m, const char* name) {
     int facts[3], params[1 + 2 * 256];  // facts: static shared memory, registers, threads per block (0: any)
     uint64_t handle = 0;
     if (Status r = python.function(m.handle, name, &handle, facts, params)) return r;
-    auto f = new Function{handle, m.device, facts[0], facts[1], facts[2] ? facts[2] : 1024, 0, {}};
+    // Registers are given out by the warp, in units of 256.
+    int warps = devices[m.device].facts.regs_per_sm / ((facts[1] + 7) / 8 * 256);
+    auto f = new Function{handle, m.device, facts[0], facts[1], facts[2] ? facts[2] : 1024, std::min(1024, 32 * warps), 0, {}};
     for (int i = 0; i < params[0]; i++) f->params.push_back({params[1 + 2 * i], params[2 + 2 * i]});
     *out = f;
     return OK;
@@ -44,9 +46,8 @@ static Status check(const Function& f, const Shape& shape, const Stream& s, cons
     if (&current() != s.device) return refuse(INVALID_HANDLE, "%s: the stream is not the current device's", what);
     if (static_cast<int64_t>(shape.smem) > smem_allowed(f))
         return refuse(INVALID_VALUE, "%s: %u bytes of dynamic shared memory, at most %d are allowed for this function", what, shape.smem, smem_allowed(f));
-    uint64_t regs = (f.regs + 7) / 8 * 8 * ((threads + 31) / 32 * 32);
-    if (regs > static_cast<uint64_t>(s.device->facts.regs_per_sm))
-        return refuse(OUT_OF_RESOURCES, "%s: %llu registers for a block, an SM has %d", what, static_cast<unsigned long long>(regs), s.device->facts.regs_per_sm);
+    if (threads > static_cast<uint64_t>(f.threads_by_regs))
+        return refuse(OUT_OF_RESOURCES, "%s: %d registers for each of %llu threads, an SM has %d", what, f.regs, static_cast<unsigned long long>(threads), s.device->facts.regs_per_sm);
     return OK;
 }
 

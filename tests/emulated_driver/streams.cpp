@@ -9,6 +9,14 @@
 namespace {
 std::set<Event*> events;
 thread_local int inside = 0;
+thread_local int trying = 0;
+
+// While one lives, work runs as far as it can: behind a kernel that hangs it stays queued, and the host goes on.
+struct Trying {
+    Trying() { trying++; }
+    ~Trying() { trying--; }
+};
+
 thread_local std::map<int, StreamPtr> per_thread;
 
 Status run_one(Stream& s, Work& work) {
@@ -21,7 +29,7 @@ Status run_one(Stream& s, Work& work) {
         status = work.run(s, us);
         inside--;
     }
-    if (status == HANGS) hang();
+    if (status == HANGS) return trying ? HANGS : (hang(), HANGS);
     if (status) d.sticky = status;
     s.now += us;
     d.idle_from = std::max(d.idle_from, s.now);
@@ -67,18 +75,25 @@ Status destroy(const StreamPtr& s) {
 Status drain(Stream& s, uint64_t count) {
     while (s.done < count) {
         if (s.running) {
-            if (s.runner != std::this_thread::get_id()) hang();  // another thread waits for a kernel that never ends
-            return s.device->sticky;                             // called from inside its own work
+            if (s.runner == std::this_thread::get_id()) return s.device->sticky;  // called from inside its own work
+            if (trying) return HANGS;
+            hang();  // waits for a kernel that never ends
+        }
+        s.running = true;
+        s.runner = std::this_thread::get_id();
+        for (auto& [other, upto] : s.queue.front().after) {
+            if (drain(*other, upto) == HANGS) {
+                s.running = false;
+                return HANGS;
+            }
+            s.now = std::max(s.now, other->now);
         }
         Work work = std::move(s.queue.front());
         s.queue.pop_front();
-        s.running = true;
-        s.runner = std::this_thread::get_id();
-        for (auto& [other, upto] : work.after) {
-            drain(*other, upto);
-            s.now = std::max(s.now, other->now);
+        if (run_one(s, work) == HANGS) {
+            s.runner = std::thread::id();  // and runs for ever
+            return HANGS;
         }
-        run_one(s, work);
         s.done++;
         s.running = false;
     }
@@ -114,7 +129,11 @@ Status submit(const StreamPtr& s, const char* what, Run run, std::vector<Positio
     }
     s->queue.push_back({what, std::move(run), std::move(after)});
     s->submitted++;
-    return settings.eager ? drain(*s, s->submitted) : OK;
+    if (settings.eager) {
+        Trying now;
+        drain(*s, s->submitted);  // what fails is told by the next call, as by a GPU that is faster than the host
+    }
+    return OK;
 }
 
 Status wait(const StreamPtr& s, const char* what) {
@@ -132,6 +151,7 @@ Status query(const StreamPtr& s, uint64_t count) {
     if (s->device->sticky) return s->device->sticky;
     if (s->done >= count) return OK;
     if (s->running) return NOT_READY;
+    Trying once;
     drain(*s, s->done + 1);  // time passes while the host polls
     return s->device->sticky ? s->device->sticky : s->done >= count ? OK : NOT_READY;
 }
