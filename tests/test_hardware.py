@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from benchmarks import gpu, gpu_networks, hardware
 from cuda_kernels import device as devices
 from tactics.measure import timing
 from tactics.step import Launch
-from tests.conftest import DIGITS
+from tests.conftest import DIGITS, ROOT
+from tests.on_driver import timed
 
 H200 = devices.named("h200")
 
@@ -138,3 +142,29 @@ def test_wrong_arguments_are_refused(words, capsys):
     with pytest.raises(SystemExit) as e:
         gpu.main(words)
     assert e.value.code == 2 and "expected" in capsys.readouterr().err
+
+
+@pytest.mark.driver
+@timed
+def test_everything_runs_on_the_emulated_driver(tmp_path):
+    """`make gpu` from beginning to end, the driver's checks on, with whole results that are refused as hardware's."""
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)], cwd=ROOT, timeout=560,
+                          env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("ON AN EMULATED DRIVER, no hardware: NVIDIA H200")
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", *gpu.PARTS[:3])}
+    assert all(data["emulated"] and data["device"].startswith("ON AN EMULATED DRIVER") for data in found.values())
+    status = {name: part["status"] for name, part in found["summary"]["parts"].items()}
+    assert [status[name] for name in gpu.PARTS[:3]] == ["ok"] * 3
+    assert "cuDNN is machine code" in status["conv"] and "compute-sanitizer needs NVIDIA's driver" in status["sanitizer"]
+    assert found["compile"]["kernels"] > 50 and not found["compile"]["failed"] and found["compile"]["emulator"] == "built"
+    assert found["tests"]["returncode"] == 0 and " passed" in found["tests"]["last_line"]
+    (row,) = found["networks"]["networks"]
+    assert not {"errors", "left_out"} & {key for key in found["networks"] if found["networks"][key]}
+    assert "unfinished" not in found["networks"] and row["timing"]["kind"] == "measured" and row["finite"]
+    assert row["error_to_emulator"] < 1e-3 and row["error_to_onnxruntime"] < 1e-2 and row["network_us"]["us"] > 0
+    assert len(row["layers"]) >= 2 and all(layer["profiled_us"] > 0 for layer in row["layers"])
+    for name in found:
+        with pytest.raises(ValueError, match="its times are no hardware's"):
+            hardware.read(tmp_path / f"{name}.json")
