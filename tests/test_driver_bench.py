@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from benchmarks.gpu_networks import fewer_tactics
 from gpu_runtime import cli as command_line
 from tests.conftest import ROOT
 from tests.emulated_driver import settings
@@ -139,6 +140,41 @@ def test_a_clock_that_is_held_down_is_told(folder):
     code, out, err = ended(bench(folder, "tiny.engine", *QUICK.split(), "--duration=0.3", **slow))
     assert code == 0 and "clock was held down while this was measured (power cap in " in out, out + err
     assert "MHz of at most" in out
+
+
+def build_engine(folder, *options, **changes):
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_runtime", "build", *options], cwd=folder, text=True, capture_output=True, timeout=300,
+        env=os.environ | settings.environment(**changes) | {"PYTHONPATH": _path()},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_in_trtexecs_spelling(folder):
+    """--loadEngine times an engine, and what it shows of its layers is there, too."""
+    code, out, err = build_engine(
+        folder, "--loadEngine=tiny.engine", *QUICK.split(), "--percentile=99", "--exportTimes=t.json", "--dumpProfile",
+        "--exportProfile=p.json", "--useCudaGraph",
+    )  # fmt: skip
+    assert code == 0 and not [line for line in err.splitlines() if not line.startswith("[")], err
+    places = [out.index(text) for text in ("Wrote p.json", "Timing tiny.engine", "percentile(99%)", "Wrote t.json")]
+    assert places == sorted(places)
+    assert len(json.loads((folder / "t.json").read_text())) >= 3
+
+
+def measured_builds():
+    """As trtexec does: the engine is written and explained, then timed, unless --skipInference."""
+    os.chdir(os.environ[FOLDER])
+    with fewer_tactics():
+        assert run("build tiny.onnx -o new.engine --timingCacheFile=times --exportOutput=o.json", QUICK) == 0
+        print("---")
+        assert run("build tiny.onnx -o other.engine --timingCacheFile=times --skipInference") == 0
+
+
+def test_after_a_build_that_was_measured(folder):
+    first, _, second = passes(measured_builds).partition("---")
+    assert first.index("Wrote new.engine: ") < first.index("Timing new.engine on NVIDIA H200") < first.index("Wrote o.json")
+    assert "Wrote other.engine: " in second and "Performance" not in second
 
 
 def test_an_engine_for_another_gpu(folder):

@@ -1,5 +1,6 @@
 """Every option of trtexec, through the real parser: accepted, ignored and said so, or refused with the alternative."""
 
+import json
 import os
 
 import onnx
@@ -8,7 +9,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import device as devices
 from gpu_runtime.commands.build import build_command
-from gpu_runtime.commands.trtexec_flags import TRTEXEC_FLAGS
+from gpu_runtime.commands.trtexec_flags import LOOP, TRTEXEC_FLAGS
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -18,8 +19,10 @@ VALUES = {
     "--onnx": "nope.onnx", "--saveEngine": "FILE", "--timingCacheFile": "FILE", "--exportLayerInfo": "FILE",
     "--exportProfile": "FILE", "--shapes": "x:1x2", "--minShapes": "x:1x2", "--optShapes": "x:1x2", "--maxShapes": "x:1x2",
     "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
-    "--device": "h200", "--profilingVerbosity": "detailed", "--iterations": "10",
+    "--device": "h200", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
+    "--exportTimes": "FILE", "--exportOutput": "FILE",
 }  # fmt: skip
+RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # what only an inference gives
 GONE = "error: nope.onnx: no such file; give the path of an ONNX model\n"
 
 
@@ -27,15 +30,30 @@ def forms(flag, value):
     return [f"{flag.name}={value}", f"{flag.name} {value}"] if flag.takes_value else [flag.name]
 
 
-@pytest.mark.parametrize(
-    "flag", [f for f in TRTEXEC_FLAGS if f.verdict == "accepted" and f.name != "--help"], ids=lambda f: f.name
-)
+ACCEPTED = [f for f in TRTEXEC_FLAGS if f.verdict == "accepted" and f.name not in ("--help", "--loadEngine")]
+
+
+@pytest.mark.parametrize("flag", [f for f in ACCEPTED if f.sentence != LOOP or f.name == "--iterations"], ids=lambda f: f.name)
 def test_accepted(flag, cli):
     assert flag.name in OWN or flag.sentence
     for form in forms(flag, VALUES.get(flag.name, "")):
         model_name = "" if flag.name == "--onnx" else " nope.onnx"
         code, out, err = cli(f"build {form}{model_name}")
         assert code == 1 and err.endswith(GONE) and "ignored" not in err, err
+
+
+@pytest.mark.parametrize("flag", [f for f in ACCEPTED if f.sentence == LOOP and f.name != "--iterations"], ids=lambda f: f.name)
+def test_of_inferences_where_none_is_run(flag, cli):
+    """Without a GPU they are told, and refused where they ask for a result, which would not be there."""
+    assert flag.name in OWN
+    for form in forms(flag, VALUES.get(flag.name, "7")):
+        name = "--streams" if flag.name == "--infStreams" else flag.name
+        for more, why in (("", "none is run where times are predicted"), ("--skipInference", "--skipInference runs none")):
+            code, _, err = cli(f"build {form} {more} --device h200 nope.onnx")
+            if flag.name in RESULTS:
+                assert code == 2 and f"Error: {name}: of inferences, and {why}: " in err, err
+            else:
+                assert code == 1 and (f"ignored: {name}: of inferences, and " in err) and err.endswith(GONE), err
 
 
 @pytest.mark.parametrize("flag", [f for f in TRTEXEC_FLAGS if f.verdict == "ignored"], ids=lambda f: f.name)
@@ -64,9 +82,45 @@ def test_the_table_is_well_formed():
 
 
 def test_what_is_ignored_for_one_reason_is_one_line(cli):
-    code, _, err = cli("build nope.onnx --warmUp=200 --duration=3 --avgRuns=10 --percentile 99 --avgTiming=8 --useCudaGraph")
+    typed = "--warmUp=200 --duration=3 --avgRuns=10 --percentile 99 --avgTiming=8 --minTiming 2 --useCudaGraph --device h200"
+    code, _, err = cli(f"build nope.onnx {typed}")
     lines = err.splitlines()
-    assert code == 1 and len(lines) == 3 and lines[0].startswith("ignored: --warmUp=200, --duration=3, --avgRuns=10, --perc")
+    assert code == 1 and len(lines) == 3 and lines[0].startswith("ignored: --avgTiming=8, --minTiming=2: every tactic")
+    assert lines[1].startswith("ignored: --warmUp, --duration, --avgRuns, --percentile: of inferences, and none is run where ")
+
+
+# ---- --loadEngine
+
+
+def test_an_engine_that_was_built_before(files, cli, monkeypatch):
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "the CUDA driver reports no device")
+    code, out, err = cli("build --loadEngine=tiny.engine")
+    assert (code, out) == (1, "") and "error: inferences are timed on a GPU, and none can be used here: " in err
+    assert err.endswith("gpu-runtime bench tiny.engine --predict prints the predicted time\n")
+    written = "--exportLayerInfo=l.json --exportProfile=p.json --exportTrace=t.json"
+    code, out, err = cli(f"build --loadEngine=tiny.engine --skipInference --dumpProfile --dumpLayerInfo --fp16 {written}")
+    assert (code, err) == (0, "") and "Plan of tiny for H200" in out and "Wrote p.json (--exportProfile)" in out
+    assert json.loads((files / "l.json").read_text())["Layers"][0]["Name"] and json.loads((files / "p.json").read_text())
+    assert json.loads((files / "t.json").read_text())
+
+
+@pytest.mark.parametrize(("typed", "words"), [
+    ("tiny.onnx", "--loadEngine reads an engine and builds none: leave out MODEL"),
+    ("--onnx=tiny.onnx --saveEngine=new.engine", "leave out --onnx, -o"),
+    ("--device=a100", "--device: expected the number of a GPU here, got 'a100'"),
+    ("--skipInference --exportTimes=t.json", "--exportTimes: of inferences, and --skipInference runs none"),
+])  # fmt: skip
+def test_what_does_not_go_with_an_engine(typed, words, files, cli):
+    code, out, err = cli(f"build --loadEngine=tiny.engine {typed}")
+    assert (code, out) == (2, "") and words in err and not (files / "new.engine").exists()
+
+
+def test_options_of_a_build_are_ignored_with_an_engine(files, cli):
+    code, _, err = cli("build --loadEngine=tiny.engine --skipInference --sparsity=enable --shapes=x:1x8x6x6 --avgTiming=8")
+    assert code == 0 and err.splitlines() == [
+        "ignored: --avgTiming=8: every tactic that may be the fastest is timed, until its times agree",
+        "ignored: --sparsity, --shapes: --loadEngine builds nothing",
+    ]
 
 
 @pytest.mark.parametrize(("typed", "offered"), [

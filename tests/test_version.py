@@ -42,7 +42,7 @@ def test_it_is_that_of_the_installation(monkeypatch):
 def test_build_engine_has_the_help_and_errors_of_its_own_name(monkeypatch, capsys):
     done = program("build-engine", "-h")
     assert done.returncode == 0 and done.stdout.startswith("Usage: build-engine [OPTIONS] [MODEL]\n")
-    monkeypatch.setattr(sys, "argv", ["build-engine", "--loadEngine=x"])
+    monkeypatch.setattr(sys, "argv", ["build-engine", "--plugins=x"])
     with pytest.raises(SystemExit) as e:
         command_line.build_engine()
     assert e.value.code == 2 and capsys.readouterr().err.startswith("Usage: build-engine [OPTIONS] [MODEL]\n")
@@ -51,7 +51,8 @@ def test_build_engine_has_the_help_and_errors_of_its_own_name(monkeypatch, capsy
 @pytest.mark.parametrize(("name", "line", "expected"), [
     ("gpu-runtime", "gpu-runtime ins", {"plain,inspect", "plain,inspect-sparsity"}),
     ("build-engine", "build-engine --spar", {"plain,--sparsity"}),
-    ("gpu-runtime", "gpu-runtime build --sparsity en", {"plain,enable"}), ("build-engine", "build-engine --loadE", set()),
+    ("gpu-runtime", "gpu-runtime build --sparsity en", {"plain,enable"}),
+    ("build-engine", "build-engine --loadE", {"plain,--loadEngine"}), ("build-engine", "build-engine --plug", set()),
 ])  # fmt: skip
 def test_shell_completion(name, line, expected):
     """As bash asks for it; what trtexec has and this has not is not offered."""

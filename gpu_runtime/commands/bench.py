@@ -177,16 +177,9 @@ def bench(
     allow_cubins: bool = False,
 ) -> None:  # fmt: skip
     """Time the engine of a file, or predict."""
-    select(device)
     paths = check_targets(wanted.targets, [name])
-    from gpu_runtime import EngineError, load
-
     progress = listening()
-    progress(Progress("load", name))
-    try:
-        engine = load(name, allow_cubins=allow_cubins)
-    except EngineError as e:
-        raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    engine = load_engine(name, device, progress, allow_cubins=allow_cubins)
     if not predict:
         return time_engine(engine, name, wanted, paths, progress, verbose)
     from gpu_runtime.benchmark import summary, wording
@@ -196,18 +189,23 @@ def bench(
     say(wording.predicted_text(summary.predicted(engine.record)))
 
 
-def select(device: str | None) -> None:
-    """Let this process see the GPU of a number alone. UsageError for anything else."""
+def load_engine(name: str, device: str | None, progress: ProgressLine, allow_cubins: bool = False) -> Engine:
+    """The engine of a file; this process sees the GPU of the number `device` alone. UsageError for any other device."""
     from cuda_kernels import device as devices
+    from gpu_runtime import EngineError, load
 
-    if device is None:
-        return
-    if not device.isdecimal():
-        raise click.UsageError(f"--device: expected the number of a GPU here, got {device!r}: an engine is for one GPU")
     try:
-        devices.only(int(device))
+        if device is not None and not device.isdecimal():
+            raise ValueError(f"expected the number of a GPU here, got {device!r}: an engine is for the GPU it was built for")
+        if device is not None:
+            devices.only(int(device))
     except ValueError as e:
         raise click.UsageError(f"--device: {e}") from None
+    progress(Progress("load", name))
+    try:
+        return load(name, allow_cubins=allow_cubins)
+    except EngineError as e:
+        raise ValueError(str(e).replace("allow_cubins=True", "gpu-runtime bench --allow-cubins")) from None
 
 
 def time_engine(

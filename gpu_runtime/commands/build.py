@@ -1,16 +1,19 @@
-"""`build-engine MODEL -o ENGINE`: plan, explain, write."""
+"""`build-engine MODEL -o ENGINE`: plan, explain, write, and on a GPU time inferences; `--loadEngine=ENGINE`: only that."""
 
 from __future__ import annotations
 
 import io
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpu_runtime.commands import options
+from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_engine
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
 from gpu_runtime.commands.options import HELP, one_size, parse_pools, risk_option, version_option
 from gpu_runtime.commands.progress import listening
@@ -21,6 +24,9 @@ from gpu_runtime.progress import Progress
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.runtime.engine import Engine
+
+PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
+
 
 @click.command("build", cls=TrtexecCommand, context_settings=HELP,
                short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
@@ -53,11 +59,16 @@ if TYPE_CHECKING:
 @click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
               default="detailed", help="Detail of the exported layer information.")  # fmt: skip
 @click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
-@click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer.")
+@click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer; on a GPU, of "
+              "--iterations=N runs, 20 without it.")  # fmt: skip
 @click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
 @click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
 @options.export_options
-@click.option("--iterations", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of the profile, on a GPU.")
+@click.option("--loadEngine", "engine_to_load", type=click.Path(), help="Build nothing: time inferences of this engine, as "
+              "gpu-runtime bench does.")  # fmt: skip
+@click.option("--skipInference", "--buildOnly", "skip_inference", is_flag=True, help="On a GPU: time no inferences after the "
+              "build. Options of gpu-runtime bench are for those.")  # fmt: skip
+@bench_options(hidden=True)
 @version_option
 def build_command(
     model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
@@ -65,25 +76,27 @@ def build_command(
     max_shapes: str, device: str | None, pools: str, risk: float, calibration: str | None, timing_cache: str | None,
     save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
     dump_profile: bool, export_layers: str | None, export_profile: str | None, export_trace: str | None,
-    export_onnx: str | None, iterations: int,
+    export_onnx: str | None, engine_to_load: str | None, skip_inference: bool, wanted: Wanted,
 ) -> None:  # fmt: skip
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
+    shown = Shown(verbosity, dump_layers, dump_profile, export_layers, export_profile, export_trace)
+    if engine_to_load is not None:
+        return _loaded(engine_to_load, device, shown, wanted, skip_inference, verbose)
     source = _source(model, onnx)
     if save_pruned and sparsity != "force":
         raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
     given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
     sizes, workspace = one_size(given), parse_pools(pools)
-    targets = {"--savePruned": save_pruned, "--exportProfile": export_profile, "--exportLayerInfo": export_layers,
-               options.TRACE: export_trace, options.ONNX: export_onnx}  # fmt: skip
-    sources = [source] if calibration is None else [source, calibration]
-    paths = check_targets(targets | {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}, sources)
+    targets = {"--savePruned": save_pruned, **shown.targets, options.ONNX: export_onnx}
+    own = {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}
+    paths = check_targets(targets | own | wanted.targets, [source, *([calibration] if calibration else [])])
     inputs = read_arrays("--calibration", calibration)
     progress = listening(verbose)
-    from gpu_runtime.explain import layer_info, log, report, wording
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.engine import encode
 
     target = _target(device)
+    timed = _is_timed(target, skip_inference, wanted)
     told = _planning_for(target, device, timing_cache)
     say("\n".join(told))
     pruned = io.BytesIO()
@@ -94,29 +107,143 @@ def build_command(
         log=say if verbose else None, progress=progress,
     )  # fmt: skip
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
-    times = _layer_times(engine, iterations) if dump_profile or export_profile or export_trace else None
-    profile = layer_info.profile(engine.record, times)
+    times = _layer_times(engine, wanted) if shown.profiled else None
     contents: dict[str, Callable[[], bytes]] = {
         "--savePruned": pruned.getvalue,
-        "--exportProfile": lambda: json_bytes(profile),
-        "--exportLayerInfo": lambda: json_bytes(_shown(engine.layer_info(), verbosity)),
         "--saveEngine": lambda: encode(engine),
-        **options.exported(engine.record, source, times),
+        **_contents(engine, shown, source, times),
     }
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    if dump_layers or verbose:
-        say(report.plan_text(engine.record))
     written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
     written += _written(engine, engine_path, paths)
+    _tell(engine, shown, verbose, len(told) + len(written), times)
+    say("\n".join(written))
+    if timed:
+        say("")
+        time_engine(engine, engine_path or source, wanted, paths, progress, verbose)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is printed and written of an engine's layers, built or loaded."""
+
+    verbosity: str
+    dump_layers: bool
+    dump_profile: bool
+    layers: str | None
+    profile: str | None
+    trace: str | None
+
+    @property
+    def targets(self) -> dict[str, str | None]:
+        return {"--exportProfile": self.profile, "--exportLayerInfo": self.layers, options.TRACE: self.trace}
+
+    @property
+    def profiled(self) -> bool:
+        """Whether the time of each layer is wanted."""
+        return self.dump_profile or bool(self.profile or self.trace)
+
+
+def _contents(
+    engine: Engine, shown: Shown, source: str | None, times: list[list[float]] | None
+) -> dict[str, Callable[[], bytes]]:
+    """Option -> what makes its file."""
+    from gpu_runtime.explain import layer_info
+
+    return {
+        "--exportProfile": lambda: json_bytes(layer_info.profile(engine.record, times)),
+        "--exportLayerInfo": lambda: json_bytes(_info(engine.layer_info(), shown.verbosity)),
+        **options.exported(engine.record, source, times),
+    }
+
+
+def _tell(engine: Engine, shown: Shown, verbose: bool, others: int, times: list[list[float]] | None) -> None:
+    """The log of a build, of which `others` lines are told elsewhere."""
+    from gpu_runtime.explain import log, report, wording
+
+    if shown.dump_layers or verbose:
+        say(report.plan_text(engine.record))
     if verbose:
         say(wording.sparsity_text(engine.record))
     else:
-        most = log.most_lines(engine.record) - len(told) - len(written) - 1  # an empty line
+        most = log.most_lines(engine.record) - others - 1  # an empty line
         say(log.log_text(engine.record, columns(), most, is_terminal()))
-    if dump_profile:
-        say(layer_info.trt_profile_text(profile))
-    say("\n".join(written))
+    if shown.dump_profile:
+        say(_profile_text(engine, times))
+
+
+def _profile_text(engine: Engine, times: list[list[float]] | None) -> str:
+    from gpu_runtime.explain import layer_info
+
+    return layer_info.trt_profile_text(layer_info.profile(engine.record, times))
+
+
+# ---- inferences
+
+
+def _is_timed(target: Device, skip: bool, wanted: Wanted) -> bool:
+    """Whether inferences are timed after the build, as trtexec does: on the GPU that it was measured on."""
+    if skip:
+        _unused(wanted, "--skipInference runs none", "leave it out")
+    elif not target.measured:
+        cure = "gpu-runtime bench ENGINE does that on a GPU, and --predict without one"
+        _unused(wanted, "none is run where times are predicted", cure)
+    return target.measured and not skip
+
+
+def _unused(wanted: Wanted, why: str, cure: str) -> None:
+    """Tell which options of inferences are of no use; UsageError for those that ask for what only an inference gives."""
+    if wanted.results:
+        raise click.UsageError(f"{', '.join(wanted.results)}: of inferences, and {why}: {cure}")
+    if ignored := [name for name in wanted.typed if name != "--iterations"]:  # it is the profile's, too
+        say(f"ignored: {', '.join(ignored)}: of inferences, and {why}: {cure}", err=True)
+
+
+NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
+OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_layers", "dump_profile", "export_layers",
+             "export_profile", "export_trace", "verbose", "fp16")  # fmt: skip
+
+
+def _check_loaded(wanted: Wanted) -> None:
+    """UsageError for options of a build that read or write a file of its own; the others are told to be of no use."""
+    context = click.get_current_context()
+    typed = {
+        p.name: p.human_readable_name if isinstance(p, click.Argument) else p.opts[0]
+        for p in context.command.params
+        if p.name and p.expose_value and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+    }
+    if refused := [option for name, option in typed.items() if name in NOT_LOADED]:
+        raise click.UsageError(f"--loadEngine reads an engine and builds none: leave out {', '.join(refused)}")
+    if ignored := [option for name, option in typed.items() if name not in OF_LOADED and option not in wanted.typed]:
+        say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
+
+
+def _loaded(
+    name: str, device: str | None, shown: Shown, wanted: Wanted, skip_inference: bool, verbose: bool
+) -> None:
+    """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
+    _check_loaded(wanted)
+    if skip_inference:
+        _unused(wanted, "--skipInference runs none", "leave it out")
+    paths = check_targets(shown.targets | wanted.targets, [name])
+    progress = listening(verbose)
+    engine = load_engine(name, device, progress)
+    from gpu_runtime.explain import report
+
+    times = _layer_times(engine, wanted) if shown.profiled else None
+    contents = _contents(engine, shown, None, times)
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    progress.end()
+    if shown.dump_layers:
+        say(report.plan_text(engine.record))
+    if shown.dump_profile:
+        say(_profile_text(engine, times))
+    for option, file in shown.targets.items():
+        if file:
+            say(f"Wrote {file} ({option})")
+    if not skip_inference:
+        time_engine(engine, name, wanted, paths, progress, verbose)
 
 
 def _source(model: str | None, onnx: str | None) -> str:
@@ -139,7 +266,7 @@ def _target(device: str | None) -> Device:
         raise click.UsageError(f"--device: {e}") from None
 
 
-def _shown(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
+def _info(info: dict[str, Any], verbosity: str) -> dict[str, Any]:
     """Layer information as --profilingVerbosity asks for it."""
     if verbosity == "detailed":
         return info
@@ -176,15 +303,12 @@ def _planning_for(target: Device, name: str | None, timing_cache: str | None) ->
     return [*_lines(head), *held, *ignored]
 
 
-def _layer_times(engine: Engine, iterations: int) -> list[list[float]] | None:
+def _layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
     """Measured layer times on a GPU; None, which means the plan's predicted ones, without."""
     if engine.record.timing.is_predicted:
         return None
-    import numpy as np
+    from gpu_runtime.benchmark.inputs import load_inputs
 
-    from tactics.format import DTYPES
-
-    rng = np.random.default_rng(0)
-    inputs = {i.name: np.abs(rng.standard_normal(i.shape)).astype(DTYPES[i.dtype]) for i in engine.inputs}
+    iterations = wanted.settings.iterations if "--iterations" in wanted.typed else PROFILE_RUNS
     with engine.context() as ctx:
-        return ctx.profile(inputs, iterations)
+        return ctx.profile(load_inputs(wanted.inputs, engine.inputs), iterations)

@@ -27,7 +27,9 @@ class TrtexecFlag:
     sentence: str = ""
 
 
-NO_LOOP = "a build times layers (--dumpProfile), and runs no inference loop to tune"
+LOOP = ("of the inferences that are timed on a GPU: after a build there, unless --skipInference, and with --loadEngine; "
+        "gpu-runtime bench has them, too")  # fmt: skip
+AS_TIMED = "that is how layers and inferences are timed"
 NO_DLA = "there are kernels for GPUs only, none for a DLA: leave it out"
 NO_PLUGINS = "there are no plugins: every layer runs a kernel of this package; export the model in ONNX's own operators"
 NO_INT8 = ("kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
@@ -35,8 +37,6 @@ NO_INT8 = ("kernels compute in FP16 with FP32 accumulation: leave it out, and gi
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where FP16 has no range: leave it out"
 NO_TYPES = ("types are not chosen by layer: FP32 is taken where FP16 has no range or precision, which --calibration=FILE.npz "
             "measures; leave it out")  # fmt: skip
-NO_OUTPUT = "a build runs nothing: gpu-runtime run ENGINE --input NAME=FILE.npy --output FILE.npz writes the outputs"
-NO_ENGINE = "a build makes an engine and reads none: gpu-runtime run, inspect, explain and compare read one"
 NO_REFIT = "weights are packed when an engine is built: build it again, the timing cache keeps that quick"
 NO_PROFILES = "an engine has one size: build one engine for each, with --shapes=NAME:SIZES"
 NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
@@ -62,14 +62,16 @@ def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
 TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("accepted", "", "--onnx= --saveEngine= --shapes= --minShapes= --optShapes= --maxShapes= --inputIOFormats= "
            "--outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose --profilingVerbosity= "
-           "--dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --iterations= --help"),
-    *_rows("accepted", "that is how layers are timed", "--separateProfileRun --useCudaGraph --noDataTransfers --useSpinWait"),
-    *_rows("accepted", "a build runs no inference loop", "--skipInference --buildOnly"),
+           "--dumpLayerInfo --dumpProfile --exportLayerInfo= --exportProfile= --loadEngine= --skipInference --buildOnly "
+           "--help"),
+    *_rows("accepted", LOOP, "--iterations= --warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --threads "
+           "--noCudaGraph --noDataTransfers --noSpinWait --avgRuns= --percentile= --loadInputs= --dumpOutput --exportOutput= "
+           "--exportTimes="),
+    *_rows("accepted", AS_TIMED, "--separateProfileRun --useCudaGraph --useSpinWait --includeDataTransfers --exposeDMA"),
     *_rows("accepted", "no kernel computes in TF32", "--noTF32"),
     *_rows("accepted", "batches are explicit in ONNX", "--explicitBatch"),
-    *_rows("ignored", NO_LOOP, "--warmUp= --duration= --sleepTime= --idleTime= --infStreams= --streams= --exposeDMA "
-           "--includeDataTransfers --useManagedMemory --noCudaGraph --noSpinWait --threads --timeDeserialize --timeRefit "
-           "--avgRuns= --percentile= --asyncFileReader"),
+    *_rows("ignored", "inputs and outputs are copied from and to pinned memory", "--useManagedMemory"),
+    *_rows("ignored", "only inferences and layers are timed", "--timeDeserialize --timeRefit --asyncFileReader"),
     *_rows("ignored", ONE_STREAM, "--maxAuxStreams="),
     *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --builderOptimizationLevel= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
@@ -90,9 +92,8 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--uint8AsymmetricQuantizationDLA"),
     *_rows("refused", NO_PLUGINS, "--plugins= --staticPlugins= --dynamicPlugins= --setPluginsToSerialize= --safetyPlugins= "
            "--enablePluginOverride --decomposableAttentions="),
-    *_rows("refused", NO_OUTPUT, "--loadInputs= --dumpOutput --exportOutput= --dumpRawBindingsToFile"),
-    *_rows("refused", "a build times layers, not runs: give --exportProfile=FILE", "--exportTimes="),
-    *_rows("refused", NO_ENGINE, "--loadEngine= --getPlanVersionOnly"),
+    *_rows("refused", "give --exportOutput=FILE", "--dumpRawBindingsToFile"),
+    *_rows("refused", "gpu-runtime inspect ENGINE shows which version built it", "--getPlanVersionOnly"),
     *_rows("refused", NO_REFIT, "--refit --dumpRefit --refitFromOnnx= --stripWeights --stripAllWeights --weightless "
            "--allowWeightStreaming --weightStreamingBudget="),
     *_rows("refused", NO_PROFILES, "--profile= --useProfile= --dumpOptimizationProfile"),
