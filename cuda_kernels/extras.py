@@ -8,7 +8,7 @@ from contextlib import contextmanager
 CUDA = "pip install 'gpu-runtime[cuda13]' (for a driver of CUDA 12: 'gpu-runtime[cuda12]')"
 BUILD = "reading, building and pruning models takes the extra build: pip install 'gpu-runtime[build]'"
 NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or 'gpu-runtime[emulator]' where there is no GPU"
-CUPY = f"running on a GPU takes an extra with CuPy: {CUDA}"
+CUPY = f"running on a GPU takes it: {CUDA}"
 # Module -> its package, and what takes it, with the cure.
 EXTRAS = {
     "onnx": ("onnx", BUILD), "onnx_ir": ("onnx-ir", BUILD), "onnxscript": ("onnxscript", BUILD), "scipy": ("SciPy", BUILD),

@@ -39,7 +39,8 @@ RUN = "run tiny.engine --input x=x.npy --output out.npz"
 EMULATED = (RUN, "doctor --emulate h200 --kernels move")
 READ = (
     "inspect tiny.engine", "inspect tiny.engine --json --exportTrace=trace.json", "explain tiny.engine",
-    "explain tiny.engine --what-if first=hwc8", "report tiny.engine -o report.html", "--help", "build --help", "--version",
+    "explain tiny.engine --what-if first=hwc8", "report tiny.engine -o report.html", "bench tiny.engine --predict",
+    "--help", "build --help", "--version",
 )  # fmt: skip
 BUILT = (
     "build tiny.onnx", "plan tiny.onnx --devices h200", "inspect tiny.onnx", "inspect-sparsity tiny.onnx",
