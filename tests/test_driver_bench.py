@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import gpu_runtime as gr
@@ -18,6 +19,7 @@ from gpu_runtime import cli as command_line
 from tests.conftest import ROOT
 from tests.emulated_driver import settings
 from tests.on_driver import passes
+from tests.reference_run import model, node
 
 pytestmark = pytest.mark.driver
 QUICK = "--warmUp=0 --duration=0 --iterations=3"
@@ -122,6 +124,16 @@ def test_a_gpu_that_hangs_or_fails(folder, nth, error, words):
     assert not (folder / "t.json").exists()
 
 
+def test_ctrl_c_while_the_first_run_hangs(folder):
+    """Nothing is measured yet, and nothing that could be waited for ends."""
+    process = bench(folder, "tiny.engine", "--exportTimes=t.json", faults=(settings.Fault(nth=1, error="hang"),))
+    process.stderr.readline()  # a second after its start
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, out) == (130, "") and "interrupted: nothing was written or overwritten" in err, err
+
+
 @pytest.mark.parametrize("duration, expected", [("1000", 130), ("-1", 0)])
 def test_ctrl_c_prints_what_there_is(folder, duration, expected):
     process = bench(folder, "tiny.engine", "--warmUp=0", f"--duration={duration}", "--exportTimes=t.json")
@@ -165,10 +177,11 @@ def test_in_trtexecs_spelling(folder):
 def measured_builds():
     """As trtexec does: the engine is written and explained, then timed, unless --skipInference."""
     os.chdir(os.environ[FOLDER])
+    onnx.save(model([node("MaxPool", "x", "y", kernel_shape=[2, 2])], {"x": (1, 8, 6, 6)}, "y"), "pool.onnx")
     with fewer_tactics():
-        assert run("build tiny.onnx -o new.engine --timingCacheFile=times --exportOutput=o.json", QUICK) == 0
+        assert run("build pool.onnx -o new.engine --timingCacheFile=times --exportOutput=o.json", QUICK) == 0
         print("---")
-        assert run("build tiny.onnx -o other.engine --timingCacheFile=times --skipInference") == 0
+        assert run("build pool.onnx -o other.engine --timingCacheFile=times --skipInference") == 0
 
 
 def test_after_a_build_that_was_measured(folder):

@@ -39,8 +39,8 @@ def attend(
     stop: Callable[[], None] | None = None, look: Callable[[], None] = lambda: None,
 ) -> bool:  # fmt: skip
     """Do all at once, and wait for them; whether Ctrl-C came. `stop`: asks them to end soon, at Ctrl-C or where one has failed;
-    without it Ctrl-C passes on and leaves them behind. `look`: called between. Raises the first error that one raised, and
-    Stuck, which says `what` did not happen, where `signs` has not changed for `patience_s`."""
+    without it, and at the second time, Ctrl-C passes on and leaves them behind. `look`: called between. Raises the first error
+    that one raised, and Stuck, which says `what` did not happen, where `signs` has not changed for `patience_s`."""
     interrupted, tasks = False, [Task(work) for work in works]
     seen, since = signs(), time.monotonic()
     while running := [t for t in tasks if not t.ended()]:
@@ -48,7 +48,7 @@ def attend(
             running[0].ended(LOOK_S)
             look()
         except KeyboardInterrupt:
-            if stop is None:
+            if stop is None or interrupted:
                 raise
             interrupted = True
         if stop and (interrupted or any(t.error for t in tasks)):

@@ -7,6 +7,8 @@ that waits for the GPU is done by threads of their own (attend.py), while the ca
 
 from __future__ import annotations
 
+import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +32,9 @@ from gpu_runtime.runtime.plan_record import Bound
 from tactics.format import to_memory
 
 AHEAD = 2  # queries of a stream that may be under way at once
-MOST_QUERIES = 2_000_000  # that are kept; of more, the last
+MOST_QUERIES = 500_000  # that are kept, in 150 MB; of more, the last
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-LEFT_BEHIND: list[object] = []  # contexts of a GPU that hangs, which nothing may close: that would wait for it
+LEFT_BEHIND: list[object] = []  # contexts of a GPU that may hang, which nothing may close: that would wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Slot:
 
     def __init__(self, cupy: Any, spin: bool) -> None:
         self.events = [cupy.cuda.Event(block=not spin) for _ in range(4)]
-        self.enqueued = (0.0, 0.0)
+        self.enqueued = (0.0, 0.0, 0.0)
         self.busy = False
 
 
@@ -103,12 +105,14 @@ class Lane:
             before.record(stream)
             self._move(self._ins, TO_DEVICE)
         ready.record(stream)
+        start = self._now()
         self.context.replay()
+        end = self._now()
         done.record(stream)
         if transfers:
             self._move(self._outs, TO_HOST)
             after.record(stream)
-        slot.enqueued, slot.busy = (begun, self._now()), True
+        slot.enqueued, slot.busy = (begun, start, end), True
         self._slots.rotate(-1)
 
     def finish(self, began: Any) -> Query | None:
@@ -149,10 +153,11 @@ class Worker:
             self._run()
 
     def _run(self) -> None:
-        s, rounds = self._settings, 0
-        end_ms = s.warm_up_ms + 1e3 * s.duration_s
+        s, rounds, end_ms = self._settings, 0, math.inf
         while not self.stop and (rounds < s.iterations or self._now() < end_ms):
-            rounds += self._now() >= s.warm_up_ms
+            if (now := self._now()) >= s.warm_up_ms:
+                end_ms = end_ms if rounds else now + 1e3 * s.duration_s
+                rounds += 1
             for lane in self._lanes:
                 lane.enqueue()
             for lane in self._lanes:
@@ -167,7 +172,7 @@ class Worker:
     def _keep(self, query: Query | None) -> None:
         if query is None:
             return
-        if query.enqueue_start < self._settings.warm_up_ms:
+        if query.begun < self._settings.warm_up_ms:
             self.warm_up += 1
         else:
             self.measured += 1
@@ -181,9 +186,10 @@ def measure(
     """Time queries of an engine on the GPU at hand. `inputs`: what `Context.run` takes; `progress` is told of kernels that are
     compiled first; `begins` is called when the loop begins.
 
-    Ctrl-C ends it early, with what there is by then. Raises ValueError where there is no GPU, or inputs are wrong; EngineError
-    where the engine is for another one or takes more memory than there is; Stuck where nothing goes on any more; and whatever
-    a query raised.
+    Ctrl-C ends the loop early, with what there is by then; before it, and at the second time, it passes on as KeyboardInterrupt
+    and leaves all behind, as Stuck does: then a process ends with os._exit. Raises ValueError where there is no GPU or an input
+    is wrong, EngineError where the engine is for another GPU or takes more memory than there is, Stuck where nothing goes on,
+    and whatever a query raised.
     """
     if why := devices.why_no_gpu():
         raise ValueError(f"times are measured on a GPU only, and there is none that can be used: {why}")
@@ -195,7 +201,7 @@ def measure(
         begins()
         trace = bench.measure()
         return bench.result(trace)
-    except Stuck:
+    except (Stuck, KeyboardInterrupt):
         LEFT_BEHIND.append(bench)
         raise
     finally:
@@ -259,10 +265,19 @@ class Bench:
             for worker in workers:
                 worker.stop = True
 
-        interrupted = attend(
-            [w.run for w in workers], signs=lambda: sum(w.warm_up + w.measured for w in workers), stop=stop, look=watch.look,
-            patience_s=settings.patience_s, what="no query ended",
-        )  # fmt: skip
+        def ended() -> int:
+            return sum(w.warm_up + w.measured for w in workers)
+
+        collects = gc.isenabled()
+        gc.disable()  # it would stop the loop now and then, for longer the more queries are kept
+        try:
+            runs = [w.run for w in workers]
+            interrupted = attend(
+                runs, signs=ended, patience_s=settings.patience_s, what="no query ended", stop=stop, look=watch.look
+            )
+        finally:
+            if collects:
+                gc.enable()
         queries = sorted((q for w in workers for q in w.queries), key=lambda q: q.h2d_start)
         left_out = sum(w.measured for w in workers) - len(queries)
         return Trace(tuple(queries), sum(w.warm_up for w in workers), left_out, interrupted, watch.seen())

@@ -47,11 +47,13 @@ class Settings:
 
 
 class Query(NamedTuple):
-    """One inference. `enqueue_*` and `ended` are of the host's clock, since the loop began: begin and end of queueing it, and
-    when the host saw its end. The others are of the GPU's, by events on the query's stream, since the same moment; without
-    data transfers, h2d and d2h take no time. What is queued on one stream runs one after the other."""
+    """One inference. `begun`, `enqueue_*` and `ended` are of the host's clock, since the loop began: when it began to queue it,
+    begin and end of queueing its kernels, and when it saw its end. The others are of the GPU's clock, by events on the query's
+    stream, since the same moment; without data transfers, h2d and d2h take no time. What is queued on one stream runs one after
+    the other."""
 
     stream: int
+    begun: float
     enqueue_start: float
     enqueue_end: float
     ended: float

@@ -39,7 +39,7 @@ def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary
     queries = trace.queries
     if not queries:
         raise ValueError("no query was measured before the end: give a shorter --warmUp, or wait longer")
-    wall_s = (max(q.ended for q in queries) - min(q.enqueue_start for q in queries)) / 1e3
+    wall_s = (max(q.ended for q in queries) - min(q.begun for q in queries)) / 1e3
     compute = of_times([q.compute_ms for q in queries], percents)
     return Summary(
         len(queries), trace.warm_up, wall_s, len(queries) / wall_s if wall_s else 0.0, tuple(percents),
@@ -67,7 +67,7 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     told, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
-        text = "The GPU may have waited for the host, which takes about as long to enqueue a query as the GPU to run it"
+        text = "The GPU may have waited for the host, which takes about as long to enqueue kernels as the GPU to run them"
         told.append(f"{text}: {cure}")
     for what, times in (("inputs to", found.h2d), ("outputs from", found.d2h)):
         if settings.transfers and times.median >= compute:

@@ -15,7 +15,8 @@ EXPLANATIONS = (
     "Throughput: queries that ended in a second of Total Host Walltime. Where it is far below 1 / GPU Compute Time, the GPU "
     "waits for the host or for copies.",
     "Latency: H2D Latency + GPU Compute Time + D2H Latency of a query, without the time that it waits for the one ahead.",
-    "Enqueue Time: how long the host takes to queue a query. Where it is above GPU Compute Time, the GPU waits for the host.",
+    "Enqueue Time: how long the host takes to queue the kernels of a query. Where it is above GPU Compute Time, the GPU waits "
+    "for the host.",
     "H2D Latency: copies of the inputs of a query from pinned memory to the GPU, between two events.",
     "GPU Compute Time: the kernels of a query, between two events.",
     "D2H Latency: copies of the outputs of a query from the GPU to pinned memory, between two events.",
@@ -116,7 +117,8 @@ def outputs_text(outputs: Mapping[str, np.ndarray]) -> str:
     """trtexec's --dumpOutput: every value."""
     lines = ["Output Tensors:"]
     for name, a in outputs.items():
-        lines += [f"{printable(name)}: ({_dims(a)})", " ".join(f"{v:g}" for v in a.reshape(-1).tolist())]
+        values = (f"{v:g}" if a.dtype.kind == "f" else str(v) for v in a.reshape(-1).tolist())
+        lines += [f"{printable(name)}: ({_dims(a)})", " ".join(values)]
     return "\n".join(lines)
 
 

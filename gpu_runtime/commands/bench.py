@@ -17,12 +17,12 @@ from click.core import ParameterSource
 
 from gpu_runtime.commands.console import json_bytes, say
 from gpu_runtime.commands.progress import ProgressLine, listening
-from gpu_runtime.commands.targets import check_targets, write_all
+from gpu_runtime.commands.targets import check_targets, write_all, written
 from gpu_runtime.progress import Progress, compiling
 
 if TYPE_CHECKING:
     from gpu_runtime.benchmark.measure import Measured
-    from gpu_runtime.benchmark.records import Settings
+    from gpu_runtime.benchmark.records import Settings, Summary
     from gpu_runtime.runtime.engine import Engine
 
 PERCENTILES = "90,95,99"
@@ -46,6 +46,11 @@ class Wanted:
     def targets(self) -> dict[str, str | None]:
         """Option -> the file that it asks for."""
         return {"--exportTimes": self.times, "--exportOutput": self.output}
+
+    @property
+    def sources(self) -> list[str]:
+        """The files that --loadInputs reads."""
+        return [item.rpartition(":")[2] for item in self.inputs.split(",") if item]
 
     @property
     def results(self) -> list[str]:
@@ -177,7 +182,7 @@ def bench(
     allow_cubins: bool = False,
 ) -> None:  # fmt: skip
     """Time the engine of a file, or predict."""
-    paths = check_targets(wanted.targets, [name])
+    paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()
     engine = load_engine(name, device, progress, allow_cubins=allow_cubins)
     if not predict:
@@ -213,7 +218,7 @@ def time_engine(
 ) -> None:
     """Measure and print; `name`: of the engine, in messages; `paths`: option -> the file that it asks for."""
     from cuda_kernels import device as devices
-    from gpu_runtime.benchmark import inputs, wording
+    from gpu_runtime.benchmark import inputs, summary, wording
     from gpu_runtime.errors import EngineError
 
     if why := devices.why_no_gpu():
@@ -226,6 +231,7 @@ def time_engine(
         measured = _measured(engine, arrays, wanted, progress, begins)
     except EngineError as e:
         raise ValueError(f"{name}: {e}") from None
+    found = summary.summarize(measured.trace, wanted.percents)
     contents = {
         "--exportTimes": lambda: json_bytes(wording.times_json(measured.trace)),
         "--exportOutput": lambda: json_bytes(wording.outputs_json(measured.outputs)),
@@ -233,7 +239,7 @@ def time_engine(
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
     say(f"Timing {name} on {where.title} ({where.sm}): {wording.title(wanted.settings)}")
-    _say(measured, wanted, verbose)
+    _say(measured, found, wanted, verbose)
     for option in contents:
         if option in paths:
             say(f"Wrote {wanted.targets[option]} ({option})")
@@ -251,17 +257,19 @@ def _measured(
     try:
         return measure(engine, arrays, wanted.settings, progress=compiling(progress), begins=begins)
     except Stuck as e:
-        progress.end()
-        say(f"error: {e}", err=True)
-        sys.stdout.flush()
-        os._exit(1)  # the orderly end of the process would wait for the GPU
+        code, text = 1, f"error: {e}"
+    except KeyboardInterrupt:
+        code, text = INTERRUPTED, f"interrupted: {written()}; no inference was measured"
+    progress.end()
+    say(text, err=True)
+    sys.stdout.flush()
+    os._exit(code)  # the orderly end of the process would wait for the GPU, which may hang
 
 
-def _say(measured: Measured, wanted: Wanted, verbose: bool) -> None:
-    from gpu_runtime.benchmark import summary, wording
+def _say(measured: Measured, found: Summary, wanted: Wanted, verbose: bool) -> None:
+    from gpu_runtime.benchmark import wording
     from tactics.measure.timing import is_emulated
 
-    found = summary.summarize(measured.trace, wanted.percents)
     say(wording.text(measured.trace, found, wanted.settings, runs=wanted.runs, verbose=verbose, emulated=is_emulated()))
     if measured.nonfinite:
         say(_nonfinite(measured.nonfinite), err=True)

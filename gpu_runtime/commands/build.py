@@ -89,7 +89,8 @@ def build_command(
     sizes, workspace = one_size(given), parse_pools(pools)
     targets = {"--savePruned": save_pruned, **shown.targets, options.ONNX: export_onnx}
     own = {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}
-    paths = check_targets(targets | own | wanted.targets, [source, *([calibration] if calibration else [])])
+    sources = [source, *([calibration] if calibration else []), *wanted.sources]
+    paths = check_targets(targets | own | wanted.targets, sources)
     inputs = read_arrays("--calibration", calibration)
     progress = listening(verbose)
     from gpu_runtime.pipeline import build
@@ -226,7 +227,7 @@ def _loaded(
     _check_loaded(wanted)
     if skip_inference:
         _unused(wanted, "--skipInference runs none", "leave it out")
-    paths = check_targets(shown.targets | wanted.targets, [name])
+    paths = check_targets(shown.targets | wanted.targets, [name, *wanted.sources])
     progress = listening(verbose)
     engine = load_engine(name, device, progress)
     from gpu_runtime.explain import report
