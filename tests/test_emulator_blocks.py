@@ -38,6 +38,24 @@ def test_a_missing_fence_is_found(left_out, words, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("threads, barriers, right", [
+    (64, {"BEFORE": "__syncthreads"}, True), (32, {"BEFORE": "__syncwarp"}, True), (64, {}, False), (32, {}, False),
+    (64, {"BEHIND": "__syncthreads"}, False), (32, {"BEHIND": "__syncwarp"}, False), (64, {"BEFORE": "__syncwarp"}, False),
+])  # fmt: skip
+def test_a_fence_by_one_thread_orders_what_a_barrier_has_brought_to_it(threads, barriers, right, seed):
+    x, blocks = np.arange(threads, dtype=np.float32), 6
+    args = [x, np.zeros(threads * blocks, np.float32), np.zeros(1, np.int32), np.zeros(threads, np.float32)]
+    options = Options(seed=seed, resident_blocks=4)
+    if right:
+        _, (_, _, _, out) = run(program(FILE, "one_fence", **barriers), threads, args, grid=blocks, options=options)
+        np.testing.assert_array_equal(out, x * (blocks * (blocks + 1) // 2))
+        return
+    with pytest.raises(EmulatorError, match="by the thread that wrote, or behind a barrier") as caught:
+        run(program(FILE, "one_fence", **barriers), threads, args, grid=blocks, options=options)
+    assert caught.value.check == "global order"
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_neighbours_need_an_order(seed):
     args = [np.zeros(64, np.int32), np.zeros(64, np.int32)]
     with pytest.raises(EmulatorError, match="was written in this launch by block"):

@@ -296,6 +296,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
                 if (!together(k, w, m, need)) continue;
+                if (CHECK && !(w.alive & ~need)) w.epoch = ++k.epochs;  // all lanes' stores lie before what any of them does now
                 break;
             }
             case K_LD: {
@@ -342,7 +343,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 progress(k, w);
                 break;
             case K_FENCE:
-                if (CHECK) fence(k);
+                if (CHECK) fence(k, w, m);
                 break;
             case K_GRID_WAIT: w.waited |= m; break;
             case K_CP_COMMIT:

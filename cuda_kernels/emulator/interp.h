@@ -154,6 +154,11 @@ struct Sectors {  // what sectors.h knows of the sectors this worker's blocks to
 
 struct Run;
 
+struct FenceBy {  // a fence: lanes of a warp, its epoch, and up to which epoch of every other warp it is ordered after
+    u32 warp, mask, epoch;
+    u32 known[32];
+};
+
 using Fences = std::unordered_map<u32, u32>;  // block -> how many of its fences are known to have happened
 
 // A place for one resident block: its working set, reused by the next block in the same place, and counters.
@@ -214,6 +219,7 @@ struct Run {
     std::vector<std::atomic<std::atomic<u64>*>> written;
     std::mutex order_lock;
     std::unordered_map<u64, Fences> published;
+    std::unordered_map<u32, std::vector<FenceBy>> fences;  // of each block
     bool faulted = false;
     Fault fault;
     ~Run() {

@@ -85,8 +85,8 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
             bool written = count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
             if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
             if (k.run->many) {
-                if ((in.order & SYNC) && write) publish(k, ad, m, in.order);
-                if (write) remember_writer(k, ad, m, size);
+                if ((in.order & SYNC) && write) publish(k, w, ad, m, in.order);
+                if (write) remember_writer(k, w, ad, m, size);
                 else if (written && !(in.order & SYNC)) check_writer(k, ad, m, size, in.order, pc);
             }
         }

@@ -1,10 +1,12 @@
 // Global memory between blocks: what another block of this launch wrote may be read only behind a chain of
 //     its store, __threadfence, atomic (or strong store)  ->  atomic (or strong load) at that address here, __threadfence.
 //
-// A block counts its fences. Every stored byte remembers (block, fences so far); an atomic publishes at its address how many
+// A block numbers its fences. Every stored byte remembers who stored it: block, warp, lane, the warp's epoch (shadow.h) and the
+// number of fences so far. A later fence covers the store if the same thread executes it, or another one that a barrier orders
+// after the store: not a fence by thread 0 alone with no barrier in front of it. An atomic publishes at its address how many
 // fences of which blocks lie behind it; whoever meets that address observes this, and knows it from its next fence on. A read is
-// ordered if the block knows of a fence that came after the write. What bypasses L1 (ld.cg, cp.async.cg) may read what is only
-// observed; strong loads and atomics may read anything. Blocks count as one: order among their warps is for barriers to make.
+// ordered if the block knows of a fence that covers the write. What bypasses L1 (ld.cg, cp.async.cg) may read what is only
+// observed; strong loads and atomics may read anything. What is published and known is so by whole blocks.
 #pragma once
 #include "sectors.h"
 
@@ -17,14 +19,20 @@ inline void merge(Fences& into, const Fences& from) {
     }
 }
 
-inline void fence(Block& k) {
+inline void fence(Block& k, const Warp& w, u32 m) {
+    {
+        std::lock_guard<std::mutex> hold(k.run->order_lock);
+        FenceBy by{w.index, m, w.epoch, {}};
+        std::copy(std::begin(w.known), std::end(w.known), by.known);
+        k.run->fences[k.linear].push_back(by);
+    }
     k.fences++;
     if (!k.observed.empty()) merge(k.known, k.observed), k.observed.clear();
 }
 
 // Before an atomic or a strong store takes effect.
-inline void publish(Block& k, const u64* ad, u32 m, s32 order) {
-    if (order & RELEASE) fence(k);
+inline void publish(Block& k, const Warp& w, const u64* ad, u32 m, s32 order) {
+    if (order & RELEASE) fence(k, w, m);
     if (!k.fences && k.known.empty()) return;
     std::lock_guard<std::mutex> hold(k.run->order_lock);
     for (u32 r = m; r; r &= r - 1) {
@@ -44,7 +52,25 @@ inline void observe(Block& k, const u64* ad, u32 m, s32 order) {
     }
 }
 
-using Cells = std::atomic<u64>;  // block + 1 and its fences; 0 for bytes nobody has written
+// Who stored a byte, in 64 bits: block + 1 (0: nobody), warp, lane, epoch and fences so far. Larger epochs and numbers of fences
+// than fit are taken for the largest that do, blocks that do not fit are not remembered: a missing fence may go unseen there.
+struct Writer {
+    u32 block, warp, lane, epoch, fences;
+    static constexpr u32 MOST = (1 << 15) - 1, BLOCKS = (1 << 24) - 1;
+    static u32 upto(u32 n) { return n < MOST ? n : MOST; }
+    u64 packed() const {
+        return (u64)(block + 1) << 40 | (u64)warp << 35 | (u64)lane << 30 | (u64)upto(epoch) << 15 | upto(fences);
+    }
+    explicit Writer(u64 c)
+        : block((u32)(c >> 40) - 1), warp(c >> 35 & 31), lane(c >> 30 & 31), epoch(c >> 15 & MOST), fences(c & MOST) {}
+    Writer(u32 b, u32 w, u32 l, u32 e, u32 f) : block(b), warp(w), lane(l), epoch(e), fences(f) {}
+    bool covered(const FenceBy& by) const {
+        if (by.warp != warp) return by.known[warp] >= epoch;
+        return (by.mask >> lane & 1) || upto(by.epoch) > epoch || epoch == MOST;
+    }
+};
+
+using Cells = std::atomic<u64>;  // packed writers
 
 inline Cells* cells_of(Block& k, u64 chunk, bool make) {
     auto& place = k.run->written[chunk];
@@ -56,15 +82,28 @@ inline Cells* cells_of(Block& k, u64 chunk, bool make) {
     return cells;
 }
 
-inline void remember_writer(Block& k, const u64* ad, u32 m, u32 size) {
+inline void remember_writer(Block& k, const Warp& w, const u64* ad, u32 m, u32 size) {
     const u32 shift = k.prog->global_shift;
-    const u64 mine = (u64)(k.linear + 1) << 32 | k.fences;
+    if (k.linear >= Writer::BLOCKS) return;
     for (u32 r = m; r; r &= r - 1) {
-        u64 a = ad[__builtin_ctz(r)], at;
+        const u32 lane = __builtin_ctz(r);
+        const u64 a = ad[lane], mine = Writer(k.linear, w.index, lane, w.epoch, k.fences).packed();
+        u64 at;
         if (!sector_index(k, a >> 5, at)) continue;
         Cells* cells = cells_of(k, at / CHUNK, true) + ((at % CHUNK * 32 + (a & 31)) >> shift);
         for (u32 i = 0; i < size >> shift; i++) cells[i].store(mine, std::memory_order_relaxed);
     }
+}
+
+// Among the fences of that block up to the number known of it, is there one that covers the store?
+inline bool ordered_after(Block& k, const Writer& by, const Fences& known) {
+    auto found = known.find(by.block);
+    if (found == known.end() || found->second <= by.fences) return false;
+    std::lock_guard<std::mutex> hold(k.run->order_lock);
+    const auto& fences = k.run->fences[by.block];
+    for (u32 i = by.fences; i < found->second; i++)
+        if (by.covered(fences[i])) return true;
+    return false;
 }
 
 inline void check_writer(Block& k, const u64* ad, u32 m, u32 size, s32 order, u32 pc) {
@@ -77,20 +116,17 @@ inline void check_writer(Block& k, const u64* ad, u32 m, u32 size, s32 order, u3
         cells += (at % CHUNK * 32 + (a & 31)) >> shift;
         for (u32 i = 0; i < size >> shift; i++) {
             u64 c = cells[i].load(std::memory_order_relaxed);
-            u32 writer = (u32)(c >> 32) - 1, fences = (u32)c;
-            if (!c || writer == k.linear) continue;
-            auto past = [&](const Fences& f) {
-                auto found = f.find(writer);
-                return found != f.end() && found->second > fences;
-            };
-            if (past(k.known)) continue;
-            bool seen = past(k.observed);
+            const Writer by(c);
+            const u32 writer = by.block;
+            if (!c || writer == k.linear || ordered_after(k, by, k.known)) continue;
+            bool seen = ordered_after(k, by, k.observed);
             if (seen && (order & UNCACHED)) continue;
             const u32* g = k.launch->grid;
             fault("global order", pc, r & -r, format("address 0x%llx was written in this launch by block (%u,%u,%u), and %s@%llu@",
                 (unsigned long long)a, writer % g[0], writer / g[0] % g[1], writer / g[0] / g[1],
                 seen ? "no __threadfence() (or .acquire) stands between the atomic that saw it and this read"
-                     : "no chain of __threadfence() and an atomic there, and an atomic on the same address here, orders the two",
+                     : "no chain of __threadfence() (by the thread that wrote, or behind a barrier) and an atomic there, and an "
+                       "atomic on the same address here, orders the two",
                 (unsigned long long)a));
         }
     }

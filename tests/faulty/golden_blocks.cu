@@ -26,6 +26,28 @@ extern "C" __global__ void last_arriver(const float* x, float* partial, int* cou
     if (threadIdx.x == 0) *counter = 0;
 }
 
+// The same with one fence, by thread 0: it orders what the others have stored only behind a barrier of the block (or, in blocks of
+// one warp, of the warp) that stands in front of it. BEFORE and BEHIND: the barrier's place.
+extern "C" __global__ void one_fence(const float* x, float* partial, int* counter, float* out) {
+    __shared__ bool last;
+    partial[blockIdx.x * blockDim.x + threadIdx.x] = x[threadIdx.x] * (blockIdx.x + 1);
+#ifdef BEFORE
+    BEFORE();
+#endif
+    if (threadIdx.x == 0) __threadfence();
+#ifdef BEHIND
+    BEHIND();
+#endif
+    if (threadIdx.x == 0) last = atomicAdd(counter, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    float sum = 0;
+    for (unsigned b = 0; b < gridDim.x; b++) sum += partial[b * blockDim.x + threadIdx.x];
+    out[threadIdx.x] = sum;
+    if (threadIdx.x == 0) *counter = 0;
+}
+
 // Each block waits for the one after it, block 0 ends last: only co-resident blocks can do that.
 extern "C" __global__ void chain(volatile int* flag, int* out) {
     if (threadIdx.x == 0) {
