@@ -37,7 +37,7 @@ def test_every_mma_has_the_layout_of_cute(m):
 
 
 def test_the_shapes_that_are_executed():
-    assert len(EXECUTED) == 9 and sum(m.sparse for m in EXECUTED) == 3
+    assert len(EXECUTED) == 10 and sum(m.sparse for m in EXECUTED) == 3
     for m in EXECUTED:
         assert m.sparse or f"{dense_name(m)} A" in table()
 

@@ -80,7 +80,8 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
     const int depth = in.size, cd = acc16 ? 2 : 4;
     const u8 *a[4] = {}, *b[4] = {}, *c[4] = {};
     u8* d[4] = {};
-    const int na = in.kind == K_MMA ? depth / 4 : depth / 8, nb = depth / 8;
+    const int each = in.sub & MMA_TF32 ? 4 : 8;  // of K in a register
+    const int na = in.kind == K_MMA ? 2 * depth / each : depth / 8, nb = depth / each;
     int o = 0;
     for (int i = 0; i < cd; i++) d[i] = operand(k, w, in.o[o++]);
     for (int i = 0; i < na; i++) a[i] = operand(k, w, in.o[o++]);
@@ -90,19 +91,19 @@ inline void tensor(Block& k, Warp& w, const Ins& in, u32 pc) {
         for (int i = cd; i < o + (in.kind == K_MMA_SP); i++) written(k, w, in.o[i], false, FULL, pc, "mma reads");
     if (in.kind == K_MMA) {
         k.mma++;
-        return mma_dense(a, b, c, d, depth, in.sub);
+        return mma_dense(a, b, c, d, depth, in.sub, k.launch->sum_bits);
     }
     k.mma_sp++;
     u8 index[16][16];
     int chunk;
     u32 code;
-    int row = unpack_metadata((const u32*)operand(k, w, in.o[o]), depth, (int)in.imm, index, &chunk, &code);
+    int row = unpack_metadata((const u32*)operand(k, w, in.o[o]), (int)in.imm, index, &chunk, &code);
     if (row >= 0) {
-        int lane = 4 * (row % 8) + (depth == 32 ? 2 * (int)in.imm + chunk / 4 : (int)in.imm);
+        int lane = 4 * (row % 8) + 2 * (int)in.imm + chunk / 4;
         fault("metadata", pc, 1u << lane, format("sparse metadata of row %d, columns %d to %d is 0x%x; ::ordered_metadata allows 0x4, 0x8, "
             "0x9, 0xC, 0xD and 0xE", row, 4 * chunk, 4 * chunk + 3, code));
     }
-    mma_sparse(a, b, c, d, index, depth, in.sub);
+    mma_sparse(a, b, c, d, index, in.sub, k.launch->sum_bits);
 }
 
 inline void predicate(Block& k, Warp& w, const Ins& in, u32 m) {

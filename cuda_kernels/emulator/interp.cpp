@@ -209,6 +209,10 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
     const Ins* const code = k.prog->ins.data();
     u64 left = quantum;
     auto at = [&](s32 o) { return operand(k, w, o); };
+    u32 counted = 0;  // where the last instruction was counted
+    auto parked = [&] {  // its lanes wait for others, and have not executed it
+        if (CHECK) k.counts[counted].executed--;
+    };
     while (left) {
         if (w.pc >= w.watch) {
             w.groups.push_back({w.pc, w.active, 0});
@@ -226,7 +230,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 continue;
             }
         }
-        if (CHECK) k.counts[pc].executed++;
+        if (CHECK) k.counts[pc].executed++, counted = pc;
         switch (in.kind) {
             case K_ROW: {
                 u8* d = at(in.o[0]);
@@ -288,14 +292,20 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 continue;
             }
             case K_BAR:
-                if (!together(k, w, m, FULL)) continue;
+                if (!together(k, w, m, FULL)) {
+                    parked();
+                    continue;
+                }
+                found_again(k, w, pc, m, 1);  // no change of memory: who meets only barriers may go round in a circle
                 w.pc = pc + 1;
-                progress(k, w);
                 if (barrier(k, w, in, m, pc)) goto out;
                 continue;
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
-                if (!together(k, w, m, need)) continue;
+                if (!together(k, w, m, need)) {
+                    parked();
+                    continue;
+                }
                 if (CHECK && !(w.alive & ~need)) w.epoch = ++k.epochs;  // all lanes' stores lie before what any of them does now
                 break;
             }
@@ -353,12 +363,18 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 if (!w.async.empty()) cp_wait<CHECK>(k, w, m, in.imm, in.flags & ASYNC_ALL, pc);
                 break;
             case K_LDMATRIX:
-                if (!together(k, w, m, FULL)) continue;
+                if (!together(k, w, m, FULL)) {
+                    parked();
+                    continue;
+                }
                 if (m != FULL) fault("convergence", pc, m, format("ldmatrix needs all 32 lanes, has 0x%08x", m));
                 ldmatrix<CHECK>(k, w, in, pc);
                 break;
             case K_MOVMATRIX: {
-                if (!together(k, w, m, FULL)) continue;
+                if (!together(k, w, m, FULL)) {
+                    parked();
+                    continue;
+                }
                 if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
                 u16 s[8][8], t[8][8];
                 memcpy(s, at(in.o[1]), sizeof s);
@@ -369,7 +385,10 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             }
             case K_MMA:
             case K_MMA_SP:
-                if (!together(k, w, m, FULL)) continue;
+                if (!together(k, w, m, FULL)) {
+                    parked();
+                    continue;
+                }
                 if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
                 tensor<CHECK>(k, w, in, pc);
                 break;
@@ -377,7 +396,10 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_VOTE:
             case K_MATCH:
             case K_REDUX:
-                if (!members(k, w, in, m, pc)) continue;
+                if (!members(k, w, in, m, pc)) {
+                    parked();
+                    continue;
+                }
                 break;
             case K_ACTIVEMASK: broadcast(k, w, in.o[0], m, m); break;
             case K_NOP: break;

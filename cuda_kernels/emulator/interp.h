@@ -81,6 +81,8 @@ struct Launch {  // filled by run.py
     u64 n_tracked;
     u64 seed;
     u32 checks, late, threads, resident;  // resident: blocks at a time, 0 for one per thread
+    u32 any_shared_read, same_value;      // checks left out: reads of shared memory nobody wrote, races that change nothing
+    u32 sum_bits;                         // of tensor cores' sums, see Sums in mma.h; 0: every sum is rounded
 };
 
 struct Count {  // per instruction, filled with checks on

@@ -70,6 +70,24 @@ inline void move_rows(Block& k, const Warp& w, const Ins& in, u8* const* p, u32 
     }
 }
 
+// The lanes of a store to shared memory that change it, of those in m, and those that write it first.
+inline u32 changing(Block& k, const Warp& w, const Ins& in, const u64* ad, u32 m) {
+    if (in.kind != K_ST) return m;
+    u32 differ = 0;
+    for (u32 j = 0; j < in.vec; j++) {
+        const u8* row = operand(k, w, in.o[j]);
+        for (u32 r = m; r; r &= r - 1) {
+            u32 i = __builtin_ctz(r);
+            const u8* value = in.flags & WIDE ? row + 8 * i : row + 4 * i;
+            if (memcmp(k.smem + ad[i] + j * in.size, value, in.size)) differ |= 1u << i;
+        }
+    }
+    Shadow shadow{k, const_cast<Warp&>(w), 0};
+    for (u32 r = m & ~differ; r; r &= r - 1)
+        if (!shadow.valid((u32)ad[__builtin_ctz(r)], in.size * in.vec)) differ |= r & -r;
+    return differ;
+}
+
 // Check one access of the lanes in m, all in one space, and turn the addresses into pointers.
 template <bool CHECK>
 inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 pc, const Ins& in, u8** p, bool write, u8 cell_flags) {
@@ -97,7 +115,7 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
             count_shared(k.counts[pc], ad, m, size);
             Shadow shadow{k, w, pc};
             if (in.kind == K_ATOM) shadow.read_lanes(ad, m, size, true);
-            if (write) shadow.write_lanes(ad, m, size, cell_flags);
+            if (write) shadow.write_lanes(ad, k.launch->same_value ? changing(k, w, in, ad, m) : m, size, cell_flags);
             else shadow.read_lanes(ad, m, size, (in.flags & STRONG) != 0);
         }
         for (int i = 0; i < LANES; i++) p[i] = k.smem + ad[i];

@@ -2,6 +2,7 @@
 // the 8x8 row-major block A[0:8, 0:8]; a1 is A[8:16, 0:8], a2 A[0:8, 8:16], a3 A[8:16, 8:16]. b0, b1, ... are the 8x8 blocks
 // of B transposed (row n, column k). c0 and c1 hold the even and odd columns of C[0:8], c2 and c3 those of C[8:16].
 #pragma once
+#include <algorithm>
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -29,7 +30,7 @@ inline v8 load_bf8(const void* p) {
     return r;
 }
 
-enum { MMA_F16 = 0, MMA_BF16 = 1, MMA_ACC16 = 2 };  // MMA_ACC16: accumulator and result are halves in pairs
+enum { MMA_F16 = 0, MMA_BF16 = 1, MMA_ACC16 = 2, MMA_TF32 = 4 };  // MMA_ACC16: accumulator and result are halves in pairs
 
 struct Tile {  // operands as floats, K up to 32
     alignas(64) float a[16][32];
@@ -43,6 +44,21 @@ inline void gather_a(Tile& t, const u8* const* a, int blocks, bool bf) {  // blo
             for (int r = 0; r < 8; r++) {
                 const u8* p = a[2 * j + half] + 16 * r;
                 *(v8*)&t.a[8 * half + r][8 * j] = bf ? load_bf8(p) : load_h8(p);
+            }
+}
+
+// tf32: a register is a row of lanes of one value each, 8 x 4 blocks; the low 13 bits are not read (PTX ISA, tf32 operands).
+inline float tf32(const u8* p) {
+    u32 v;
+    memcpy(&v, p, 4);
+    return bits<f32>(v & ~0x1fffu);
+}
+inline void gather_tf32(Tile& t, const u8* const* a, const u8* const* b) {
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 4; c++)
+            for (int j = 0; j < 2; j++) {  // columns 4j .. 4j+3
+                for (int half = 0; half < 2; half++) t.a[8 * half + r][4 * j + c] = tf32(a[2 * j + half] + 16 * r + 4 * c);
+                t.b[4 * j + c][r] = tf32(b[j] + 16 * r + 4 * c);
             }
 }
 
@@ -80,6 +96,53 @@ inline void scatter_d(const Tile& t, u8* const* d, int flags) {
         const float* s = t.d + 64 * half;
         for (int i = 0; i < 32; i++) even[i] = s[2 * i], odd[i] = s[2 * i + 1];
     }
+}
+
+// A sum as tensor cores form it (arXiv 2511.10909, section V; microsoft/MMA-Sim): the addend and `each` products are aligned to the
+// largest exponent, cut off `bits` places below it, added exactly, and cut off again to 24 bits (a half is rounded). Exponents are
+// those of the factors, added: a product is not normalised. Ampere and Ada: 24 places, 8 products; Hopper's mma: 25, all.
+struct Sums {
+    int bits, each;
+    bool half_factors, half_result;
+};
+inline int exponent(double x, bool half) {  // subnormal values have the least one
+    int e;
+    if (x == 0) return -126;
+    frexp(x, &e);
+    return std::max(e - 1, half ? -14 : -126);
+}
+inline float cut_off(double x, bool half) {
+    if (half) return h2f(d2h(x));
+    float f = (float)x;
+    if (std::isfinite(x) && std::fabs((double)f) > std::fabs(x)) f = std::nextafter(f, 0.f);
+    return f;
+}
+template <class Column>
+inline void truncated(Tile& t, int products, const Sums& s, Column column) {  // column(row, j): B's row for A's j-th value
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 8; n++) {
+            double sum = t.d[8 * m + n];
+            for (int first = 0; first < products; first += s.each) {
+                int most = exponent(sum, s.half_result), last = std::min(products, first + s.each);
+                double plain = sum;
+                for (int j = first; j < last; j++) {
+                    float a = t.a[m][j], b = t.b[column(m, j)][n];
+                    plain += (double)a * b;
+                    most = std::max(most, a == 0 || b == 0 ? -252 : exponent(a, s.half_factors) + exponent(b, s.half_factors));
+                }
+                if (!std::isfinite(plain)) {
+                    sum = plain;
+                    continue;
+                }
+                s64 total = (s64)std::ldexp(sum, s.bits - most);
+                for (int j = first; j < last; j++) total += (s64)std::ldexp((double)t.a[m][j] * t.b[column(m, j)][n], s.bits - most);
+                sum = cut_off(std::ldexp((double)total, most - s.bits), s.half_result);
+            }
+            t.d[8 * m + n] = (float)sum;
+        }
+}
+inline Sums sums_of(u32 bits, int flags) {
+    return {(int)bits, flags & MMA_TF32 ? bits == 24 ? 4 : 8 : bits == 24 ? 8 : 16, !(flags & (MMA_BF16 | MMA_TF32)), (flags & MMA_ACC16) != 0};
 }
 
 inline v8 fma8(float a, v8 b, v8 c) {
@@ -144,13 +207,19 @@ inline void mma_k16_f16(const u8* const* a, const u8* const* b, const u8* const*
 #endif
 
 // Dense, k = 8 or 16. Every accumulator register is read before the first result register is written.
-inline void mma_dense(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, int k, int flags) {
+inline void mma_dense(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, int k, int flags, u32 sum_bits) {
 #ifdef HAVE_MMA_K16_F16
-    if (k == 16 && flags == MMA_F16) return mma_k16_f16(a, b, c, d);
+    if (k == 16 && flags == MMA_F16 && !sum_bits) return mma_k16_f16(a, b, c, d);
 #endif
     Tile t;
     bool bf = flags & MMA_BF16;
-    gather_a(t, a, k / 8, bf), gather_b(t, b, k / 8, bf), gather_c(t, c, flags);
+    if (flags & MMA_TF32) gather_tf32(t, a, b);
+    else gather_a(t, a, k / 8, bf), gather_b(t, b, k / 8, bf);
+    gather_c(t, c, flags);
+    if (sum_bits) {
+        truncated(t, k, sums_of(sum_bits, flags), [](int, int j) { return j; });
+        return scatter_d(t, d, flags);
+    }
     for (int m = 0; m < 16; m += 4) {
         v8 acc[4];
         for (int i = 0; i < 4; i++) acc[i] = *(v8*)&t.d[8 * (m + i)];
@@ -176,10 +245,10 @@ constexpr Codes CODES;
 
 // Which columns a sparse row keeps: for row r and 4-wide chunk c, nibble 4*(r/8) + c%4 of the word that lane 4*(r%8) + L holds.
 // Returns -1, or the row of the first nibble that is not allowed (*chunk, *code).
-inline int unpack_metadata(const u32* e, int k, int selector, u8 (*index)[16], int* chunk, u32* code) {
+inline int unpack_metadata(const u32* e, int selector, u8 (*index)[16], int* chunk, u32* code) {
     for (int r = 0; r < 16; r++)
-        for (int c = 0; c < k / 4; c += 2) {
-            int lane = 4 * (r % 8) + (k == 32 ? 2 * selector + c / 4 : selector);
+        for (int c = 0; c < 8; c += 2) {
+            int lane = 4 * (r % 8) + 2 * selector + c / 4;
             u32 byte = e[lane] >> (16 * (r / 8) + 4 * (c % 4)) & 255, columns = CODES.columns[byte];
             if (columns == ~0u) {
                 bool first = !(0x7310u >> (byte & 15) & 1);
@@ -192,11 +261,12 @@ inline int unpack_metadata(const u32* e, int k, int selector, u8 (*index)[16], i
     return -1;
 }
 
-// Sparse A: k = 16 or 32 logical columns, half of them stored. Columns not kept are not multiplied: 0 x Inf cannot arise.
-inline void mma_sparse(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, u8 (*index)[16], int k, int flags) {
+// Sparse A: 32 logical columns, half of them stored. Columns not kept are not multiplied: 0 x Inf cannot arise.
+inline void mma_sparse(const u8* const* a, const u8* const* b, const u8* const* c, u8* const* d, u8 (*index)[16], int flags,
+                       u32 sum_bits) {
     Tile t;
 #ifdef HAVE_MMA_K16_F16
-    if (k == 32 && flags == MMA_F16) {
+    if (flags == MMA_F16 && !sum_bits) {
         columns_b(t.b, b, 4), gather_a(t, a, 2, false);
         for (int half = 0; half < 2; half++) {
             __m256 acc[8];
@@ -219,11 +289,15 @@ inline void mma_sparse(const u8* const* a, const u8* const* b, const u8* const* 
     }
 #endif
     bool bf = flags & MMA_BF16;
-    gather_a(t, a, k / 16, bf), gather_b(t, b, k / 8, bf), gather_c(t, c, flags);
+    gather_a(t, a, 2, bf), gather_b(t, b, 4, bf), gather_c(t, c, flags);
+    if (sum_bits) {
+        truncated(t, 16, sums_of(sum_bits, flags), [&](int m, int j) { return index[m][j]; });
+        return scatter_d(t, d, flags);
+    }
     for (int m = 0; m < 16; m += 4) {
         v8 acc[4];
         for (int i = 0; i < 4; i++) acc[i] = *(v8*)&t.d[8 * (m + i)];
-        for (int j = 0; j < k / 2; j++)
+        for (int j = 0; j < 16; j++)
             for (int i = 0; i < 4; i++) acc[i] = fma8(t.a[m + i][j], *(v8*)t.b[index[m + i][j]], acc[i]);
         for (int i = 0; i < 4; i++) *(v8*)&t.d[8 * (m + i)] = acc[i];
     }

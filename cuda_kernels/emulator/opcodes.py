@@ -41,6 +41,8 @@ def form(dec: Decoder, stem: str, flags: set[str], t: str) -> str:
 def arithmetic(stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     flags, t = dec.typed(mods, ROUNDING | {"ftz", "sat", "noftz", *(["relu"] if stem == "fma" else [])})
     dec.count(ops, n)
+    if flags >= {"rz", "ftz"} and t == "f32":
+        return toward_zero_flushed(dec, stem, flags, ops)
     if is_float(t):
         return dec.plain(form(dec, stem, flags, t), t, ops)
     if flags - {"sat"}:
@@ -48,12 +50,51 @@ def arithmetic(stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str])
     return dec.plain(f"{stem}.sat.{t}" if "sat" in flags else f"{stem}.{unsigned(t)}", t, ops)
 
 
+def toward_zero_flushed(dec: Decoder, stem: str, flags: set[str], ops: list[str]) -> None:
+    """.rz.ftz.f32: subnormal values are zeros before and after."""
+    if flags != {"rz", "ftz"}:
+        dec.fail("combination of modifiers")
+    sources = [flushed(dec, flags, "f32", dec.src(o, "r", "f32")) for o in ops[1:]]
+    exact, d = dec.temp("r"), dec.dst(ops[0], "r")
+    dec.row(f"{stem}.rz.f32", exact, *sources)
+    dec.row("cvt.ftz.f32.f32", d, exact)
+
+
+# ---- the carry, a row of zeros and ones: mad.lo.cc and madc.hi, of which libdevice makes its long products
+
+
+def mad_lo_cc(dec: Decoder, ops: list[str]) -> None:
+    """d = low half of a * b + c; what that sum carries is kept."""
+    low, addend, total = dec.temp("r"), dec.temp("d"), dec.temp("d")
+    a, b, c = (dec.src(o, "r", "u32") for o in ops[1:])
+    dec.row("mul.lo.u32", low, a, b)
+    dec.row("ext.u32.64.32", addend, c)
+    dec.row("ext.u32.64.32", total, low)
+    dec.row("add.u64", total, total, addend)
+    dec.row("ext.u32.32.64", dec.dst(ops[0], "r"), total)
+    dec.row("shr.u64", total, total, dec.const(32, 32))
+    dec.row("ext.u32.32.64", dec.vreg("carry", "r"), total)
+
+
+def madc(dec: Decoder, mods: list[str], ops: list[str]) -> None:
+    if mods != ["hi", "u32"]:
+        dec.fail("form of madc")
+    dec.count(ops, 4)
+    total, (a, b, c) = dec.temp("r"), (dec.src(o, "r", "u32") for o in ops[1:])
+    dec.row("mad.hi.u32", total, a, b, c)
+    dec.row("add.u32", dec.dst(ops[0], "r"), total, dec.vreg("carry", "r"))
+
+
 def product(stem: str, float_stem: str, n: int, dec: Decoder, mods: list[str], ops: list[str]) -> None:
     """mul and mad: of integers with .lo, .hi or .wide, else of floating-point numbers."""
     if mods[0] not in ("lo", "hi", "wide"):
         return arithmetic(float_stem, n, dec, mods, ops)
-    flags, t = dec.typed(mods, {"lo", "hi", "wide"})
+    flags, t = dec.typed(mods, {"lo", "hi", "wide", "cc"})
     dec.count(ops, n)
+    if "cc" in flags:
+        if stem != "mad" or t != "u32" or "lo" not in flags:
+            dec.fail("form of a product with a carry")
+        return mad_lo_cc(dec, ops)
     c = cls(t)
     if "wide" in flags:
         out = "d" if width(t) == 32 else "r"
@@ -242,7 +283,8 @@ def testp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 OPCODES: dict[str, Opcode] = {
     "add": partial(arithmetic, "add", 3), "sub": partial(arithmetic, "sub", 3), "fma": partial(arithmetic, "fma", 4),
-    "mul": partial(product, "mul", "mul", 3), "mad": partial(product, "mad", "fma", 4), "mad24": mad24, "div": div,
+    "mul": partial(product, "mul", "mul", 3), "mad": partial(product, "mad", "fma", 4), "madc": madc,
+    "mad24": mad24, "div": div,
     **{stem: partial(function, stem) for stem in "rcp sqrt rsqrt sin cos ex2 lg2 tanh".split()},
     **{stem: partial(min_max, stem) for stem in ("min", "max")},
     **{stem: partial(sign, stem) for stem in ("abs", "neg")},

@@ -30,8 +30,8 @@ def movmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.emit("MOVMATRIX", [d, s], (d,), (s,))
 
 
-MMA = re.compile(r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\.col\.(f32|f16)\.(f16|bf16)\.\4\.\3")
-MMA_TYPES = {("f32", "f16"): 0, ("f32", "bf16"): 1, ("f16", "f16"): 2}  # (D and C, A and B) -> the record's sub
+MMA = re.compile(r"(sp::ordered_metadata\.)?sync\.aligned\.m16n8k(8|16|32)\.row\.col\.(f32|f16)\.(f16|bf16|tf32)\.\4\.\3")
+MMA_TYPES = {("f32", "f16"): 0, ("f32", "bf16"): 1, ("f16", "f16"): 2, ("f32", "tf32"): 4}  # (D and C, A and B) -> sub
 
 
 def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -40,11 +40,12 @@ def mma(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         dec.fail(f"unknown opcode 'mma.{'.'.join(mods)}'")
     sparse, shape, d, a = match.groups()
     k = int(shape)
-    if (d, a) not in MMA_TYPES or (k == 32) != bool(sparse):  # mma.sp.m16n8k16: no program of others shows its layout
+    # No program of others shows the layout of mma.sp.m16n8k16.
+    if (d, a) not in MMA_TYPES or (k == 32) != bool(sparse) or (a == "tf32" and k != 8):
         dec.fail("combination of mma types or shape")
     dec.count(ops, 6 if sparse else 4)
-    groups, accumulators = [dec.vector(o) for o in ops[:4]], 2 if d == "f16" else 4
-    if [len(g) for g in groups] != [accumulators, k // 8 if sparse else k // 4, k // 8, accumulators]:
+    groups, accumulators, each = [dec.vector(o) for o in ops[:4]], 2 if d == "f16" else 4, 4 if a == "tf32" else 8
+    if [len(g) for g in groups] != [accumulators, 2 * k // each // (1 + bool(sparse)), k // each, accumulators]:
         dec.fail("register counts of mma")
     rows = [dec.dst(r, "r") for r in groups[0]]
     kinds = ("b32", "b32", "b32" if d == "f16" else "f32")

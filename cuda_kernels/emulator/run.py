@@ -42,7 +42,9 @@ class Options:
     counted per byte (with checks on). `resident_blocks`: how many blocks are under way at a time, as SMs x occupancy are on a
     GPU; 0 for one per host thread. A block that waits for one that is not resident is a deadlock, and an error (unless its loop
     changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
-    off."""
+    off. Two checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may be
+    read before it is written, without `same_value_races` unordered threads may store what is there already. `sum_bits`: 0
+    rounds each sum of tensor cores; 24 cuts them off as Ampere and Ada do, 25 as Hopper's mma does (Sums in mma.h)."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -51,6 +53,9 @@ class Options:
     smem_limit: int = 227 * 1024
     track_writes: tuple[int, ...] = ()
     resident_blocks: int = 0
+    uninitialised_shared: bool = True
+    same_value_races: bool = True
+    sum_bits: int = 0
 
 
 COUNTED = ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
@@ -270,6 +275,7 @@ class _Launch(ctypes.Structure):
         ("param_bytes", ctypes.c_uint64), ("allocations", ctypes.c_void_p), ("n_allocations", ctypes.c_uint64),
         ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
         ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("resident", ctypes.c_uint32),
+        ("any_shared_read", ctypes.c_uint32), ("same_value", ctypes.c_uint32), ("sum_bits", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -300,7 +306,8 @@ def launch(
     record = _Launch(
         tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
         table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
-        options.async_mode == "late", options.threads, options.resident_blocks,
+        options.async_mode == "late", options.threads, options.resident_blocks, not options.uninitialised_shared,
+        not options.same_value_races, options.sum_bits,
     )  # fmt: skip
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
@@ -337,6 +344,8 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
         raise ValueError(f"{name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
     if not d.param_bytes <= len(params) < d.param_bytes + 8:  # a struct may be padded to its alignment
         raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
+    if options.sum_bits not in (0, 24, 25):
+        raise ValueError(f"sum_bits {options.sum_bits}: expected 0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)")
     if options.async_mode not in ("eager", "late"):
         raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
 

@@ -52,7 +52,7 @@ struct Shadow {
     }
     __attribute__((noinline)) void read_rare(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
         if (c.flags & PENDING) pending("read of", at, c, lane);
-        if (!(c.flags & VALID))
+        if (!(c.flags & VALID) && !k.launch->any_shared_read)
             fault("uninitialised", pc, 1u << lane, format("read of %u bytes at shared address 0x%x, never written by this block", n, at));
         if (!(atomic && (c.flags & ATOMIC))) check_writer(c, at, "read after write", lane);
         if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
@@ -134,6 +134,13 @@ struct Shadow {
                 c = fresh, c.lane = (u16)i;
             else write((u32)ad[i], n, i, flags);
         }
+    }
+    bool valid(u32 at, u32 n) {
+        const Cell& line = k.lines[at >> 4];
+        if (!(line.flags & SPLIT)) return (line.flags & (VALID | PENDING)) == VALID;
+        bool all = true;
+        each_cell(at, n, [&](Cell& c, u32, u32) { all &= (c.flags & (VALID | PENDING)) == VALID; });
+        return all;
     }
     void complete(u32 at, u32 n) {
         Cell& line = k.lines[at >> 4];
