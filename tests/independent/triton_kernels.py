@@ -1,0 +1,202 @@
+"""Kernels in Triton's language, compiled for sm_80 without a GPU; what comes out is Triton's PTX, none of it written here.
+
+    python -m tests.independent.triton_kernels NAME ...     prints {name: {ptx, entry, shared, warps, arguments}} as JSON
+
+Needs the extra [truth]. The sources are plain on purpose: pipelines, swizzles, fragments and barriers are the compiler's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# ---- kernels
+
+
+@triton.jit
+def matmul(a, b, c, M, N, K, a_m, a_k, b_k, b_n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SUM: tl.constexpr):
+    """c[M, N] = a b, a and b with any strides."""
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), dtype=SUM)
+    for first in range(0, K, BK):
+        k = first + tl.arange(0, BK)
+        left = tl.load(a + m[:, None] * a_m + k[None, :] * a_k, mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        right = tl.load(b + k[:, None] * b_k + n[None, :] * b_n, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        total = tl.dot(left, right, total, out_dtype=SUM)
+    tl.store(c + m[:, None] * N + n[None, :], total.to(c.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def conv(x, w, y, N, H, W, C, P, Q, K, STRIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """3x3, pad 1, as an implicit GEMM: x[n, h, w, c], w[k, r, s, c] -> y[n, p, q, k]."""
+    pixel, out = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    q, p, image = pixel % Q, pixel // Q % P, pixel // (P * Q)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for tap in range(9):
+        row, column = p * STRIDE + tap // 3 - 1, q * STRIDE + tap % 3 - 1
+        inside = (image < N) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        start = ((image * H + row) * W + column) * C
+        for first in range(0, C, BK):
+            c = first + tl.arange(0, BK)
+            pixels = tl.load(x + start[:, None] + c[None, :], mask=inside[:, None] & (c[None, :] < C), other=0.0)
+            at = (out[None, :] * 9 + tap) * C + c[:, None]
+            total = tl.dot(pixels, tl.load(w + at, mask=(out[None, :] < K) & (c[:, None] < C), other=0.0), total)
+    keep = (pixel[:, None] < N * P * Q) & (out[None, :] < K)
+    tl.store(y + pixel[:, None] * K + out[None, :], total.to(tl.float16), mask=keep)
+
+
+@triton.jit
+def attention(q, k, v, o, L, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+    """softmax(scale q k^T) v of one head, keys block by block: one product's result is the other's operand."""
+    m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    query = tl.load(q + m[:, None] * D + d[None, :], mask=m[:, None] < L, other=0.0)
+    best, weight = tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32)
+    total = tl.zeros((BM, D), tl.float32)
+    for first in range(0, L, BN):
+        n = first + tl.arange(0, BN)
+        key = tl.load(k + n[None, :] * D + d[:, None], mask=n[None, :] < L, other=0.0)
+        score = tl.where(n[None, :] < L, tl.dot(query, key) * scale, -float("inf"))
+        top = tl.maximum(best, tl.max(score, 1))
+        part, fade = tl.exp(score - top[:, None]), tl.exp(best - top)
+        value = tl.load(v + n[:, None] * D + d[None, :], mask=n[:, None] < L, other=0.0)
+        total = tl.dot(part.to(tl.float16), value, total * fade[:, None])
+        weight, best = weight * fade + tl.sum(part, 1), top
+    tl.store(o + m[:, None] * D + d[None, :], (total / weight[:, None]).to(tl.float16), mask=m[:, None] < L)
+
+
+@triton.jit
+def softmax(x, y, columns, B: tl.constexpr):
+    at, i = x + tl.program_id(0) * columns, tl.arange(0, B)
+    value = tl.load(at + i, mask=i < columns, other=-float("inf")).to(tl.float32)
+    part = tl.exp(value - tl.max(value, 0))
+    tl.store(y + tl.program_id(0) * columns + i, (part / tl.sum(part, 0)).to(tl.float16), mask=i < columns)
+
+
+@triton.jit
+def layer_norm(x, scale, shift, y, columns, B: tl.constexpr):
+    i = tl.arange(0, B)
+    inside, at = i < columns, tl.program_id(0) * columns + i
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    off = tl.where(inside, value - tl.sum(value, 0) / columns, 0.0)
+    deviation = tl.sqrt(tl.sum(off * off, 0) / columns + 1e-5)
+    result = off / deviation * tl.load(scale + i, mask=inside, other=0.0) + tl.load(shift + i, mask=inside, other=0.0)
+    tl.store(y + at, result.to(tl.float16), mask=inside)
+
+
+@triton.jit
+def transpose(x, y, M, N, B: tl.constexpr):
+    m, n = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B)
+    tile = tl.load(x + m[:, None] * N + n[None, :], mask=(m[:, None] < M) & (n[None, :] < N), other=0.0)
+    tl.store(y + n[:, None] * M + m[None, :], tl.trans(tile), mask=(n[:, None] < N) & (m[None, :] < M))
+
+
+@triton.jit
+def scan(x, y, columns, B: tl.constexpr):
+    i = tl.arange(0, B)
+    at = tl.program_id(0) * columns + i
+    tl.store(y + at, tl.cumsum(tl.load(x + at, mask=i < columns, other=0.0), 0), mask=i < columns)
+
+
+@triton.jit
+def sort(x, y, columns, B: tl.constexpr):
+    at = tl.program_id(0) * columns + tl.arange(0, B)
+    tl.store(y + at, tl.sort(tl.load(x + at)))
+
+
+@triton.jit
+def argmax(x, y, columns, B: tl.constexpr):
+    i = tl.arange(0, B)
+    value = tl.load(x + tl.program_id(0) * columns + i, mask=i < columns, other=-float("inf"))
+    tl.store(y + tl.program_id(0), tl.argmax(value, 0))
+
+
+@triton.jit
+def histogram(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    counts = tl.histogram(tl.load(x + i, mask=i < n, other=0), 64, mask=i < n)
+    tl.atomic_add(y + tl.arange(0, 64), counts)
+
+
+@triton.jit
+def functions(x, y, n, B: tl.constexpr):
+    """Special functions, conversions, and division of whole numbers."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)
+    whole = (v * 16).to(tl.int32)
+    total = tl.erf(v) + tl.sigmoid(v) + tl.sin(v) + tl.cos(v) + tl.sqrt(tl.abs(v)) + tl.log(1 + tl.abs(v)) + tl.exp2(v)
+    tl.store(y + i, total + ((whole // 7) * 3 + whole % 5).to(tl.float32), mask=i < n)
+
+
+# ---- which of them, with what types and sizes
+
+HALF, SINGLE, BRAIN, INT = "*fp16", "*fp32", "*bf16", "*i32"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`types`: of the arguments that are no constants, in order; integers named in `by_16` are multiples of 16."""
+
+    kernel: object
+    types: dict[str, str]
+    constants: dict[str, object]
+    warps: int = 4
+    stages: int = 3
+    by_16: tuple[str, ...] = ()
+
+
+def product(a=HALF, c=HALF, tile=(64, 64, 32), one=("a_k", "b_n"), total=tl.float32, even=True, **how) -> Case:
+    """A matmul; `one`: the strides of 1, constants as Triton's own launcher makes them."""
+    sizes = [n for n in ("M", "N", "K", "a_m", "a_k", "b_k", "b_n") if n not in one]
+    constants = {**dict.fromkeys(one, 1), **dict(zip(("BM", "BN", "BK"), tile, strict=True)), "SUM": total}
+    types = {"a": a, "b": a, "c": c, **dict.fromkeys(sizes, "i32")}
+    return Case(matmul, types, constants, **how, by_16=tuple(sizes) if even else ())
+
+
+def by_rows(kernel, x: str, y: str, block: int, *more: str) -> Case:
+    return Case(kernel, {"x": x, **dict.fromkeys(more, SINGLE), "y": y, "columns": "i32"}, {"B": block})
+
+
+IMAGE = {"x": HALF, "w": HALF, "y": HALF, **dict.fromkeys(("N", "H", "W", "C", "P", "Q", "K"), "i32")}
+CASES = {
+    "matmul": product(), "matmul_128x128": product(tile=(128, 128, 32), warps=8, stages=4),
+    "matmul_128x64": product(tile=(128, 64, 64)), "matmul_one_warp": product(tile=(32, 32, 64), warps=1, stages=2),
+    "matmul_transposed_a": product(one=("a_m", "b_n")), "matmul_transposed_b": product(one=("a_k", "b_k")),
+    "matmul_half_sums": product(total=tl.float16), "matmul_bfloat16": product(BRAIN, SINGLE),
+    "matmul_odd": product(even=False), "matmul_float_result": product(c=SINGLE, tile=(64, 128, 32), stages=5),
+    "matmul_float": product(SINGLE, SINGLE),
+    **{f"conv_stride{stride}": Case(conv, IMAGE, {"STRIDE": stride, "BM": 64, "BN": 64, "BK": 32}, by_16=("C", "K"))
+       for stride in (1, 2)},
+    "attention": Case(attention, {**dict.fromkeys("qkvo", HALF), "L": "i32", "scale": "fp32"}, {"BM": 64, "BN": 64, "D": 64},
+                      stages=2),
+    "softmax": by_rows(softmax, HALF, HALF, 1024), "layer_norm": by_rows(layer_norm, HALF, HALF, 512, "scale", "shift"),
+    "scan": by_rows(scan, SINGLE, SINGLE, 1024), "sort": by_rows(sort, INT, INT, 256),
+    "argmax": by_rows(argmax, SINGLE, INT, 512),
+    "transpose": Case(transpose, {"x": HALF, "y": HALF, "M": "i32", "N": "i32"}, {"B": 64}, by_16=("M", "N")),
+    "histogram": Case(histogram, {"x": INT, "y": INT, "n": "i32"}, {"B": 1024}),
+    "functions": Case(functions, {"x": HALF, "y": SINGLE, "n": "i32"}, {"B": 512}),
+}  # fmt: skip
+
+
+def compiled(case: Case) -> dict:
+    names = case.kernel.arg_names
+    signature = {n: case.types.get(n, "constexpr") for n in names}
+    aligned = {n for n, t in case.types.items() if t.startswith("*")} | set(case.by_16)
+    hints = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in aligned}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=hints)
+    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+    return {
+        "ptx": made.asm["ptx"], "entry": made.metadata.name, "shared": made.metadata.shared, "warps": made.metadata.num_warps,
+        "arguments": {n: signature[n] for n in names if n in case.types},
+        "constants": {n: v for n, v in case.constants.items() if isinstance(v, int)},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: compiled(CASES[name]) for name in sys.argv[1:] or CASES}))

@@ -1,0 +1,85 @@
+"""Triton's PTX: committed, or compiled where the extra [truth] is installed, and then cached by content.
+
+    python -m tests.independent.triton_programs      writes the committed ones anew
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cuda_kernels.files import cache_dir, write
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "triton_kernels.py"
+FOLDER = HERE / "triton"
+# Committed, 77 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
+# device library. Between them: mma, ldmatrix with and without .trans, cp.async in a pipeline, warp and block reductions.
+COMMITTED = ("matmul", "attention", "softmax", "transpose")
+SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """A compiled kernel. `arguments`: name -> type, in order; `constants`: what it was compiled for."""
+
+    name: str
+    ptx: str
+    entry: str
+    shared: int
+    warps: int
+    arguments: dict[str, str]
+    constants: dict[str, int]
+
+
+def installed() -> str:
+    """Triton's version, or an empty text."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def all_kernels() -> dict[str, Triton]:
+    """Every kernel of triton_kernels.py, from the cache where these sources were compiled before by this Triton."""
+    key = hashlib.sha256(SOURCE.read_bytes() + installed().encode()).hexdigest()[:20]
+    path = cache_dir() / "independent" / f"triton-{key}.json"
+    if not path.exists():
+        command = [sys.executable, "-m", "tests.independent.triton_kernels"]
+        environment = {**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
+        made = subprocess.run(command, cwd=HERE.parents[1], env=environment, capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"Triton {installed()} does not compile {SOURCE}:\n{made.stderr}")
+        write(path, made.stdout.encode())
+    return {name: Triton(name, **record) for name, record in json.loads(path.read_text()).items()}
+
+
+def committed(name: str) -> Triton:
+    """A kernel of the repository: what it takes stands in its first line."""
+    text = (FOLDER / f"{name}.ptx").read_text()
+    record = json.loads(text.partition("\n")[0].removeprefix("// "))
+    return Triton(name, text, *(record[key] for key in ("entry", "shared", "warps", "arguments", "constants")))
+
+
+def main() -> None:
+    if not installed():
+        raise SystemExit("Triton is not installed: make truth")
+    for name in COMMITTED:
+        k = all_kernels()[name]
+        about = {"compiler": f"Triton {installed()}, MIT", "source": f"tests/independent/{SOURCE.name}: {name}"}
+        taken = {"shared": k.shared, "warps": k.warps, "arguments": k.arguments, "constants": k.constants}
+        head = {**about, "entry": k.entry, **taken}
+        lines = [line.rstrip() for line in k.ptx.splitlines()]
+        write(FOLDER / f"{name}.ptx", "\n".join([f"// {json.dumps(head)}", *lines, ""]).encode())
+
+
+if __name__ == "__main__":
+    main()

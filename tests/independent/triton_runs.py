@@ -1,0 +1,162 @@
+"""Runs of Triton's kernels in the emulator, each beside NumPy: whole numbers must come out exactly."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import erf
+
+import numpy as np
+
+from cuda_kernels.emulator import Memory, Options, launch, load
+from tests.independent.micro import bfloat16
+from tests.independent.triton_programs import Triton
+
+TYPES = {"*fp16": np.float16, "*fp32": np.float32, "*i32": np.int32, "*bf16": np.uint16}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch. `inputs` and `zeros` fill pointers by name, `scalars` the rest; `expected` of `out`, within rtol and atol."""
+
+    grid: tuple[int, int, int]
+    inputs: Mapping[str, np.ndarray]
+    out: str
+    expected: np.ndarray
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    rtol: float = 0.0
+    atol: float = 0.0
+    zeroed: bool = False
+
+
+def measure(kernel: Triton, run: Run, options: Options) -> float:
+    """The largest error of a launch, in units of what is allowed; of an exact one 0, or infinity."""
+    memory, packed, out = Memory(), bytearray(), 0
+    kind = TYPES[kernel.arguments[run.out]]
+    size = run.expected.size * np.dtype(kind).itemsize
+    for name, kind_of in kernel.arguments.items():
+        if not kind_of.startswith("*"):
+            code, value = ("f", run.scalars[name]) if kind_of == "fp32" else ("i", int(run.scalars[name]))
+        elif name == run.out:
+            code, value = "Q", memory.alloc(size, fill=0 if run.zeroed else 0xCB, name=name)
+            out = int(value)
+        else:
+            code, value = "Q", memory.upload(run.inputs[name].astype(TYPES[kind_of], copy=False), name)
+        packed += b"\0" * (-len(packed) % struct.calcsize(code)) + struct.pack(f"<{code}", value)
+    packed += b"\0" * (-len(packed) % 8) + struct.pack("<QQ", 0, 0)  # scratch memory of Triton's, not used
+    # Triton's histogram lets all warps store the same zeros.
+    options = replace(options, same_value_races=kernel.name != "histogram")
+    program = load(kernel.ptx, kernel.entry)
+    launch(program, run.grid, (32 * kernel.warps, 1, 1), kernel.shared, bytes(packed), memory, options=options)
+    memory.check_red_zones()
+    got = memory.read(out, size).view(kind).reshape(run.expected.shape).astype(np.float64)
+    allowed = run.atol + run.rtol * np.abs(run.expected)
+    error = np.abs(got - run.expected)
+    if not allowed.any():
+        return 0.0 if np.array_equal(got, run.expected) else float("inf")
+    return float(np.nan_to_num(error / allowed, nan=np.inf).max())
+
+
+def whole(rng: np.random.Generator, *shape: int, most: int = 4) -> np.ndarray:
+    return rng.integers(-most, most + 1, shape).astype(np.float16)
+
+
+def tiles(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
+# ---- matrices and images
+
+
+def matmuls(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    c = k.constants
+    bm, bn, bk = c["BM"], c["BN"], c["BK"]
+    sizes = [(61, 67, 37), (129, 70, 101)] if k.name == "matmul_odd" else [(bm, bn, 2 * bk), (bm + 16, 2 * bn, 96)]
+    for m, n, depth in sizes:
+        a, b = whole(rng, m, depth, most=3), whole(rng, depth, n, most=3)  # sums stay below 2048: a half holds them
+        left, right = (a.T if "a_m" in c else a), (b.T if "b_k" in c else b)
+        given = bfloat16 if k.arguments["a"] == "*bf16" else np.ascontiguousarray
+        scalars = {"M": m, "N": n, "K": depth, "a_m": depth, "a_k": m, "b_k": n, "b_n": depth}
+        want = a.astype(np.float64) @ b.astype(np.float64)
+        yield Run((tiles(m, bm), tiles(n, bn), 1), {"a": given(left), "b": given(right)}, "c", want, scalars)
+
+
+def convs(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    stride = k.constants["STRIDE"]
+    for n, h, w, c, out in ((1, 9, 11, 32, 64), (2, 8, 8, 48, 80)):
+        x, f = whole(rng, n, h, w, c, most=2), whole(rng, out, 3, 3, c, most=1)
+        p, q = (h - 1) // stride + 1, (w - 1) // stride + 1
+        padded, want = np.pad(x.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0))), np.zeros((n, p, q, out))
+        for r, s in np.ndindex(3, 3):
+            want += padded[:, r : r + stride * p : stride, s : s + stride * q : stride][:, :p, :q] @ f[:, r, s].astype(float).T
+        scalars = dict(zip("NHWCPQK", (n, h, w, c, p, q, out), strict=True))
+        yield Run((tiles(n * p * q, 64), tiles(out, 64), 1), {"x": x, "w": f}, "y", want, scalars)
+
+
+def attentions(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    for length in (128, 100):
+        q, key, v = (rng.standard_normal((length, 64)).astype(np.float16) for _ in range(3))
+        score = q.astype(np.float64) @ key.astype(np.float64).T / 8
+        part = np.exp(score - score.max(1, keepdims=True))
+        want = part / part.sum(1, keepdims=True) @ v.astype(np.float64)
+        inputs, scalars = {"q": q, "k": key, "v": v}, {"L": length, "scale": 0.125}
+        yield Run((tiles(length, 64), 1, 1), inputs, "o", want, scalars, rtol=2e-3, atol=1e-3)
+
+
+def transposes(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    for m, n in ((128, 64), (80, 176)):
+        x = rng.standard_normal((m, n)).astype(np.float16)
+        yield Run((tiles(m, 64), tiles(n, 64), 1), {"x": x}, "y", x.T.astype(np.float64), {"M": m, "N": n})
+
+
+# ---- rows, and what is apart
+
+
+def rows(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    block = k.constants["B"]
+    for count, columns in ((3, block), (2, block if k.name == "sort" else block * 3 // 4 + 5)):
+        x, extra, rtol, atol = whole(rng, count, columns, most=100).astype(np.float64), {}, 0.0, 0.0
+        if k.name == "softmax":
+            x = (3 * rng.standard_normal((count, columns))).astype(np.float16).astype(np.float64)
+            part = np.exp(x - x.max(1, keepdims=True))
+            want, rtol, atol = part / part.sum(1, keepdims=True), 1e-3, 1e-6
+        elif k.name == "layer_norm":
+            x = rng.standard_normal((count, columns)).astype(np.float16).astype(np.float64)
+            extra = {n: rng.standard_normal(columns).astype(np.float32) for n in ("scale", "shift")}
+            off = x - x.mean(1, keepdims=True)
+            want, atol = off / np.sqrt(off.var(1, keepdims=True) + 1e-5) * extra["scale"] + extra["shift"], 3e-3
+        elif k.name == "argmax":
+            x = rng.permuted(np.tile(np.arange(columns, dtype=np.float64), (count, 1)), axis=1)
+            want = x.argmax(1).astype(np.float64)
+        else:
+            want = np.sort(x, 1) if k.name == "sort" else x.cumsum(1)
+        yield Run((count, 1, 1), {"x": x, **extra}, "y", want, {"columns": columns}, rtol, atol)
+
+
+def histograms(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x = rng.integers(0, 64, 3000)
+    yield Run((3, 1, 1), {"x": x}, "y", np.bincount(x, minlength=64).astype(np.float64), {"n": 3000}, zeroed=True)
+
+
+def functions(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x = (3 * rng.standard_normal(1500)).astype(np.float16)
+    d = x.astype(np.float64)
+    i = np.trunc(d * 16)
+    want = np.vectorize(erf)(d) + 1 / (1 + np.exp(-d)) + np.sin(d) + np.cos(d) + np.sqrt(abs(d)) + np.log1p(abs(d)) + np.exp2(d)
+    yield Run((3, 1, 1), {"x": x}, "y", want + np.trunc(i / 7) * 3 + np.fmod(i, 5), {"n": 1500}, rtol=1e-5, atol=1e-5)
+
+
+RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
+    "matmul": matmuls, "conv": convs, "attention": attentions, "transpose": transposes, "histogram": histograms,
+    "functions": functions,
+}  # fmt: skip
+
+
+def runs(kernel: Triton, seed: int = 0) -> Iterator[Run]:
+    return RUNS.get(kernel.name.partition("_")[0], rows)(kernel, np.random.default_rng(seed))
+
+
+def worst(kernel: Triton, options: Options, seed: int = 0) -> float:
+    """The largest error of all its runs; at most 1 is right."""
+    return max(measure(kernel, run, options) for run in runs(kernel, seed))
