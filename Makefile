@@ -4,6 +4,7 @@
 # make test-full  what `make test` leaves to continuous integration: all tiles, formats and cases of each
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
+# make test-wheel  build the wheel, install it into clean environments, CUDA 12's and 13's, and use it there (needs a package index)
 # make test-long  the exhaustive runs, those that need a GPU on the emulated driver
 # make test-compiled  compile again what differs from commit BASE, and one variant in 20 drawn by the commit (all: ALL=1)
 # make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
@@ -17,22 +18,22 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
-QUICK := "not slow and not full and not long and not driver"
+QUICK := "not slow and not full and not long and not driver and not wheel"
 
-.PHONY: demo test check test-full test-blas test-compiled test-driver test-long lint docs truth compiled bench gpu clean
+.PHONY: demo test check test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP)
 	$(BIN)/python -c "from cuda_kernels.emulator import build; build.library()"  # once, not in each process
-	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long and not driver" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "not full and not long and not driver and not wheel" --durations=15
 
 check: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver" --durations=15
+	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver and not wheel" --durations=15
 
 test-blas: $(STAMP)
 	OPENBLAS_CORETYPE=Nehalem $(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
@@ -44,6 +45,9 @@ test-compiled: $(STAMP)
 
 test-driver: $(STAMP)
 	$(BIN)/python -m tests.emulated_driver python -m pytest $(PARALLEL) -m "driver or (gpu and not full and not long)" --durations=15
+
+test-wheel: $(STAMP)
+	$(BIN)/python -m pytest -s -m "wheel and not long and not driver" tests/test_wheel.py --durations=5
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -216,3 +216,24 @@ def test_hash_covers_the_headers_a_kernel_includes_and_no_others():
     assert names("conv_dense")[0] == "conv_dense.cu" and {"conv.cuh", "ptx.cuh"} <= set(names("conv_dense"))
     assert "conv.cuh" not in names("reduce")
     assert compiling.source_hash("reduce") != compiling.source_hash("pool") != compiling.source_hash()
+
+
+# ---- which NVRTC
+
+
+def test_an_architecture_that_nvrtc_does_not_know_is_told_with_those_that_it_does():
+    with pytest.raises(CompileError, match=r"^NVRTC [\d.]+ does not compile for sm_30: it knows .*80, .*90"):
+        compiling.compile_anew("flush_l2", {}, "sm_30")
+
+
+def test_an_nvrtc_that_is_not_found_is_told_with_the_extras_that_bring_it(monkeypatch):
+    class Bindings:
+        @staticmethod
+        def nvrtcVersion():
+            raise RuntimeError('Failure finding "libnvrtc.so"')
+
+    monkeypatch.setattr(compiling, "_bindings", Bindings)
+    compiling.nvrtc_version.cache_clear()
+    with pytest.raises(CompileError, match=r"NVRTC's library is not found.*gpu-runtime\[cuda13\].*gpu-runtime\[cuda12\]"):
+        compiling.nvrtc_version()
+    assert compiling.installed_nvrtc() == "none"

@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import ROOT, leave_to_ci, sample
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-MARKS = ("slow", "full", "long", "driver")
+TARGETS = ("test", "test-full", "test-long", "test-driver", "test-wheel")
+MARKS = ("slow", "full", "long", "driver", "wheel")
 
 
 def runs(target: str, *marks: str) -> bool:
@@ -22,10 +23,11 @@ def runs(target: str, *marks: str) -> bool:
     return eval(wanted.strip('"'), {name: name in marks for name in (*MARKS, "gpu")})
 
 
-@pytest.mark.parametrize("marks", [m for n in range(5) for m in itertools.combinations(MARKS, n)], ids="-".join)
+@pytest.mark.parametrize("marks", [m for n in range(len(MARKS) + 1) for m in itertools.combinations(MARKS, n)], ids="-".join)
 def test_every_test_belongs_to_one_target(marks):
-    assert [runs(target, *marks) for target in ("test", "test-full", "test-long", "test-driver")].count(True) == 1
+    assert [runs(target, *marks) for target in TARGETS].count(True) == 1
     assert runs("test-driver", *marks) == ("driver" in marks)
+    assert runs("test-wheel", *marks) == ("wheel" in marks and not {"long", "driver"} & set(marks))
     assert runs("test-long", *marks) == ("long" in marks and "driver" not in marks)
     if not {"full", "long"} & set(marks):  # what needs a GPU runs on the emulated driver too
         assert runs("test-driver", "gpu", *marks)
@@ -36,7 +38,7 @@ def test_every_test_belongs_to_one_target(marks):
 def test_continuous_integration_runs_all_but_the_long():
     targets = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(), re.M)
     assert targets[:2] == ["test", "test-full"], "what a newcomer runs comes first"
-    assert {"test-compiled", "test-driver", "test-blas", "lint"} <= set(targets) and "test-long" not in targets
+    assert {"test-compiled", "test-driver", "test-wheel", "test-blas", "lint"} <= set(targets) and "test-long" not in targets
 
 
 def test_every_mark_is_declared_and_used():

@@ -7,6 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -23,7 +24,10 @@ from tactics.measure.cache import Cache
 from tactics.measure.timing import driver_version
 
 Status = Literal["passed", "failed", "untested"]
-PACKAGES = ("numpy", "cupy-cuda13x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-ml-py")
+PACKAGES = (  # of those in a row one is enough: CUDA 13's or CUDA 12's
+    ("numpy",), ("cupy-cuda13x", "cupy-cuda12x"), ("cuda-bindings",), ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), ("nvidia-ml-py",),
+)  # fmt: skip
 ABSOLUTE = re.compile(r"(?<![\w.~])/(?:[^/\s'\":,;()]+/)+")  # the folders of an absolute path
 
 
@@ -44,15 +48,19 @@ def without_folders(text: str) -> str:
 def versions() -> dict[str, str]:
     """Of everything that what is computed here depends on."""
 
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
+    def installed(packages: tuple[str, ...]) -> dict[str, str]:
+        there = {}
+        for package in packages:
+            with suppress(PackageNotFoundError):
+                there[package] = version(package)
+        return there or {packages[0]: "not installed"}
 
     found = {"gpu_runtime": installed_version(), "Python": platform.python_version(), "NVIDIA driver": driver_version()}
     found |= {"system": f"{platform.system()} {platform.machine()}", "processors": str(os.cpu_count())}
-    return found | {"NVRTC": _nvrtc()} | {package: installed(package) for package in PACKAGES}
+    found["NVRTC"] = _nvrtc()
+    for packages in PACKAGES:
+        found |= installed(packages)
+    return found
 
 
 def _nvrtc() -> str:

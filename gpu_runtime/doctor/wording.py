@@ -115,8 +115,9 @@ def _rates(found: Examination) -> list[str]:
 
 
 def _versions(found: Mapping[str, str]) -> list[str]:
-    first = [f"{name} {value}" for name, value in found.items() if name not in PACKAGES]
-    return wrap("; ".join([*first, ", ".join(f"{name} {found[name]}" for name in PACKAGES)]))
+    packages = {name for names in PACKAGES for name in names}
+    first = [f"{name} {value}" for name, value in found.items() if name not in packages]
+    return wrap("; ".join([*first, ", ".join(f"{name} {value}" for name, value in found.items() if name in packages)]))
 
 
 def _names(found: Examination, status: str) -> str:
