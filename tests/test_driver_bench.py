@@ -16,6 +16,10 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.gpu_networks import fewer_tactics
 from gpu_runtime import cli as command_line
+from gpu_runtime.benchmark.inputs import random_inputs
+from gpu_runtime.benchmark.measure import measure
+from gpu_runtime.benchmark.records import Settings
+from gpu_runtime.benchmark.summary import summarize
 from tests.conftest import ROOT
 from tests.emulated_driver import settings
 from tests.on_driver import passes
@@ -72,6 +76,35 @@ def test_all_options(folder, order):
     assert out.endswith("all of them\n") and out.count("=== Performance summary") == 12
     assert "2 streams, a host thread each, launches one by one (--noCudaGraph), nothing copied (--noDataTransfers)" in out
     assert out.count("no GPU's times") == 12  # each block says whose clock it is
+
+
+def other_plans():
+    """A library function, around which there are several graphs; inputs and outputs that are packed on the host; and Python."""
+    os.chdir(os.environ[FOLDER])
+    rng = np.random.default_rng(0)
+    w = {"w": rng.normal(0, 0.1, (16, 8, 3, 3)).astype(np.float32)}
+    onnx.save(model([node("Conv", "x w", "a"), node("Hardmax", "a", "y", axis=1)], {"x": (1, 8, 6, 6)}, "y", w), "library.onnx")
+    gr.build("library.onnx", device="h200").save("library.engine")
+    gr.build("tiny.onnx", device="h200", input_formats="fp16:hwc8", output_formats="fp16:chw16").save("packed.engine")
+    for name in ("library.engine", "packed.engine"):
+        engine = gr.load(name)
+        inputs = random_inputs(engine.inputs, seed=1)
+        with engine.context(device="emulator") as context:
+            want = context.run(inputs)["y"]
+        for transfers in (True, False):
+            few = Settings(warm_up_ms=0, iterations=2, duration_s=0, transfers=transfers)
+            measured = measure(engine, inputs, few)
+            assert np.abs(measured.outputs["y"] - want).max() < 0.02 and not measured.nonfinite
+            found = summarize(measured.trace)
+            assert found.queries >= 2 and found.compute.min > 0 and found.throughput > 0
+    inputs["x"][...] = np.inf
+    assert measure(engine, inputs, few).nonfinite
+    with pytest.raises(ValueError, match="inputs: expected the names"):
+        measure(engine, {}, few)
+
+
+def test_other_plans(folder):
+    passes(other_plans)
 
 
 def bench(folder, *options, **changes):

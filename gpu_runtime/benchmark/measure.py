@@ -29,7 +29,7 @@ from gpu_runtime.runtime.arrays import check_names, host_input
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import Bound
-from tactics.format import to_memory
+from tactics.format import DTYPES, from_memory, to_memory
 
 AHEAD = 2  # queries of a stream that may be under way at once
 MOST_QUERIES = 500_000  # that are kept, in 150 MB; of more, the last
@@ -133,6 +133,14 @@ class Lane:
         compute_end = compute_start + elapsed(ready, done)
         end = compute_end + (elapsed(done, after) if after is not done else 0.0)
         return Query(self.number, *slot.enqueued, ended, start, compute_start, compute_end, end)
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """As the last query left them; by its own copies, where it made some."""
+        if not self._settings.transfers:
+            self._move(self._outs, TO_HOST)
+            self.gpu.synchronize()
+        pairs = zip(self.context.plan.outputs, self._outs, strict=True)
+        return {o.name: from_memory(c.host.view(DTYPES[o.dtype]), o.format, o.shape4).reshape(o.shape).copy() for o, c in pairs}
 
     @property
     def full(self) -> bool:
@@ -284,7 +292,7 @@ class Bench:
 
     def result(self, trace: Trace) -> Measured:  # fmt: skip
         layers = dict.fromkeys(name for context in self._contexts for name in context.nonfinite())
-        return Measured(trace, self._contexts[0].outputs(), tuple(layers))
+        return Measured(trace, self._lanes[0].outputs(), tuple(layers))
 
     def close(self) -> None:
         for context in self._contexts:
