@@ -1,6 +1,8 @@
 """`gpu-runtime bench` as it is typed on a machine without a GPU: what it predicts, and what it refuses. What it measures is
 tested on the emulated driver (test_driver_bench.py), its statistics in test_bench_summary.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,8 @@ import gpu_runtime as gr
 from cuda_kernels import device as devices
 from gpu_runtime.benchmark.inputs import load_inputs, random_inputs
 from gpu_runtime.benchmark.summary import predicted
+from gpu_runtime.runtime.findings import Solution
+from gpu_runtime.runtime.plan_record import Timing
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,10 @@ def test_the_error_of_a_prediction(files):
     found = predicted(record)
     assert found.low_us < found.us < found.high_us and found.us**2 == pytest.approx(found.low_us * found.high_us)
     assert 1.1 < found.high_us / found.us < 1.5
+    plan = replace(record.plan, solution=Solution(1e6, "", ""))
+    timed = predicted(replace(record, timing=Timing("measured", "measured(a GPU)"), plans=(plan,)))
+    assert timed.label == found.label == "predicted(h200)"
+    assert (timed.us, timed.low_us) == pytest.approx((found.us, found.low_us))
 
 
 def test_what_predicting_does_not_do(files, cli):
