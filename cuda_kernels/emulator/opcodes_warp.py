@@ -8,19 +8,21 @@ from functools import partial
 from cuda_kernels.emulator.decoder import SPACES, Decoder, Opcode, cls, width
 from cuda_kernels.emulator.opcodes_memory import ATOM_OPS, ATOM_TYPES
 
-LDMATRIX = re.compile(r"sync\.aligned\.m8n8\.x([124])(\.trans)?(\.shared(?:::cta)?)?\.b16")
+LDMATRIX = {"sync", "aligned", "m8n8", "b16"}
 
 
 def ldmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
-    form = LDMATRIX.fullmatch(".".join(mods))
-    if not form:
+    """Its modifiers come in any order: CUTLASS writes x4.trans.m8n8."""
+    given = set(mods)
+    number, shared = given & {"x1", "x2", "x4"}, given & {"shared", "shared::cta"}
+    if given - number - shared - {"trans"} != LDMATRIX or len(number) != 1 or len(shared) > 1 or len(mods) != len(given):
         dec.fail("form of ldmatrix")
-    vec, rows = int(form[1]), [dec.dst(r, "r") for r in dec.vector(ops[0])]
+    vec, rows = int(number.pop()[1:]), [dec.dst(r, "r") for r in dec.vector(ops[0])]
     if len(rows) != vec or -1 in rows:
         dec.fail(f"ldmatrix.x{vec} writes {vec} registers")
     a, imm, wide, _ = dec.address(ops[1])
-    dec.emit("LDMATRIX", [*rows, *[-1] * (8 - vec), a], rows, (a,), imm=imm, vec=vec, sub=int(form[2] is not None), flags=wide,
-             space=SPACES["shared"] if form[3] else 0)  # fmt: skip
+    dec.emit("LDMATRIX", [*rows, *[-1] * (8 - vec), a], rows, (a,), imm=imm, vec=vec, sub=int("trans" in given), flags=wide,
+             space=SPACES["shared"] if shared else 0)  # fmt: skip
 
 
 def movmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:

@@ -1,0 +1,202 @@
+"""CUTLASS's examples with their own main() and their own host references, run on the emulator.
+
+    python -m tests.independent.cuda_programs NAME [--late] [--seed N] [-- ARGUMENTS]
+
+nvcc compiles an example, unchanged but for what `EXAMPLES` says, into a shared object that holds PTX and calls no libcudart;
+cudart.cpp stands for that. The program decides itself whether the results are right, against its own loops on the host, and
+main() returns 0 then. What was compiled is cached by content.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes as C
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
+from cuda_kernels.emulator.run import parsed
+from cuda_kernels.files import cache_dir, write
+from tests.independent import packages
+
+HERE = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-shared", "-Xcompiler", "-fPIC",
+         "-cudart", "none", "--compress-mode=none", "-gencode", "arch=compute_80,code=compute_80")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A source below CUTLASS's examples/. `edits`: texts and what stands for them, each found once."""
+
+    source: str
+    edits: Mapping[str, str] = field(default_factory=dict)
+
+
+def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
+    """Example 15, written for 4-bit integers: here with FP16 operands, FP32 sums, and a size for an interpreter."""
+    return Example("15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu", {
+        "using ElementAccumulator = int32_t;": "using ElementAccumulator = float;",
+        "using ElementInputA = cutlass::int4b_t;": "using ElementInputA = cutlass::half_t;",
+        "using ElementInputB = cutlass::int4b_t;": "using ElementInputB = cutlass::half_t;",
+        "using ElementOutput = int32_t;": "using ElementOutput = float;",
+        "GemmShape<128, 128, 256>": f"GemmShape<{tile}>", "GemmShape<64, 64, 256>": f"GemmShape<{warp}>",
+        "GemmShape<16, 8, 128>": "GemmShape<16, 8, 32>", "length_m = 512": "length_m = 256", "length_n = 512": "length_n = 256",
+        "length_k = 1024": "length_k = 512", "NumStages = 3": f"NumStages = {stages}",
+    })  # fmt: skip
+
+
+EXAMPLES = {
+    "sparse_gemm": sparse_gemm("128, 128, 64", "64, 64, 64", 3),
+    "sparse_gemm_small_tile": sparse_gemm("64, 128, 128", "32, 64, 128", 4),
+    "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
+}
+
+
+# ---- compiling
+
+
+def cached(text: str, name: str, make: Callable[[Path], None]) -> Path:
+    """A file of the cache under the hash of what decides it, made if need be."""
+    path = cache_dir() / "independent" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
+            made = Path(folder) / "made.so"
+            make(made)
+            write(path, made.read_bytes())
+    return path
+
+
+def finished(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def program(name: str) -> Path:
+    """The compiled example; compiling takes half a minute."""
+    example, source = EXAMPLES[name], packages.cutlass()
+    original = source / "examples" / example.source
+    text = original.read_text()
+    for old, new in example.edits.items():
+        if text.count(old) != 1:
+            raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
+        text = text.replace(old, new)
+    folders = (source / "include", source / "tools/util/include", source / "examples/common", original.parent, HERE / "include")
+
+    def make(out: Path) -> None:
+        (out.parent / "example.cu").write_text(text)
+        compiler = str(packages.toolkit() / "bin" / "nvcc")
+        finished([compiler, *FLAGS, *(f"-I{f}" for f in folders), str(out.parent / "example.cu"), "-o", str(out)])
+
+    random = (HERE / "include" / "curand_kernel.h").read_text()
+    return cached("\0".join([text, random, packages.CUTLASS, *packages.TOOLKIT, *FLAGS]), name, make)
+
+
+def cudart() -> Path:
+    source = HERE / "cudart.cpp"
+    include = f"-I{packages.toolkit() / 'include'}"
+
+    def make(out: Path) -> None:
+        finished(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(out)])
+
+    return cached(source.read_text() + packages.TOOLKIT[2], "cudart", make)
+
+
+def fat_binary_texts(data: bytes) -> list[str]:
+    """The PTX in an uncompressed fat binary."""
+    return [m[0].decode() for m in re.finditer(rb"\.version \d[^\0]*", data)]
+
+
+def ptx(name: str) -> str:
+    """All PTX of an example."""
+    return "\n".join(fat_binary_texts(program(name).read_bytes()))
+
+
+# ---- running
+
+ALLOCATE, RELEASE = C.CFUNCTYPE(C.c_uint64, C.c_uint64), C.CFUNCTYPE(None, C.c_uint64)
+IMAGE, KERNEL = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c_char_p)
+LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_void_p), C.c_uint64)
+
+
+class Hooks(C.Structure):
+    _fields_ = [("allocate", ALLOCATE), ("release", RELEASE), ("image", IMAGE), ("kernel", KERNEL), ("launch", LAUNCH)]
+
+
+class Device:
+    """What cudart.cpp asks for; `change`: what is made of each PTX text before it is loaded."""
+
+    def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
+        self.options, self.change = options, change
+        self.memory, self.texts, self.names, self.mma = Memory(), list[str](), dict[int, str](), 0
+        self.hooks = Hooks(
+            ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch)
+        )
+
+    def allocate(self, size: int) -> int:
+        return self.memory.alloc(size, name=f"cudaMalloc of {size}")
+
+    def release(self, address: int) -> None:
+        self.memory.free(address)
+
+    def image(self, address: int) -> None:
+        header = C.string_at(address, 16)  # magic, version, bytes of the header, bytes behind it
+        size = int.from_bytes(header[6:8], "little") + int.from_bytes(header[8:16], "little")
+        self.texts += map(self.change, fat_binary_texts(C.string_at(address, size)))
+
+    def kernel(self, host: int, name: bytes) -> None:
+        self.names[host] = name.decode()
+
+    def launch(self, host: int, sizes: Sequence[int], arguments: Sequence[int], shared: int) -> int:
+        try:
+            name = self.names[host]
+            text = next(t for t in self.texts if re.search(rf"\.entry\s+{re.escape(name)}\b", t))
+            params = bytearray()
+            for i, p in enumerate(parsed(text).functions[name].params):
+                params += b"\0" * (-len(params) % p.align) + C.string_at(arguments[i], p.size)
+            x, y, z, threads_x, threads_y, threads_z = sizes[:6]
+            grid, block = (x, y, z), (threads_x, threads_y, threads_z)
+            stats = launch(load(text, name), grid, block, shared, bytes(params), self.memory, options=self.options)
+            self.memory.check_red_zones()
+        except (EmulatorError, ValueError) as e:
+            print(f"launch refused: {re.sub(r'kernel _Z[A-Za-z0-9_]*', 'kernel', str(e))}", flush=True)
+            return 1
+        self.mma += stats.mma + stats.mma_sp
+        return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=sorted(EXAMPLES))
+    parser.add_argument("--late", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replace", help="JSON: a text in the PTX -> what stands for it, to see that the example notices")
+    own, words = sys.argv[1:], []
+    if "--" in own:
+        own, words = own[: own.index("--")], own[own.index("--") + 1 :]
+    given = parser.parse_args(own)
+
+    def change(text: str) -> str:
+        for old, new in json.loads(given.replace or "{}").items():
+            text = re.sub(old, new, text)
+        return text
+
+    device = Device(Options(async_mode="late" if given.late else "eager", seed=given.seed), change)
+    C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(device.hooks))
+    argv = (C.c_char_p * (len(words) + 2))(given.name.encode(), *(w.encode() for w in words), None)
+    code = C.CDLL(str(program(given.name))).main(len(words) + 1, argv)
+    C.CDLL(None).fflush(None)
+    print(f"main returned {code} after {device.mma} products of tensor cores", flush=True)
+    os._exit(code & 255)  # without the program's destructors, which would call into a Python that ends
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""CUTLASS's examples, unmodified but for types and sizes, run on the emulator, judged by their own host references."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.independent import packages
+from tests.independent.cuda_programs import EXAMPLES
+
+WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
+pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
+SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
+# 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice
+RUNS = [
+    ("sparse_gemm", (), 8192), ("sparse_gemm_small_tile", (), 8192), ("conv_fprop", CONV, 73728), ("conv_fprop", SMALL, 0),
+]  # fmt: skip
+
+
+def run(name: str, arguments=(), *options: str) -> tuple[str, int]:
+    """(what it printed, its exit status): what main() returned, if the program did not end before."""
+    command = [sys.executable, "-m", "tests.independent.cuda_programs", name, *options, "--", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return done.stdout + done.stderr, done.returncode
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
+@pytest.mark.parametrize("name, arguments, products", RUNS[::2], ids=lambda v: v if isinstance(v, str) else "")
+def test_an_example_of_cutlass_is_right(name, arguments, products, order):
+    """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
+    out, code = run(name, arguments, *order)
+    assert code == 0 and "Passed" in out and f"after {products} products" in out, out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name, arguments, products", RUNS, ids=lambda v: v if isinstance(v, str) else "")
+def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, seed):
+    out, code = run(name, arguments, "--seed", str(seed), *["--late"] * (seed % 2))
+    assert code == 0 and "Passed" in out, out
+
+
+WRONG = {
+    # sparse metadata: the selector; the halves of a word; rows' kept values
+    "selector": ("sparse_gemm", r"(mma\.sp\S+ [^;]*), 0x0;", r"\1, 0x1;"),
+    "b": ("sparse_gemm", r"(mma\.sp\S+ \{[^}]*\}, *\{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}", r"\1{\2, \4, \3, \5}"),
+    "a": ("sparse_gemm", r"(mma\.sp\S+ \{[^}]*\}, *)\{(\S+), *(\S+), *(\S+), *(\S+)\}", r"\1{\2, \4, \3, \5}"),
+    "zero fill": ("conv_fprop", r"(cp\.async\.\S+ \[[^]]*\], *\[[^]]*\], *16), *[^;]*;", r"\1;"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", WRONG)
+def test_an_example_of_cutlass_notices(fault):
+    name, old, new = WRONG[fault]
+    out, code = run(name, CONV if name == "conv_fprop" else (), "--replace", json.dumps({old: new}))
+    assert code != 0 and re.search("launch refused|Failed|Error", out) and "Traceback" not in out, out
+
+
+def test_there_is_a_run_of_every_example():
+    assert {name for name, *_ in RUNS} == set(EXAMPLES)
