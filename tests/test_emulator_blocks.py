@@ -103,6 +103,27 @@ def test_waiting_for_what_no_one_writes_is_a_deadlock(options):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("kernel, values", [("one_spins", {}), ("semaphore", {"NOBODY": 1})])
+def test_one_thread_that_waits_in_vain_is_a_deadlock(kernel, values, checks, seed):
+    """Others wait for it at a barrier, or go round with it, from barrier to barrier."""
+    args = [np.zeros(1, np.int32), np.zeros(64, np.int32)]
+    with pytest.raises(EmulatorError, match="every resident block waits") as caught:
+        run(program(FILE, kernel, **values), 64, args, grid=3, options=Options(seed=seed, checks=checks))
+    assert caught.value.check == "deadlock"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_semaphore_lets_block_after_block_go_on(seed, threads):
+    options = Options(seed=seed, threads=threads, resident_blocks=5)
+    _, (turn, out) = run(program(FILE, "semaphore"), 96, [np.zeros(1, np.int32), np.zeros(5, np.int32)], grid=5, options=options)
+    assert turn[0] == 5 and out.tolist() == [0, 10, 20, 30, 40]
+    _, (_, out) = run(program(FILE, "others_count"), 96, [np.zeros(1, np.int32), np.zeros(96, np.int32)], grid=3, options=options)
+    assert (out == 300).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_waiting_that_ends_is_not_a_deadlock(seed):
     flag = np.array([0, 2], np.int32)
     _, (_, out) = run(program(FILE, "patience"), 32, [flag, np.zeros(32, np.int32)], options=Options(seed=seed))

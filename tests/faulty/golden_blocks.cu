@@ -83,6 +83,52 @@ extern "C" __global__ void nobody_writes(volatile int* flag, int* out) {
     out[threadIdx.x] = 1;
 }
 
+__device__ int acquired(const int* flag) {
+    int seen;
+    asm volatile("ld.global.acquire.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    return seen;
+}
+
+// Block after block, by a semaphore as CUTLASS has it: one thread looks, all meet at a barrier until it has seen its turn. NOBODY: the
+// first turn never comes.
+extern "C" __global__ void semaphore(int* turn, int* out) {
+#ifdef NOBODY
+    const int mine = blockIdx.x + 1;
+#else
+    const int mine = blockIdx.x;
+#endif
+    int seen = -1;
+    while (__syncthreads_and(seen != mine))
+        if (threadIdx.x == 0) seen = acquired(turn);
+    __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = 10 * mine;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        asm volatile("st.global.release.gpu.b32 [%0], %1;" :: "l"(turn), "r"(mine + 1) : "memory");
+    }
+}
+
+// One thread reads the same again and again, at a barrier, while another counts: no circle.
+extern "C" __global__ void others_count(int* flag, int* out) {
+    int count = 0;
+    while (__syncthreads_or(count < 300)) {
+        if (threadIdx.x == 0) acquired(flag);
+        if (threadIdx.x >= 32) count++;
+        else count = 300;
+    }
+    out[threadIdx.x] = count;
+}
+
+// One thread waits for something no one does; all others wait for it at a barrier of the block.
+extern "C" __global__ void one_spins(int* flag, int* out) {
+    if (threadIdx.x == 0) {
+        while (acquired(flag) == 0) {}
+    }
+    __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
 // One lane spins, another of the same warp sets the flag; and many reads of one place that do end.
 extern "C" __global__ void patience(volatile int* flag, int* out) {
     int sum = 0;
