@@ -117,9 +117,11 @@ def test_one_thread_that_waits_in_vain_is_a_deadlock(kernel, values, checks, see
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_semaphore_lets_block_after_block_go_on(seed, threads):
     options = Options(seed=seed, threads=threads, resident_blocks=5)
-    _, (turn, out) = run(program(FILE, "semaphore"), 96, [np.zeros(1, np.int32), np.zeros(5, np.int32)], grid=5, options=options)
+    args = [np.zeros(1, np.int32), np.zeros(5, np.int32)]
+    _, (turn, out) = run(program(FILE, "semaphore"), 96, args, grid=5, options=options)
     assert turn[0] == 5 and out.tolist() == [0, 10, 20, 30, 40]
-    _, (_, out) = run(program(FILE, "others_count"), 96, [np.zeros(1, np.int32), np.zeros(96, np.int32)], grid=3, options=options)
+    args = [np.zeros(1, np.int32), np.zeros(96, np.int32)]
+    _, (_, out) = run(program(FILE, "others_count"), 96, args, grid=3, options=options)
     assert (out == 300).all()
 
 

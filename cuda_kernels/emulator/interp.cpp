@@ -83,7 +83,28 @@ inline bool together(Block& k, Warp& w, u32 m, u32 need) {
 
 // ---- barriers
 
+constexpr u32 SAME = 32;  // equal reads or barriers in a row, and a warp or block is looked at
+
+// All of a block's warps are at a barrier, for many times in a row without a change of memory. When all registers are then what
+// they were the last time, the block can only go round in this circle, as one that waits for memory:
+// `while (__syncthreads_and(seen != wanted)) if (threadIdx.x == 0) seen = load(flag);`.
+void look_for_circle(Block& k) {
+    const u64 now = k.run->progress, warps = k.warps.size();
+    if (k.progressed || k.round_at != now) {
+        k.round_at = now, k.rounds = k.circles = 0;
+        return;
+    }
+    if (++k.rounds < SAME) return;
+    u64 registers = 1;
+    for (u64 i = 0; i < warps * k.prog->warp_bytes / 8; i++) registers = digest(registers, ((const u64*)k.regs)[i]);
+    for (u64 i = 0; i < warps * LANES * k.prog->local_bytes; i++) registers = digest(registers, k.local[i]);
+    for (auto& w : k.warps) registers = digest(registers, (u64)w.pc << 32 | w.alive);
+    k.circles = k.registers == registers ? k.circles + 1 : 0, k.registers = registers;
+    k.spun |= k.circles > 1;
+}
+
 void barrier_done(Block& k, Barrier& b) {
+    if (!b.expected) look_for_circle(k);
     k.epochs++;
     for (u32 m = b.waiting; m; m &= m - 1) {
         Warp& w = k.warps[__builtin_ctz(m)];
@@ -175,8 +196,6 @@ bool members(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
 
 // ---- waiting for memory
 
-constexpr u32 SAME = 32;  // equal reads in a row, and a warp gives way
-
 inline void progress(Block& k, Warp& w) { w.repeats = w.idle = 0, k.progressed = true; }
 
 // A strong read or an atomic has left memory as it was; `found` is a digest of lanes' addresses and values. True when the warp
@@ -212,6 +231,11 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
     u32 counted = 0;  // where the last instruction was counted
     auto parked = [&] {  // its lanes wait for others, and have not executed it
         if (CHECK) k.counts[counted].executed--;
+    };
+    auto met = [&](u32 m, u32 need) {
+        if (together(k, w, m, need)) return true;
+        parked();
+        return false;
     };
     while (left) {
         if (w.pc >= w.watch) {
@@ -292,20 +316,14 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 continue;
             }
             case K_BAR:
-                if (!together(k, w, m, FULL)) {
-                    parked();
-                    continue;
-                }
-                found_again(k, w, pc, m, 1);  // no change of memory: who meets only barriers may go round in a circle
+                if (!met(m, FULL)) continue;
                 w.pc = pc + 1;
+                w.idle = 0;  // whoever waited for it goes on; memory has not changed
                 if (barrier(k, w, in, m, pc)) goto out;
                 continue;
             case K_BAR_WARP: {
                 u32 need = ((u32*)at(in.o[1]))[__builtin_ctz(m)];
-                if (!together(k, w, m, need)) {
-                    parked();
-                    continue;
-                }
+                if (!met(m, need)) continue;
                 if (CHECK && !(w.alive & ~need)) w.epoch = ++k.epochs;  // all lanes' stores lie before what any of them does now
                 break;
             }
@@ -363,18 +381,12 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
                 if (!w.async.empty()) cp_wait<CHECK>(k, w, m, in.imm, in.flags & ASYNC_ALL, pc);
                 break;
             case K_LDMATRIX:
-                if (!together(k, w, m, FULL)) {
-                    parked();
-                    continue;
-                }
+                if (!met(m, FULL)) continue;
                 if (m != FULL) fault("convergence", pc, m, format("ldmatrix needs all 32 lanes, has 0x%08x", m));
                 ldmatrix<CHECK>(k, w, in, pc);
                 break;
             case K_MOVMATRIX: {
-                if (!together(k, w, m, FULL)) {
-                    parked();
-                    continue;
-                }
+                if (!met(m, FULL)) continue;
                 if (m != FULL) fault("convergence", pc, m, format("movmatrix needs all 32 lanes, has 0x%08x", m));
                 u16 s[8][8], t[8][8];
                 memcpy(s, at(in.o[1]), sizeof s);
@@ -385,10 +397,7 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             }
             case K_MMA:
             case K_MMA_SP:
-                if (!together(k, w, m, FULL)) {
-                    parked();
-                    continue;
-                }
+                if (!met(m, FULL)) continue;
                 if (m != FULL) fault("convergence", pc, m, format("mma needs all 32 lanes, has 0x%08x", m));
                 tensor<CHECK>(k, w, in, pc);
                 break;

@@ -174,6 +174,10 @@ struct Block {
     u8* local = nullptr;
     u32 ctaid[3] = {0, 0, 0}, linear = 0, last = 0;  // last: the warp that ran last
     bool live = false, progressed = false, spun = false;
+    // Going round from barrier to barrier: Run::progress and a digest of all registers when it was complete last, how often it
+    // was so with the same progress, and how often then with the same digest.
+    u64 round_at = ~0ull, registers = 0;
+    u32 rounds = 0, circles = 0;
     std::vector<Warp> warps;
     Barrier barriers[16];
     u32 epochs = 1;

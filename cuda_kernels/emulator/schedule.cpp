@@ -65,6 +65,7 @@ void start(Block& k, u64 linear) {
     k.epochs = 1;
     k.sectors.block++;
     k.fences = 0, k.known.clear(), k.observed.clear();
+    k.round_at = ~0ull, k.rounds = k.circles = 0;
     if (CHECK) {
         std::fill(k.lines.begin(), k.lines.end(), Cell{});
         k.more_readers.clear();
@@ -135,6 +136,7 @@ constexpr u64 ENDED = ~0ull;
 
 bool stuck(const Block& k, u64 progress) {
     bool waits = false;
+    if (k.round_at == progress && k.circles > 1) return true;
     for (auto& w : k.warps) {
         if (w.state != RUNNABLE) continue;
         if (w.seen != progress || w.idle <= 2 * (w.groups.size() + 1)) return false;
