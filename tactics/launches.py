@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
 from tactics.families import table
 from tactics.format import Strides
 from tactics.problems.problem import Problem
+from tactics.problems.protocol import Feature
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
@@ -37,3 +38,11 @@ def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
     """Of the sections that pack_weights makes those that follow from the problem, by which kernels address memory."""
     family = table.OF_KERNEL[tactic.kernel]
     return family.tables(problem, tactic) if family in table.TABLES else {}
+
+
+def packing_key(problem: Problem, tactic: Tactic) -> Hashable:
+    """Tactics of a problem with the same key have the same packed weights: those of a kernel whose tables and sizes agree, and
+    with depth-to-space, which decides the order of rows, those of one output format."""
+    found = {name: array.tobytes() for name, array in tables(problem, tactic).items()}
+    rows = tactic.out if Feature.DEPTH_TO_SPACE in problem.needs else None
+    return tactic.kernel, rows, tuple(section_bytes(problem, tactic).items()), tuple(found.items())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import gpu_runtime as gr
@@ -22,6 +23,7 @@ from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
+from tactics.launches import packing_key
 from tactics.measure import timing, worker
 from tactics.measure.child import Child
 from tactics.measure.data import random_data, reference
@@ -30,8 +32,9 @@ from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem, LibraryProblem, PoolProblem
 from tactics.problems.prologue import Prologue
 from tactics.tactic import Tactic, Tile
+from tests.conftest import DIGITS
 from tests.emulated_driver import settings
-from tests.on_driver import timed
+from tests.on_driver import ON_DRIVER, timed
 from tests.problems import ACTS, CONVS, PROBLEMS, TAILS
 from tests.reference_run import model, node
 from tests.test_properties import conv as geometry
@@ -65,6 +68,16 @@ def test_right_outputs_are_accepted(bench, name):
         reply = bench.time(tactic, 4)
         assert len(reply["us"]) == 4 and all(0 < us < 1000 for us in reply["us"]) and reply["rel_error"] < 1e-3
         assert json.loads(json.dumps(reply)) == reply
+
+
+@pytest.mark.parametrize("name, kernel", [("conv_stem", "conv_stem"), ("squeeze_excite", "squeeze_excite")])
+def test_tactics_that_pack_weights_otherwise_have_their_own(bench, name, kernel):
+    able = [t for t in candidates(PROBLEMS[name], bench.gpu.device) if t.kernel == kernel]
+    packings = {packing_key(PROBLEMS[name], t): t for t in reversed(able)}
+    assert len(packings) > 1
+    bench.set_problem(PROBLEMS[name])
+    for tactic in [*packings.values()][:3]:
+        assert bench.time(tactic, 1)["rel_error"] < 1e-3
 
 
 def test_data_is_made_and_read_on_one_stream_whichever_is_current(bench):
@@ -341,3 +354,26 @@ def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_
     x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
     with engine.context() as context, engine.context(device="emulator") as other:
         assert worker.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+
+
+@pytest.mark.long
+def test_a_trained_network_is_measured_saved_loaded_and_right(monkeypatch, tmp_path, children):
+    """Of its tactics few on the emulated driver, through the real child; a second build finds all times in the cache."""
+    source, options = DIGITS / "digits_sparse.onnx", {"sparsity": "enable", "shapes": {"x": (1, 1, 8, 8)}}
+    with fewer_tactics(ON_DRIVER):
+        gr.build(source, timing_cache=tmp_path / "times.jsonl", **options).save(tmp_path / "digits.engine")
+        assert len(children) == 1
+        again = gr.build(source, timing_cache=tmp_path / "times.jsonl", **options)
+    engine = gr.load(tmp_path / "digits.engine")
+    assert len(children) == 1 and again.plan == engine.plan and engine.record.timing.kind == "measured"
+    assert not {name: r["error"] for name, r in kept(tmp_path / "times.jsonl").items() if "error" in r}
+    with np.load(DIGITS / "heldout.npz") as heldout:
+        images, labels = heldout["x"][:40].astype(np.float32), heldout["y"][:40]
+    session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
+    right = 0
+    with engine.context() as context:
+        for image, label in zip(images, labels, strict=True):
+            (expected,), got = session.run(["logits"], {"x": image[None]}), context.run({"x": image[None]})["logits"]
+            assert worker.relative_error(got, expected) < 1e-2
+            right += int(got.argmax() == label)
+    assert right >= 38

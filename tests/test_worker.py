@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from cuda_kernels import device as devices
+from tactics.candidates import candidates
+from tactics.launches import pack_weights, packing_key
 from tactics.measure import timing, worker
 from tactics.measure.timing import Cache, Time
 from tactics.problems.epilogue import AFFINE
 from tactics.step import epilogue_values
-from tests.problems import CONVS
+from tests.problems import CONVS, PROBLEMS
 from tests.test_timing import H200, PROBLEM, ROOT, tactics
 
 
@@ -57,3 +59,20 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
 
 def test_time_is_a_plain_record():
     assert Time(2.0, 1.0, 3.0) == Time(2.0, 1.0, 3.0)
+
+
+def test_tactics_that_share_packed_weights_pack_alike():
+    """Of each kernel up to 12 tactics of each problem. A stem's taps follow its tile, squeeze-excite's rows its output."""
+    found: dict[tuple, set[bytes]] = {}
+    for name, problem in PROBLEMS.items():
+        _, weights = worker.random_data(problem)
+        able = candidates(problem, H200)
+        for kernel in {t.kernel for t in able}:
+            of = [t for t in able if t.kernel == kernel]
+            for tactic in of[:: -(-len(of) // 12)]:
+                packed = b"".join(a.tobytes() for a in pack_weights(problem, tactic, weights).values())
+                found.setdefault((name, packing_key(problem, tactic)), set()).add(packed)
+    assert not [key[0] for key, packs in found.items() if len(packs) > 1]
+    assert {kernel for (_, (kernel, *_)), _ in found.items()} >= {"conv_stem", "squeeze_excite", "conv_sparse24", "resize"}
+    shared = [key for key in found if key[0] == "conv_stem"]
+    assert len([key for key in shared if key[1][0] == "conv_stem"]) > 1, "tiles of a stem must not share their taps"

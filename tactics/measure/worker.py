@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
 from cuda_kernels.params import arrange
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
-from tactics.launches import launches, pack_weights
+from tactics.launches import launches, pack_weights, packing_key
 from tactics.measure import faults
 from tactics.measure.child import die_with_parent
 from tactics.measure.data import images, of_images, random_data, reference
@@ -40,7 +40,6 @@ from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.epilogue import AFFINE, VECTORS
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, Problem
-from tactics.problems.protocol import Feature
 from tactics.step import Arg, Args, Call, Launch, alpha_beta, epilogue_values, ints, window_args
 from tactics.tactic import Tactic
 
@@ -226,7 +225,7 @@ class Bench:
     def _set_problem(self, problem: Problem) -> None:
         cupy = self.cupy
         self._packed_inputs: dict[tuple[int, Format], Any] = {}
-        self._packed_weights: dict[tuple[str, Format | None], Any] = {}
+        self._packed_weights: dict[Hashable, Any] = {}
         self._ready: dict[Tactic, tuple[Run, Run, int, float]] = {}
         self._nchw: list[Any] = []  # arrays on the GPU, given back before others are made
         self._out: Any = None
@@ -298,9 +297,8 @@ class Bench:
         return self._packed_inputs[i, fmt]
 
     def _copies(self, tactic: Tactic) -> list[dict[str, int]]:
-        """Section name -> address, for each copy of the packed weights; tactics of one kernel share them (with
-        depth-to-space, those of one output format: it decides the order of rows)."""
-        key = tactic.kernel, tactic.out if Feature.DEPTH_TO_SPACE in self.problem.needs else None
+        """Section name -> address, for each copy of the packed weights; tactics that pack alike share them."""
+        key = packing_key(self.problem, tactic)
         if key not in self._packed_weights:
             sections = pack_weights(self.problem, tactic, self.weights)
             places, end = {}, 0
