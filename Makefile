@@ -18,6 +18,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
+ON_GPU = $$(grep -lE 'pytest\.mark\.(gpu|driver)' tests/test_*.py)  # the files that have such tests: not all are to be read
 QUICK := "not slow and not full and not long and not driver and not wheel"
 
 .PHONY: demo test check test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean
@@ -44,7 +45,7 @@ test-compiled: $(STAMP)
 	GPU_RUNTIME_RECOMPILE=$(if $(ALL),all,$(shell git rev-parse HEAD):$(BASE)) $(BIN)/python -m pytest $(PARALLEL) -m "not long" -k without_spills
 
 test-driver: $(STAMP)
-	$(BIN)/python -m tests.emulated_driver python -m pytest $(PARALLEL) -m "driver or (gpu and not full and not long)" --durations=15
+	$(BIN)/python -m tests.emulated_driver python -m pytest $(ON_GPU) $(PARALLEL) -m "driver or (gpu and not full and not long)" --durations=15
 
 test-wheel: $(STAMP)
 	$(BIN)/python -m pytest -s -m "wheel and not long and not driver" tests/test_wheel.py --durations=5
@@ -69,7 +70,7 @@ truth: .venv/.truth
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "long and not driver" --durations=30
-	$(BIN)/python -m tests.emulated_driver python -m pytest $(PARALLEL) -m "gpu and not driver and (full or long)" --durations=30
+	$(BIN)/python -m tests.emulated_driver python -m pytest $(ON_GPU) $(PARALLEL) -m "gpu and not driver and (full or long)" --durations=30
 
 compiled: $(STAMP)
 	rm -f out/compiled.txt && mkdir -p out

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,34 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("driver") and not ON_DRIVER:
             item.add_marker(pytest.mark.skip(reason="runs on the emulated CUDA driver: make test-driver"))
+
+
+_lost: list[str] = []  # the test that lost this process's GPU
+
+
+@pytest.fixture(autouse=True)
+def gpu_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test on a GPU leaves no fault, no other device and no other stream behind: it fails where it does, and those after a
+    fault, which could show nothing, say so in a line."""
+    if not any(request.node.get_closest_marker(name) for name in ("gpu", "driver")):
+        yield
+        return
+    if _lost:
+        pytest.fail(f"not run: the GPU was lost to this process by {_lost[0]}", pytrace=False)
+    yield
+    if "cupy" not in sys.modules:
+        return
+    runtime, stream = sys.modules["cupy"].cuda.runtime, sys.modules["cupy"].cuda.get_current_stream()
+    try:
+        runtime.deviceSynchronize()
+    except RuntimeError as e:
+        _lost.append(request.node.nodeid)
+        pytest.fail(f"the GPU is lost to this process: {e}", pytrace=False)
+    if runtime.getDevice() != 0 or stream.ptr != 0:
+        where = f"device {runtime.getDevice()}, stream {stream.ptr:#x}"
+        runtime.setDevice(0)
+        sys.modules["cupy"].cuda.Stream.null.use()
+        pytest.fail(f"left behind as the current ones: {where}; expected device 0 and its default stream", pytrace=False)
 
 
 def leave_to_ci(items: list[pytest.Item]) -> None:

@@ -123,3 +123,29 @@ def test_wrong_arguments(tmp_path):
     assert "expected a command to run" in refused(tmp_path)
     assert "unknown device 'moon'" in refused(tmp_path, "--device", "moon", "true")
     assert "No such file" in refused(tmp_path, "--settings", "absent.json", "true")
+
+
+# ---- what a test leaves behind
+
+LEAVING = """
+import cupy, pytest
+pytestmark = pytest.mark.gpu
+def test_another_stream(): cupy.cuda.Stream().use()
+def test_the_default_one_again(): assert cupy.cuda.get_current_stream().ptr == 0
+def test_a_fault():
+    f = cupy.RawKernel('extern "C" __global__ void f(float* y) { y[1 << 20] = 1; }', "f")
+    f((1,), (1,), (cupy.zeros(4, "f4"),))
+def test_behind_it(): cupy.zeros(3)
+"""
+
+
+@pytest.mark.driver
+def test_a_test_that_leaves_something_behind_fails_where_it_does(tmp_path):
+    (tmp_path / "test_leaving.py").write_text(LEAVING)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path],
+                          cwd=ROOT, capture_output=True, text=True, timeout=300)  # fmt: skip
+    said = [line for line in done.stdout.splitlines() if line.startswith(("left behind", "the GPU is lost", "not run"))]
+    assert [line.partition(":")[0] for line in said] == [
+        "left behind as the current ones", "the GPU is lost to this process", "not run"
+    ], done.stdout + done.stderr
+    assert said[2].endswith("test_leaving.py::test_a_fault") and "PTX line" in done.stdout and "3 passed" in done.stdout

@@ -235,7 +235,8 @@ class Program:
     def place(self, pc: int) -> str:
         """Source and PTX line of an instruction."""
         line, (file, source), opcode = self.decoded.lines[min(pc, len(self.decoded.lines) - 1)]
-        return f"{self.decoded.files.get(file, '?')}:{source}, PTX line {line}: {opcode}"
+        known = self.decoded.files.get(file)
+        return f"{f'{known}:{source}, ' if known else ''}PTX line {line}: {opcode}"
 
 
 _programs: OrderedDict[str, Program] = OrderedDict()
