@@ -78,7 +78,7 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     if run:
         rng = np.random.default_rng(0)
         types = {"fp32": np.float32, "fp16": np.float16}
-        inputs = {i.name: rng.standard_normal(i.shape).astype(types[i.dtype]) for i in engine.inputs}
+        inputs = {i.name: rng.standard_normal(i.shape).astype(types[i.dtype]) for i in engine.plan.inputs}
         with engine.context(device="emulator") as ctx:
             seconds = timed(ctx.gpu)
             ctx.run(inputs)

@@ -248,7 +248,7 @@ def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
     """Random values in 0..1 for every input; for the digits, the held-out images."""
     rng = np.random.default_rng(0)
     feeds = {}
-    for info in engine.inputs:
+    for info in engine.plan.inputs:
         dtype = {"fp16": np.float16, "fp32": np.float32}[info.dtype]
         feeds[info.name] = rng.random(info.shape, np.float32).astype(dtype)
     if path.parent == DIGITS:

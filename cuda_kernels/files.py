@@ -146,7 +146,7 @@ def open_regular(name: Name) -> BinaryIO:
     try:
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(name))
+            raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", os.fspath(name))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "expected a regular file, got a device or a pipe", os.fspath(name))
         return open(fd, "rb")

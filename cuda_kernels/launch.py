@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from cuda_kernels.emulator import Program, Stats
 
+EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks")  # that Emulated takes
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
 

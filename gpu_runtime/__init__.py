@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from gpu_runtime.runtime.context import Context
     from gpu_runtime.runtime.engine import Engine, load
     from gpu_runtime.runtime.future import RunFuture
+    from gpu_runtime.runtime.plan_record import TensorSpec
 
     __version__: str
 
 __all__ = [
-    "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture", "build",
-    "installed_version", "load",
+    "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture",
+    "TensorSpec", "build", "installed_version", "load",
 ]  # fmt: skip
 # Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
 PLACES = {
@@ -34,6 +35,7 @@ PLACES = {
     "Engine": "gpu_runtime.runtime.engine",
     "InferenceSession": "gpu_runtime.inference_session",
     "RunFuture": "gpu_runtime.runtime.future",
+    "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",
     "load": "gpu_runtime.runtime.engine",
 }

@@ -72,6 +72,10 @@ class Prepared(BackendRep):
         named: Any = namedtupledict("Outputs", names)
         return cast(tuple[Any, ...], named(*(outputs[name] for name in names)))
 
+    def __del__(self) -> None:
+        for context in self.__dict__.get("_contexts", {}).values():
+            context.close()
+
     def _context(self, arrays: Mapping[str, np.ndarray]) -> Context:
         """The context for arrays of these shapes, and of these values where they are constants."""
         constants = {name: a for name, a in arrays.items() if name in self._constant}

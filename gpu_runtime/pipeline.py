@@ -47,10 +47,10 @@ from gpu_runtime.rewrites import (
     upsampling,
 )
 from gpu_runtime.runtime import feeds
-from gpu_runtime.runtime.context import kernel_key
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
+from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable
 from tactics import predict
 from tactics.doctor import findings
@@ -103,7 +103,7 @@ def build(
     """
     mode, target = _mode(sparsity), pick_device(device)
     asked = _risk(risk, target)
-    importer.check_target(save_pruned)
+    _check_arguments(save_pruned, timing_cache=timing_cache, workspace=workspace, log=log, progress=progress)
     source = source_of(model, example_inputs)
     progress(Progress("import", str(source)))
     pruned, prune = None if save_pruned is None else io.BytesIO(), sparsity == "force"
@@ -159,6 +159,20 @@ def _mode(sparsity: str) -> Sparsity:
         if mode == sparsity:
             return mode
     raise ValueError(f"sparsity: expected one of {', '.join(SPARSITY)}, got {sparsity!r}")
+
+
+def _check_arguments(save_pruned: str | os.PathLike | BinaryIO | None, **given: object) -> None:
+    """TypeError for an argument of `build` that is none of what it may be, OSError for a file that could not be written."""
+    paths = str, os.PathLike
+    for name, wanted, fits in (
+        ("timing_cache", "a path or None", given["timing_cache"] is None or isinstance(given["timing_cache"], paths)),
+        ("workspace", "a number of bytes or None", given["workspace"] is None or type(given["workspace"]) is int),
+        ("log", "a function of a text, such as print, or None", given["log"] is None or callable(given["log"])),
+        ("progress", "a function of a gpu_runtime.progress.Progress", callable(given["progress"])),
+    ):
+        if not fits:
+            raise TypeError(f"{name}: expected {wanted}, got {given[name]!r}")
+    importer.check_target(save_pruned)
 
 
 def _risk(risk: float, target: Device) -> float | None:
@@ -281,7 +295,7 @@ def _deviation(
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     engine = Engine(_record(Model(table.network.name), target, data, (unexplained, _solution(chosen)), Flags("disable")), arena)
-    feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.inputs}
+    feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
     with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=told) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
@@ -368,6 +382,8 @@ def pick_device(device: str | Device | None) -> Device:
     for prediction."""
     if isinstance(device, Device):
         return device
+    if not isinstance(device, str | None):
+        raise TypeError(f"device: expected a name such as 'a100', or None for the GPU at hand, got {device!r}")
     if device is not None:
         return devices.named(device)
     return findings.applied(devices.current()) if devices.has_gpu() else devices.named(DEFAULT_DEVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import textwrap
@@ -43,6 +44,12 @@ def size_text(nbytes: int) -> str:
 def printable(text: str, keep: str = "") -> str:
     """`text` with every character that is not printable escaped, but those of `keep`: a name may hold control sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def meant(unknown: Sequence[str], known: Collection[str]) -> str:
+    """For a message, names that are spelt like those that are unknown; empty where none is."""
+    pairs = ((name, difflib.get_close_matches(name[:100], known, 1)) for name in unknown[:8])
+    return "".join(f"; did you mean {close[0]!r} instead of {name!r}?" for name, close in pairs if close)
 
 
 def not_finite(array: Any) -> str:

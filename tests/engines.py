@@ -34,7 +34,7 @@ def emulated(engine: Engine, feeds: Arrays, **options) -> dict[str, np.ndarray]:
 def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **options) -> dict[str, np.ndarray]:
     """The outputs of a run, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every element in
     units of the largest. Feeds are FP32 arrays; the engine gets them in its inputs' types."""
-    types = {i.name: TYPES[i.dtype] for i in engine.inputs}
+    types = {i.name: TYPES[i.dtype] for i in engine.plan.inputs}
     got = emulated(engine, {name: x.astype(types[name]) for name, x in feeds.items()}, **options)
     for name, y in ort_run(model, dict(feeds)).items():
         assert relative_error(got[name], y) < BOUND, name
@@ -46,5 +46,5 @@ def check_engine(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
     """The engine of a model, whose outputs on random inputs are onnxruntime's."""
     engine = build(folder, proto, **options)
     rng = np.random.default_rng
-    judge(engine, proto, {i.name: rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.inputs})
+    judge(engine, proto, {i.name: rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs})
     return engine

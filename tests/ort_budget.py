@@ -63,7 +63,7 @@ def engine_within_budget(proto: onnx.ModelProto, path: Path, **options) -> gr.En
     """The engine of a model with FP32 inputs, saved at `path`, once its outputs on random inputs are within their budgets."""
     onnx.save(proto, path)
     engine = gr.build(path, device=DEFAULT_DEVICE, **options)
-    feeds = {i.name: np.random.default_rng(1).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.inputs}
+    feeds = {i.name: np.random.default_rng(1).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs}
     with engine.context(device="emulator", poison=True) as ctx:
         got = ctx.run(feeds)
     for name, budget in budgets(path, feeds).items():

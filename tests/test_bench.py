@@ -85,7 +85,7 @@ def test_files_that_cannot_be_written_are_refused_before_any_work(files, cli):
 
 @pytest.fixture
 def edges(files):
-    return gr.load(files / "tiny.engine").inputs
+    return gr.load(files / "tiny.engine").plan.inputs
 
 
 def test_random_inputs_are_the_same_each_time(edges):

@@ -51,7 +51,7 @@ def test_models_that_cannot_be_read(files, refused):
     (files / "torn.onnx").write_bytes(data[: len(data) // 2])
     (files / "empty.onnx").write_bytes(b"")
     refused(f"build nope.onnx {OUTPUTS}", "error: nope.onnx: no such file; give the path of an ONNX model\n")
-    refused(f"build folder {OUTPUTS}", "error: folder: cannot be read: Is a directory\n")
+    refused(f"build folder {OUTPUTS}", "error: folder: cannot be read: expected a file, got a folder\n")
     for name in ("text", "torn", "empty"):
         refused(f"build {name}.onnx {OUTPUTS}", f"error: {name}.onnx: expected an ONNX model", "export or download it again")
         refused(f"inspect-sparsity {name}.onnx", f"error: {name}.onnx: expected an ONNX model")

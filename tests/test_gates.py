@@ -90,7 +90,7 @@ def test_it_runs_in_one_launch(tmp_path, case):
     engine = gr.build(path, device="h200", sparsity="enable" if "sparse" in case else "disable", **formats)
     (layer,) = engine.plan.layers
     assert layer.problem.prologue.gated and set(layer.nodes) >= {"m", "z"}
-    judge(engine, path, {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in engine.inputs})
+    judge(engine, path, {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in engine.plan.inputs})
 
 
 def test_what_a_prologue_may_be():

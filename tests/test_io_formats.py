@@ -55,12 +55,12 @@ def network(path, channels=(40, 36), size=(7, 9), two=False):
 def image(engine):
     """Whole numbers, the same in every type."""
     rng = np.random.default_rng(0)
-    return {i.name: rng.integers(0, 9, i.shape).astype(np.float32) for i in engine.inputs}
+    return {i.name: rng.integers(0, 9, i.shape).astype(np.float32) for i in engine.plan.inputs}
 
 
 def check(path, engine, **options):
     got = judge(engine, path, image(engine), **options)
-    for info in engine.outputs:
+    for info in engine.plan.outputs:
         y = got[info.name]
         assert y.dtype == TYPES[info.dtype] and y.shape == tuple(info.shape)
 
@@ -99,12 +99,12 @@ def test_a_model_whose_input_is_uint8(tmp_path, formats):
     proto.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
     onnx.save(proto, path)
     engine = gr.build(path, device="h200", input_formats=formats)
-    assert str(engine.inputs[0].format) == {None: "uint8:chw", "hwc": "uint8:hwc"}.get(formats, formats)
+    assert str(engine.plan.inputs[0].format) == {None: "uint8:chw", "hwc": "uint8:hwc"}.get(formats, formats)
     assert engine.plan.range.source == "random values from 0 to 1, of pixels 0 to 255"
     assert engine.plan.steps[0].kernel == "conv_stem"
     x = rng.integers(0, 256, (1, 3, 9, 12)).astype(np.uint8)
     expected = ort_run(path, {"x": x})["y"]
-    y = emulated(engine, {"x": x.astype(TYPES[engine.inputs[0].dtype])})["y"]
+    y = emulated(engine, {"x": x.astype(TYPES[engine.plan.inputs[0].dtype])})["y"]
     assert np.abs(y - expected).max() < 2e-3 * np.abs(expected).max()
 
 
@@ -115,7 +115,7 @@ def test_convolutions_take_and_give_every_format(folder, x, y):
     """40 and 36 channels: padded differently by every vector width."""
     path = model(folder, 40, 36)
     engine = gr.build(path, device="h200", input_formats=f"fp16:{x}", output_formats=f"fp16:{y}")
-    assert str(engine.inputs[0].format) == f"fp16:{x}" and str(engine.outputs[0].format) == f"fp16:{y}"
+    assert str(engine.plan.inputs[0].format) == f"fp16:{x}" and str(engine.plan.outputs[0].format) == f"fp16:{y}"
     check(path, engine)
 
 
@@ -183,7 +183,7 @@ def test_images(folder, c, x):
     """Few channels: no copy before the convolution, whatever the image is. More: one copy, whose result is the same."""
     path = model(folder, c, 16)
     engine = gr.build(path, device="h200", input_formats=x, output_formats="fp16:hwc8")
-    assert engine.inputs[0].dtype == x.partition(":")[0]
+    assert engine.plan.inputs[0].dtype == x.partition(":")[0]
     reads = [str(layer.inputs[0].format) for layer in engine.plan.layers if layer.type == "conv"]
     if c == 3 and x != "fp32:chw32":
         assert reads == [x] and not copies(engine)
@@ -193,8 +193,8 @@ def test_images(folder, c, x):
 def test_alternatives_and_several_tensors(tmp_path):
     path = network(tmp_path / "two.onnx", two=True)
     engine = gr.build(path, device="h200", input_formats=["fp16:chw+hwc8", "fp32:chw"], output_formats={"y2": "fp16:chw2"})
-    assert [str(i.format) for i in engine.inputs] == ["fp16:hwc8", "fp32:chw"]
-    assert [str(o.format) for o in engine.outputs] == ["fp32:chw", "fp16:chw2"]
+    assert [str(i.format) for i in engine.plan.inputs] == ["fp16:hwc8", "fp32:chw"]
+    assert [str(o.format) for o in engine.plan.outputs] == ["fp32:chw", "fp16:chw2"]
     each = [gr.build(path, device="h200", input_formats=[f, "fp32:chw"], output_formats={"y2": "fp16:chw2"})
             for f in ("fp16:chw", "fp16:hwc8")]  # fmt: skip
     assert engine.plan.solution.total_us == min(e.plan.solution.total_us for e in each)
@@ -260,7 +260,8 @@ def test_command_line(tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(layers.read_text())["Layers"][0]["Inputs"][0]["Format/Datatype"] == "Channel major UInt8 format"
     loaded = gr.load(engine)
-    assert str(loaded.inputs[0].format) == "uint8:hwc" and str(loaded.outputs[0].format) in ("fp16:chw16", "fp16:hwc8")
+    ends = str(loaded.plan.inputs[0].format), str(loaded.plan.outputs[0].format)
+    assert ends[0] == "uint8:hwc" and ends[1] in ("fp16:chw16", "fp16:hwc8")
     check(path, loaded)
     np.save(tmp_path / "x.npy", image(loaded)["x"].astype(np.uint8))
     run = ["run", str(engine), f"--input=x={tmp_path / 'x.npy'}", f"--output={tmp_path / 'y.npz'}", "--emulate"]
@@ -283,7 +284,7 @@ def test_no_copy_before_published_networks(name):
 
 def network_copies(engine):
     """Copies of a network input."""
-    names = {i.name for i in engine.inputs}
+    names = {i.name for i in engine.plan.inputs}
     return [layer.name for layer in copies(engine) if layer.inputs[0].name in names]
 
 

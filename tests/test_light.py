@@ -56,7 +56,7 @@ def test_light(name, tmp_path):
     onnx.save(with_scores(light(name)), path)
     engine = gr.build(path, device=DEFAULT_DEVICE)
     assert engine.plan.solution.status == "proven"
-    x = engine.inputs[0]
+    x = engine.plan.inputs[0]
     values = np.random.default_rng(5).standard_normal(x.shape, np.float32) * np.float32(INPUT_SCALE.get(name, 1))
     got = emulated(engine, {x.name: values})
     for output, budget in budgets(path, {x.name: values}).items():

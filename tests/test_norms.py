@@ -96,7 +96,7 @@ def test_it_runs_in_one_launch(tmp_path, sparse):
     )  # fmt: skip
     (layer,) = (layer for layer in engine.plan.layers if layer.tactic)
     assert layer.problem.prologue.normalized and set(layer.nodes) >= {"m", "z"} and layer.problem.sparse24 == sparse
-    judge(engine, path, {i.name: 3 + rng.standard_normal(i.shape).astype(np.float32) for i in engine.inputs})
+    judge(engine, path, {i.name: 3 + rng.standard_normal(i.shape).astype(np.float32) for i in engine.plan.inputs})
 
 
 def tactics(p: ConvProblem) -> list[Tactic]:

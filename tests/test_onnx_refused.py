@@ -17,7 +17,7 @@ from tests.test_onnx_import import brute_force, refused, save, small, weights
 def test_missing_file_folder_and_not_onnx(tmp_path):
     with pytest.raises(ModelError, match="nothing.onnx: no such file; give the path of an ONNX model"):
         importer.read(tmp_path / "nothing.onnx")
-    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+    with pytest.raises(ModelError, match="cannot be read: expected a file, got a folder"):
         importer.read(tmp_path)
     for content in (b"", b"\x89PNG\r\n\x1a\n" + bytes(100), b"# a text file\n" * 20, bytes(range(256)) * 4):
         (tmp_path / "other.onnx").write_bytes(content)

@@ -109,4 +109,4 @@ def test_a_mixed_convolution_is_one_launch(tmp_path, case):
     (step,) = engine.plan.steps
     (row,) = engine.sparsity.rows
     assert len(row.layers) == len(case["sizes"])
-    judge(engine, path, {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in engine.inputs})
+    judge(engine, path, {i.name: rng.standard_normal(i.shape).astype(np.float32) for i in engine.plan.inputs})

@@ -67,7 +67,7 @@ def test_permuted_keeps_more_and_stays_right(seed, tmp_path):
     assert all(r["verdict"] == "2:4" for r in pattern.inspect(tmp_path / "s.onnx") if r["fit"] is not None)
     engine = gr.build(tmp_path / "s.onnx", device=SPARSE_DEVICE, sparsity="enable")
     rng = np.random.default_rng(1)
-    feeds = {i.name: rng.uniform(-1, 1, i.shape).astype(np.float16).astype(np.float32) for i in engine.inputs}
+    feeds = {i.name: rng.uniform(-1, 1, i.shape).astype(np.float16).astype(np.float32) for i in engine.plan.inputs}
     with engine.context(device="emulator", poison=True) as context:
         got = context.run(feeds)
     for name, budget in budgets(onnx.load(tmp_path / "s.onnx"), feeds).items():

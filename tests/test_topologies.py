@@ -56,7 +56,7 @@ def test_values(network, sparsity, tmp_path):
         tmp_path / "m.onnx", device=SPARSE_DEVICE, sparsity=sparsity, save_pruned=pruned if sparsity == "force" else None
     )
     asked = onnx.load_from_string(pruned.getvalue()) if sparsity == "force" else model
-    feeds = {i.name: np.random.default_rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.inputs}
+    feeds = {i.name: np.random.default_rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs}
     got, expected = emulated(engine, feeds), ort_run(asked, feeds)
     for name, y in expected.items():
         error = relative_error(got[name], y)

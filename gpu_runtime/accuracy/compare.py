@@ -141,7 +141,7 @@ def _run(
 ) -> Comparison:
     tensors = _Tensors.of(models, engine)
     oracle = _Oracle(models, sorted(set(tensors.shared.values())))
-    outputs = {o.name: _Sums() for o in engine.outputs}
+    outputs = {o.name: _Sums() for o in engine.plan.outputs}
     layers = {layer: _Sums() for layer in tensors.shared}
     with np.errstate(all="ignore"):
         for i, feeds in enumerate(samples):
@@ -178,7 +178,7 @@ class _Tensors:
 
     @classmethod
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
-        outer = {inner_name(o.name): o.name for o in engine.outputs}
+        outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
         layers = engine.plan.layers
         written = {layer.name: layer.outputs[0].name for layer in layers if layer.outputs and layer.type != "reformat"}
         shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
@@ -257,7 +257,7 @@ def _sha256(path: Path) -> str:
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
     """In the types and shapes that the engine takes."""
-    wanted = [(i.name, i.shape, np.dtype(DTYPES[i.dtype])) for i in engine.inputs]
+    wanted = [(i.name, i.shape, np.dtype(DTYPES[i.dtype])) for i in engine.plan.inputs]
     if given is not None:
         yield from sessions.batches(wanted, given)
         return

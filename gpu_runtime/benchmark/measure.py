@@ -201,8 +201,8 @@ def measure(
     """
     if why := devices.why_no_gpu():
         raise ValueError(f"times are measured on a GPU only, and there is none that can be used: {why}")
-    check_names(engine.inputs, inputs)
-    arrays = {i.name: host_input(i, inputs[i.name]) for i in engine.inputs}
+    check_names(engine.plan.inputs, inputs)
+    arrays = {i.name: host_input(i, inputs[i.name]) for i in engine.plan.inputs}
     bench = Bench(engine, arrays, settings, progress)
     try:
         bench.prepare()

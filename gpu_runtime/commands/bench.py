@@ -224,7 +224,7 @@ def time_engine(
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
         raise ValueError(f"inferences are timed on a GPU, and none can be used here: {why}. {cure}")
-    arrays = inputs.load_inputs(wanted.inputs, engine.inputs)
+    arrays = inputs.load_inputs(wanted.inputs, engine.plan.inputs)
     where = devices.current()
     begins = partial(progress, Progress("run", f"{name} on {where.title}"))
     try:

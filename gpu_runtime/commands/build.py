@@ -312,4 +312,4 @@ def _layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
 
     iterations = wanted.settings.iterations if "--iterations" in wanted.typed else PROFILE_RUNS
     with engine.context() as ctx:
-        return ctx.profile(load_inputs(wanted.inputs, engine.inputs), iterations)
+        return ctx.profile(load_inputs(wanted.inputs, engine.plan.inputs), iterations)

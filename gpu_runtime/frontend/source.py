@@ -52,6 +52,8 @@ def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path |
     if example_inputs is not None:
         raise ValueError(f"example_inputs: only a torch.nn.Module needs them, got a {type(model).__name__} as model")
     if isinstance(model, (str, os.PathLike)):
+        if not os.fspath(model):
+            raise ModelError("expected the path of an ONNX model, got an empty one")
         return Path(model)
     if isinstance(model, onnx.ModelProto):
         return _serialized(model, printable(model.graph.name)[:MOST_NAME] or "model")

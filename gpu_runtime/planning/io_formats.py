@@ -21,6 +21,8 @@ def resolve(spec: Spec | None, tensors: Sequence[TensorInfo], kind: str) -> dict
     """Alternatives for each tensor. `spec`: None (linear, the model's types), one text with commas, a text per tensor, or
     texts by name; `kind`: "input" or "output". Raises ValueError."""
     names = [t.name for t in tensors]
+    if not isinstance(spec, str | Sequence | Mapping | None):
+        raise TypeError(f"{kind} formats: expected text such as fp16:hwc8, texts by name, or one for each, got {spec!r}")
     if spec is None or isinstance(spec, Mapping):
         unknown = [str(n) for n in spec or () if n not in names]
         if unknown:

@@ -177,7 +177,10 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) 
         got = ", ".join(map(repr, calibration)) or "none"
         raise ValueError(f"calibration: expected an array for each input, {', '.join(map(repr, names))}, got {got}")
     for t in network.inputs:
-        array = np.asarray(calibration[t.name])
+        try:
+            array = np.asarray(calibration[t.name])
+        except (TypeError, ValueError, RuntimeError) as e:  # ragged lists; what other libraries do not give
+            raise ValueError(f"calibration: expected an array for input {t.name!r}, which NumPy cannot make: {e}") from e
         if array.shape != t.shape:
             raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {array.shape}")
         if array.dtype.kind not in "fiub":

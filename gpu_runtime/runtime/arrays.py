@@ -6,9 +6,8 @@ what NumPy reads. Numbers alone, in lists or without, become an array of the typ
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from cuda_kernels.driver_errors import code_of
 from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.plan_record import Bound
-from gpu_runtime.text import printable
+from gpu_runtime.text import meant, printable
 from tactics.format import DTYPES
 
 DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
@@ -47,7 +46,7 @@ def check_names(expected: Iterable[Bound], inputs: object) -> None:
         raise TypeError(f"inputs: expected {what}, got {kind(inputs)}; the names are {_listed(names)}")
     if set(inputs) != set(names):
         got = sorted(map(str, inputs))
-        hint = _meant([n for n in got if n not in names], [n for n in names if n not in inputs])
+        hint = meant([n for n in got if n not in names], [n for n in names if n not in inputs])
         raise ValueError(printable(f"inputs: expected the names {_listed(names)}, got {_listed(got)}{hint}"))
 
 
@@ -67,18 +66,13 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
 def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
     """ValueError where one that is given is none of the names."""
     if unknown := sorted(str(name) for name in given if name not in names):
-        hint = _meant(unknown, names)
+        hint = meant(unknown, names)
         raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
 
 
 def _listed(names: Sequence[str]) -> str:
     shown = [n if len(n) <= 100 else n[:97] + "..." for n in names[:SHOWN]]
     return str(shown) if len(names) <= SHOWN else f"{str(shown)[:-1]}, ... ({len(names)} in all)]"
-
-
-def _meant(unknown: Sequence[str], missing: Collection[str]) -> str:
-    pairs = ((n, difflib.get_close_matches(n[:100], missing, 1)) for n in unknown[:SHOWN])
-    return "".join(f"; did you mean {close[0]!r} instead of {n!r}?" for n, close in pairs if close)
 
 
 def kind(a: object) -> str:

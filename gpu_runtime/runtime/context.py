@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
@@ -17,15 +18,17 @@ import numpy as np
 from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.driver_errors import explained
-from cuda_kernels.launch import Array, Cuda, Kernel, open_gpu, pack_params
+from cuda_kernels.launch import EMULATOR_OPTIONS, Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
+from gpu_runtime.runtime import steps as launched
 from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
 from gpu_runtime.runtime.future import Ran, RunFuture
 from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
+from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.runtime.verify import planned_device
-from gpu_runtime.text import not_finite, printable
+from gpu_runtime.text import meant, printable, size_text
 from tactics.format import DTYPES, from_memory
 from tactics.problems.array_functions import bound
 
@@ -59,7 +62,12 @@ def _alone(method: Callable[Concatenate[Context, P], R]) -> Callable[Concatenate
 
 
 class Context:
-    """Owns the activation and weight memory, the kernels and, on a GPU, a stream and CUDA graphs.
+    """Runs an engine: owns the activation and weight memory, the kernels and, on a GPU, a stream and CUDA graphs.
+
+    >>> with engine.context() as ctx:
+    ...     outputs = ctx.run({"x": x})
+    >>> outputs["y"].shape
+    (2, 16, 6, 6)
 
     Threads may share one: its calls run one after the other, since all of them use the same memory. What ran last is what
     `nonfinite` and `tensor` speak of, so threads that ask take a context each; so do threads that are to run at once.
@@ -68,10 +76,12 @@ class Context:
     launches one by one (debugging). `nvtx=True` does too, each layer inside an NVTX range of its name, which Nsight Systems
     shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
     free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
-    now. Further options go to the emulator. Raises EngineError if the engine is for another device.
+    now. Further options go to the emulator, and have no effect on a GPU: `checks=False` is faster, `threads` is how many the
+    emulator uses, `async_mode`, `seed` and `resident_blocks` are those of cuda_kernels.emulator.Options. Raises EngineError if
+    the engine is for another device.
 
-    Use it in a `with`, or close it: its memory is given back then. On a GPU it belongs to the device that is current when it is
-    made, and to the process: not to one that is forked.
+    Use it in a `with`, or close it: its memory is given back then; a ResourceWarning tells of one that is dropped without. It
+    belongs to the process that made it, not to one that is forked, and on a GPU to the device that was current.
     """
 
     _closed = True  # until there is something to close
@@ -80,7 +90,13 @@ class Context:
         self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        if not isinstance(engine, Engine):
+            raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
+        if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
+            known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
+            raise TypeError(f"context: {unknown!r} is none of its options, {', '.join(known)}{meant([unknown], known)}")
         self.engine, self.plan = engine, engine.plan
+        self._process = os.getpid()
         emulate = device == "emulator" or (device is None and not devices.has_gpu())
         if device not in (None, "emulator", "cuda"):
             raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
@@ -101,22 +117,10 @@ class Context:
         steps, memory = self.plan.steps, self.plan.memory
         kernels = self._load(progress)
         self._kernels = [kernels[s.key] if isinstance(s, LaunchStep) else None for s in steps]
-        try:
-            self._weights = self.gpu.allocate(engine.weights.nbytes, constant=True)
-            self.gpu.write(self._weights, engine.weights)
-            self._arena = self.gpu.allocate(memory.activation_bytes)
-            self._fill(0, memory.activation_bytes)
-            self._flags = self.gpu.allocate(4 * (len(steps) + 1))  # a word per step: whether it stored infinity or NaN; a spare
-        except (MemoryError, OverflowError, ValueError):
-            raise EngineError(
-                f"the engine takes {engine.weights.nbytes} bytes for weights and {memory.activation_bytes} for activations, "
-                "more than there are: free memory, or build it for smaller inputs"
-            ) from None
-        for offset, nbytes in memory.zeros:
-            self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
+        self._allocate()
         bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
-        self._params = {i: _struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
-        self._arrays = {i: _arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
+        self._params = {i: launched.struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
+        self._arrays = {i: launched.arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
         self._frees = dict(memory.frees) if poison else {}
         spare = self._flags + 4 * len(steps)
         self._feeds: HostFeeds | DeviceFeeds = (
@@ -129,6 +133,23 @@ class Context:
         self._replay = self._launch_all if not graph or nvtx or poison else self._recorded()
         self.gpu.write(self._flags, np.zeros(len(steps), np.uint32))  # recording ran kernels on whatever lay in memory
         self._closed = False
+
+    def _allocate(self) -> None:
+        """Memory for weights, activations, and what steps tell of what they stored."""
+        weights, memory = self.engine.weights, self.plan.memory
+        try:
+            self._weights = self.gpu.allocate(weights.nbytes, constant=True)
+            self.gpu.write(self._weights, weights)
+            self._arena = self.gpu.allocate(memory.activation_bytes)
+            self._fill(0, memory.activation_bytes)
+            self._flags = self.gpu.allocate(4 * (len(self.plan.steps) + 1))  # a word per step: infinity or NaN; a spare
+        except (MemoryError, OverflowError, ValueError):
+            raise EngineError(
+                f"the engine takes {weights.nbytes} bytes for weights and {memory.activation_bytes} for activations, "
+                "more than there are: free memory, or build it for smaller inputs"
+            ) from None
+        for offset, nbytes in memory.zeros:
+            self.gpu.write(self._arena + offset, np.zeros(nbytes, np.uint8))
 
     @property
     def emulated(self) -> bool:
@@ -191,7 +212,7 @@ class Context:
             self._replay()
             outputs = ready.fetch()
         layers = self._read_nonfinite() if ready.waits else []
-        return Ran({**outputs, **(out or {})}, layers, _warning(layers, ready.on_host, outputs))
+        return Ran({**outputs, **(out or {})}, layers, launched.warning(layers, ready.on_host, outputs))
 
     def _run_behind(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> Ran:
         """One run, in the context's own thread."""
@@ -216,7 +237,7 @@ class Context:
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
             layers = self._layers_of(flags)
-            return Ran({**outputs, **(out or {})}, layers, _warning(layers, ready.on_host, outputs))
+            return Ran({**outputs, **(out or {})}, layers, launched.warning(layers, ready.on_host, outputs))
 
         return futures.of_event(gpu.cupy, event, finish)
 
@@ -306,7 +327,10 @@ class Context:
         return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
-        """Give the memory back, when what is queued has ended; using the context afterwards is an error."""
+        """Give the memory back, when what is queued has ended; using the context afterwards is an error. In a forked process it
+        does nothing: nothing there belongs to it."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if not self._closed:
                 self._settle()
@@ -318,6 +342,11 @@ class Context:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """One thread at a time, on the context's GPU, and only while the context is open."""
+        if os.getpid() != self._process:  # its lock may be held for ever, by a thread that was not forked
+            raise RuntimeError(
+                "this context was made before this process was forked, and works only in the process that made it: start "
+                "processes with multiprocessing's method 'spawn' or 'forkserver', and make a context in each"
+            )
         with self._lock:
             if self._closed:
                 raise ValueError("this context is closed: make a new one with engine.context()")
@@ -330,14 +359,26 @@ class Context:
             concurrent.futures.wait([self._last])
             self._last = None
 
+    def __repr__(self) -> str:
+        name = printable(repr(self.engine.record.model.name))
+        if self._closed:
+            return f"<Context of {name}, closed>"
+        where = f"on GPU {self.gpu.number}" if isinstance(self.gpu, Cuda) else "in the emulator"
+        sizes = f"weights {size_text(self.engine.weights.nbytes)}, activations {size_text(self.plan.memory.activation_bytes)}"
+        return f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a context is not copied or sent to another process: do so with its engine, and make a context there")
+
     def __del__(self) -> None:
-        if not self._closed and not self.emulated:
+        if not self._closed and os.getpid() == self._process:
             text = "a context was dropped without close(), which waits for its work: use `with engine.context() as context`"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
             self.close()
 
     def __enter__(self) -> Context:
-        return self
+        with self._entered():
+            return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -401,32 +442,3 @@ class Context:
 
     def _fill(self, offset: int, nbytes: int) -> None:
         self.gpu.write(self._arena + offset, np.full(-(-nbytes // 2), NAN_HALF).view(np.uint8)[:nbytes])
-
-
-def _warning(layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
-    """What to warn of where layers stored infinity or NaN: of the inputs, where those hold it already; empty without any."""
-    if not layers:
-        return ""
-    if given := [f"input {name!r} holds {told}" for name, a in inputs.items() if (told := not_finite(a))]:
-        return printable("; ".join(given))
-    whole = all(np.isfinite(y).all() for y in outputs.values())
-    told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
-    return printable(f"{told}: FP16 ends at 65504; build with a calibration input")
-
-
-def _struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
-    """A kernel's parameters with addresses in their places."""
-    return pack_params(("ptr", bases[kind] + int(v)) if kind in bases else (kind, v) for kind, v in step.args)
-
-
-def _arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None], Array]:
-    """A function's inputs, and its output."""
-    *ins, out = (a and Array(bases[a[0]] + a[1], DTYPES[a[2]], a[3]) for a in step.args)
-    if out is None:
-        raise EngineError(f"the engine's plan is wrong: {step.function} has no output. Build the engine again")
-    return ins, out
-
-
-def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
-    """The name under which an engine's file holds a kernel's machine code."""
-    return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 import numpy as np
 
 from cuda_kernels import files
-from cuda_kernels.compile import source_hash
+from cuda_kernels.compile import Counter, source_hash
 from cuda_kernels.device import Device
 from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
@@ -37,7 +37,8 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import bounds, verify
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
-from gpu_runtime.runtime.plan_record import FORMAT_VERSION, Bound, EngineRecord, PlanRecord, Section
+from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, PlanRecord, Section, TensorSpec
+from gpu_runtime.text import size_text
 from tactics import codec
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 EXPECTED = "an engine: the path of an engine file, its bytes or a file opened for reading bytes"
 EngineLike: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO"
+SHOWN = 3  # inputs, and outputs, in an engine's repr
 MAX_HEADER_BYTES = 64_000_000
 MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each takes some 70 bytes of memory
 
@@ -63,14 +65,21 @@ class Engine:
 
     def __repr__(self) -> str:
         r = self.record
+        ends = " -> ".join(", ".join(map(str, e[:SHOWN])) + ", ..." * (len(e) > SHOWN) for e in (self.inputs, self.outputs))
+        layers = f"{len(r.plan.layers)} layers, {len(r.plan.sparsity.picked)} sparse"
         return (
-            f"Engine({r.model.name!r} for {r.device.title}, {len(r.plan.layers)} layers, "
+            f"Engine({r.model.name!r} for {r.device.title}: {ends}; {layers}, {size_text(self.weights.nbytes)} of weights, "
             f"{r.plan.solution.total_us:.1f} us {r.timing.label})"
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the engine file; EngineError if that fails, and then nothing is overwritten."""
-        write(self, path)
+    def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write the engine to a file's path, or to a file opened for writing bytes. EngineError if that fails; nothing is
+        overwritten then."""
+        if isinstance(path, (str, os.PathLike)):
+            return write(self, path)
+        if not hasattr(path, "write"):
+            raise TypeError(f"expected the path of a file, or a file opened for writing bytes, got {type(path).__name__}")
+        path.write(encode(self))
 
     def layer_info(self) -> dict[str, object]:
         """TensorRT's layer information (its 10.x and 11.x keys side by side), as plain data."""
@@ -89,19 +98,33 @@ class Engine:
         return self.plan.sparsity
 
     @property
-    def inputs(self) -> tuple[Bound, ...]:
-        return self.plan.inputs
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What `Context.run` takes: name, shape and NumPy dtype of each.
+
+        >>> {i.name: np.zeros(i.shape, i.dtype) for i in engine.inputs}["x"].shape
+        (2, 16, 6, 6)
+        """
+        return tuple(b.spec for b in self.plan.inputs)
 
     @property
-    def outputs(self) -> tuple[Bound, ...]:
-        return self.plan.outputs
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What `Context.run` returns."""
+        return tuple(b.spec for b in self.plan.outputs)
 
-    def context(self, **options: Any) -> Context:
-        """Something that runs this engine; see gpu_runtime.runtime.context.Context for the options."""
+    def context(
+        self, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
+        progress: Counter | None = None, **options: Any,
+    ) -> Context:  # fmt: skip
+        """Something that runs this engine; see Context for the options.
+
+        >>> with engine.context(device="emulator") as ctx:
+        ...     ctx.run({"x": x})["y"].dtype
+        dtype('float32')
+        """
         from gpu_runtime.runtime.context import Context
 
         with explained():
-            return Context(self, **options)
+            return Context(self, device=device, graph=graph, nvtx=nvtx, poison=poison, progress=progress, **options)
 
 
 def pack(arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0) -> tuple[
@@ -195,6 +218,8 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
     """
     path = source if isinstance(source, (str, os.PathLike)) else None
     name = "the engine" if path is None else str(path)
+    if not name:
+        raise EngineError("expected the path of an engine file, got an empty one")
     try:
         if path is not None:
             with files.open_regular(path) as file:
@@ -294,6 +319,8 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, in
 
 
 def _header_bytes(file: BinaryIO, size: int, name: str) -> bytes:
+    if not size:
+        raise _bad(name, "not an engine: it is empty")
     if size < 8:
         raise _bad(name, f"not an engine: expected at least 8 bytes, got {size}")
     (length,) = struct.unpack("<Q", file.read(8))

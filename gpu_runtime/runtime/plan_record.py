@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
 
 from cuda_kernels.device import Device
 from gpu_runtime.runtime.fields import (
@@ -36,6 +38,7 @@ from gpu_runtime.runtime.fields import (
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
+from gpu_runtime.text import printable
 from tactics.codec import Whole
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
@@ -125,6 +128,22 @@ class Bound:
     @property
     def nbytes(self) -> int:
         return num_bytes(self.format, self.shape4)
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, self.shape, DTYPES[self.format.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a caller's array for an input or output has to be."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return printable(f"{self.name} {'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}")
 
 
 # ---- what is computed and launched
