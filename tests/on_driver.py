@@ -58,16 +58,22 @@ def started(function: Callable[[], None], **changes: object) -> subprocess.Popen
     )  # fmt: skip
 
 
+def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr); killed where it has not ended in so many seconds, which stderr then says."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"\nit had not ended in {seconds:g} s, and was killed"
+    return process.returncode, out, err
+
+
 def passes(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> str:
     """What it prints; its own assertions, and no end in so many seconds, fail the test."""
     with started(function, **changes) as process:
-        try:
-            out, err = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            err += f"\nit had not ended in {seconds:g} s, and was killed"
-    if process.returncode:
+        code, out, err = finished(process, seconds)
+    if code:
         pytest.fail(f"{inspect.getdoc(function) or function.__name__}\n{out[-1000:]}{err[-3000:]}", pytrace=False)
     return out
 

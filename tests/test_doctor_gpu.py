@@ -23,7 +23,7 @@ from tactics.measure.worker import relative_error
 from tactics.tactic import KERNELS
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
-from tests.on_driver import timed
+from tests.on_driver import finished, timed
 from tests.reference_run import model, node
 
 WHY = why_no_gpu()
@@ -88,10 +88,12 @@ def doctor(cache, *faults, kernels):
     env = os.environ | environment(faults=faults)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     command = [sys.executable, "-m", "gpu_runtime", "doctor", "--kernels", kernels, "--json", "--time-limit", "600"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=cache.parent)
-    assert done.stdout, done.stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, cwd=cache.parent, stdout=pipe, stderr=pipe, text=True) as process:
+        code, out, err = finished(process, 600)
+    assert out, err
     written = [json.loads(path.read_text()) for path in (cache / "doctor").glob("*.json")]
-    return done.returncode, json.loads(done.stdout), written
+    return code, json.loads(out), written
 
 
 @on_driver

@@ -15,6 +15,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import NAMED, current, why_no_gpu
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
+from tests.on_driver import finished
 from tests.reference_run import model, node
 
 WHY = why_no_gpu()
@@ -53,9 +54,10 @@ def says(engine, script, **changes):
     env = os.environ | {"PYTHONPATH": os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)])}
     env |= environment(**changes) if changes else {}
     command = [sys.executable, "-c", START + script, str(engine)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        code, out, err = finished(process, 300)
+    assert code == 0, out + err
+    return out
 
 
 # ---- two devices
