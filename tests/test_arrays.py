@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime.runtime import arrays
+from gpu_runtime.runtime.plan_record import Bound
+from tactics.format import DTYPES, Format
 from tests.reference_run import model, node
 
 rng = np.random.default_rng(4)
@@ -65,10 +68,10 @@ def test_inputs_of_every_kind(context, kind):
         assert got["y"].dtype == np.float32
 
 
-DTYPES = (np.bool_, np.int8, np.int32, np.int64, np.uint8, np.uint64, np.float16, np.float64, np.complex64, object)
+OTHERS = (np.bool_, np.int8, np.int32, np.int64, np.uint8, np.uint64, np.float16, np.float64, np.complex64, object)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtype", OTHERS, ids=lambda d: np.dtype(d).name)
 def test_arrays_have_the_engines_type(context, dtype):
     """No conversion of arrays that nobody asked for: it costs time, and may lose values."""
     with pytest.raises(ValueError, match=rf"input 'x': expected dtype float32, got {np.dtype(dtype)}; .*astype\(np.float32\)"):
@@ -219,8 +222,53 @@ OUT_REFUSED = {
 @pytest.mark.parametrize("case", OUT_REFUSED)
 def test_a_wrong_output_says_what_was_expected_and_got(context, case):
     out, error, text = OUT_REFUSED[case]
-    arrays = {name: a for name, a in out.items() if isinstance(a, np.ndarray)} if isinstance(out, dict) else {}
-    held = {name: a.copy() for name, a in arrays.items()}
+    given = {name: a for name, a in out.items() if isinstance(a, np.ndarray)} if isinstance(out, dict) else {}
+    held = {name: a.copy() for name, a in given.items()}
     with pytest.raises(error, match=told(text)):
         context.run({"x": X}, out=out)
-    assert all(np.array_equal(a, held[name], equal_nan=True) for name, a in arrays.items()), "nothing is written"
+    assert all(np.array_equal(a, held[name], equal_nan=True) for name, a in given.items()), "nothing is written"
+
+
+# ---- any of these, at random
+
+
+def numpys(given, dtype):
+    """What NumPy makes of it, and whether an engine's input may be that: an array has its type, numbers keep their values."""
+    array = np.asarray(given)
+    if isinstance(given, (list, bool, int, float)):
+        if array.dtype.kind == "c":
+            return array, False
+        with np.errstate(over="ignore", invalid="ignore"):
+            told = array.astype(dtype)
+        allowed = {"f": "biuf", "i": "biu", "b": "b"}[np.dtype(dtype).kind]
+        kept = np.isinf(told) == np.isinf(array) if np.dtype(dtype).kind == "f" else told == array
+        return told, array.dtype.kind in allowed and bool(np.all(kept))
+    return array, array.dtype.newbyteorder("=") == dtype
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int32", "int64", "bool"])
+def test_any_input_is_what_numpy_makes_of_it_or_refused(dtype):
+    """A thousand of them: values, types, shapes, strides and wrappings drawn."""
+    draw, want = np.random.default_rng(7), DTYPES[dtype]
+    accepted = 0
+    for _ in range(1000):
+        shape = tuple(int(n) for n in draw.integers(1, 4, draw.integers(0, 4)))
+        info = Bound("x", shape, (1, 1, 1, 1), Format(dtype, "chw"), 0)
+        source = draw.choice(["?", "i1", "u8", "i4", "i8", "f2", "f4", "f8", "c8"]) if draw.random() < 0.5 else want.str[1:]
+        given = (draw.integers(-2, 3, shape) * 10.0 ** draw.integers(0, 12)).clip(-60000, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            given = given.astype(source) if draw.random() < 0.9 else np.zeros((*shape, 2), source)
+        given = np.asarray(given)
+        wrapped = [given, given.tolist(), np.asfortranarray(given), np.repeat(given[None], 2, 0)[::2][0]]
+        wrapped += [given.astype(given.dtype.newbyteorder("S")), only(given, "__array_interface__"), only(given, "__array__")]
+        chosen = wrapped[draw.integers(len(wrapped))]
+        value, fits = numpys(chosen if not isinstance(chosen, Only) else given, want)
+        fits = fits and value.shape == shape
+        try:
+            got = arrays.host_input(info, chosen)
+        except (TypeError, ValueError) as e:
+            assert not fits and str(e).startswith("input 'x': expected"), (chosen, e)
+        else:
+            assert fits and got.dtype == want and np.array_equal(got, value), chosen
+            accepted += 1
+    assert 200 < accepted < 900

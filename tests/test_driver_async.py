@@ -1,6 +1,7 @@
 """Queued runs on a GPU, or on the emulated driver, where a missing wait fails every time; see test_run_async.py."""
 
 import gc
+import threading
 import warnings
 import weakref
 
@@ -165,6 +166,31 @@ def test_a_run_that_is_not_finite_says_so_itself(engine, cases, cupy):
             warnings.simplefilter("error")
             futures[2].result()
         assert [bool(f.nonfinite()) for f in futures] == [True, True, False, True] and context.nonfinite() == []
+
+
+def test_threads_queue_and_run_at_once(engine, cupy, cases):
+    """On one context, each with a stream of its own, arrays of the host and of the GPU, futures and runs."""
+    wrong = []
+
+    def work(k):
+        x, y = cases[k]
+        with cupy.cuda.Stream(non_blocking=True):
+            for turn in range(3):
+                given = cupy.asarray(x) if k % 2 else x.copy()
+                future = context.run_async({"x": given})
+                now = context.run({"x": given})["y"]
+                given.fill(turn)
+                for got in (future.result()["y"], now):
+                    if not close(got.get() if k % 2 else got, y):
+                        wrong.append((k, turn))
+
+    with engine.context() as context:
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not wrong
 
 
 def faults():

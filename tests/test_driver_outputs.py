@@ -59,6 +59,37 @@ def test_an_output_is_filled_in_place_on_the_callers_stream(engine, cupy, x, y, 
         assert close(before.get(), y), "the next run waits for what reads the last one's output"
 
 
+def strided(cupy, a):
+    wide = cupy.zeros((*a.shape[:-1], 2 * a.shape[-1]), a.dtype)
+    wide[..., ::2] = a
+    return wide[..., ::2]
+
+
+KINDS = {
+    "column-major": lambda cupy, a: a.transpose(3, 2, 1, 0).copy().transpose(3, 2, 1, 0),
+    "strided": strided,
+    "backwards": lambda cupy, a: a[::-1, :, ::-1].copy()[::-1, :, ::-1],
+    "transposed": lambda cupy, a: a.transpose(3, 1, 0, 2).copy().transpose(2, 1, 3, 0),
+    "strided, DLPack": lambda cupy, a: Exporter(strided(cupy, a)),
+    "strided, interface": lambda cupy, a: Interface(strided(cupy, a), 1),
+    "column-major, interface": lambda cupy, a: Interface(a.transpose(3, 2, 1, 0).copy().transpose(3, 2, 1, 0), 1),
+    "broadcast": lambda cupy, a: cupy.broadcast_to(a[:1], a.shape),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fmt", ("fp32:chw", "fp16:hwc8", "uint8:hwc"))
+def test_inputs_of_every_stride(folder, cupy, kind, fmt):
+    """Read where they lie, by a copy or by a kernel that changes the format."""
+    dtype = {"fp16": np.float16, "fp32": np.float32, "uint8": np.uint8}[fmt.partition(":")[0]]
+    engine = build(network(folder), input_formats=fmt)
+    a = np.random.default_rng(4).integers(0, 4, SHAPE).astype(dtype)
+    with engine.context() as context:
+        given = KINDS[kind](cupy, cupy.asarray(a))
+        want = expected(engine, {"x": a if kind != "broadcast" else np.broadcast_to(a[:1], SHAPE)})
+        assert close(context.run({"x": given})["y"].get(), want)
+
+
 def test_where_an_output_lies_is_the_callers_choice(engine, cupy, x, y):
     with engine.context() as context:
         host, device = np.zeros(SHAPE, np.float32), cupy.zeros(SHAPE, np.float32)
