@@ -88,7 +88,7 @@ def other_plans():
     gr.build("tiny.onnx", device="h200", input_formats="fp16:hwc8", output_formats="fp16:chw16").save("packed.engine")
     for name in ("library.engine", "packed.engine"):
         engine = gr.load(name)
-        inputs = random_inputs(engine.plan.inputs, seed=1)
+        inputs = random_inputs(engine.inputs, seed=1)
         with engine.context(device="emulator") as context:
             want = context.run(inputs)["y"]
         for transfers in (True, False):

@@ -10,7 +10,7 @@ import numpy as np
 
 from cuda_kernels import files
 from gpu_runtime.runtime.arrays import host_input
-from gpu_runtime.runtime.plan_record import Bound
+from gpu_runtime.runtime.plan_record import Bound, TensorSpec
 from tactics.format import DTYPES
 
 OPTION = "--loadInputs"
@@ -18,11 +18,11 @@ NPY = ".npy"
 HEADER = 1 << 16  # bytes that the header of a .npy file may take
 
 
-def random_inputs(inputs: Sequence[Bound], seed: int = 0) -> dict[str, np.ndarray]:
+def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray]:
     """As trtexec draws them: from -1 to 1, uint8 any value, bool both. Other whole numbers may be indices: 0 and 1."""
     rng, found = np.random.default_rng(seed), {}
     for i in inputs:
-        dtype = np.dtype(DTYPES[i.dtype])
+        dtype = i.dtype
         high = 256 if dtype == np.uint8 else 2
         drawn = rng.uniform(-1, 1, i.shape) if dtype.kind == "f" else rng.integers(0, high, i.shape)
         found[i.name] = drawn.astype(dtype)
@@ -86,4 +86,4 @@ def load_inputs(text: str, inputs: Sequence[Bound], seed: int = 0) -> dict[str, 
     """What --loadInputs gives, random values for the other inputs. Raises ValueError."""
     by_name = {i.name: i for i in inputs}
     given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}
-    return random_inputs(inputs, seed) | given
+    return random_inputs([i.spec for i in inputs], seed) | given
