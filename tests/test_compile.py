@@ -1,6 +1,7 @@
 """Every kernel variant compiles for every architecture without spills, and its machine code holds the MMAs its tile needs."""
 
 import itertools
+import json
 from dataclasses import astuple, replace
 
 import pytest
@@ -15,7 +16,9 @@ from tactics.problems.pointwise_ops import Activation
 from tactics.tactic import Tactic
 from tactics.tiles import DENSE_TILES, SPARSE_TILES, out_of_registers
 from tests import compiled as recorded
+from tests import other_nvrtc
 from tests.compiled import RECORD, compiler, fits, record, takes
+from tests.conftest import ROOT
 from tests.problems import conv_case
 
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
@@ -237,3 +240,14 @@ def test_an_nvrtc_that_is_not_found_is_told_with_the_extras_that_bring_it(monkey
     with pytest.raises(CompileError, match=r"NVRTC's library is not found.*gpu-runtime\[cuda13\].*gpu-runtime\[cuda12\]"):
         compiling.nvrtc_version()
     assert compiling.installed_nvrtc() == "none"
+
+
+def test_the_record_of_cuda_12s_nvrtc_has_each_variant_without_spills():
+    """Of sources that both records know; `python -m tests.other_nvrtc write` goes on. docs/install.md says how many rows."""
+    first, other = (next(iter(json.loads(path.read_text()).values())) for path in (other_nvrtc.FIRST, other_nvrtc.OTHER))
+    for kernel, table in first.items():
+        if kernel in other and other[kernel]["source"] == table["source"]:
+            assert set(other[kernel]["variants"]) == set(table["variants"]), kernel
+    rows = [row for table in other.values() for found in table["variants"].values() for row in found.values()]
+    assert not any(spills for _, _, spills in rows)
+    assert f"\n{len(rows)} of them" in (ROOT / "docs" / "install.md").read_text()
