@@ -24,6 +24,7 @@ from cuda_kernels.device import ARCHITECTURES, named
 from tactics.candidates import base_runner, candidates
 from tactics.doctor.cases import cases
 from tactics.families.table import OF_KERNEL
+from tests.independent.witnesses import record
 from tests.problems import PROBLEMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,7 @@ DEVICE = named("h200")
 MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
 ALL_CASES, ALL_PROBLEMS = "tactics.doctor.cases.cases", "tests.problems.PROBLEMS"
+WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", "": "none"}
 COMPARES = {  # what runs kernels and compares
     "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.doctor.trial.trial",
     "tests.engines.check_engine", "tests.reference_run.check_against_ort",
@@ -118,13 +120,35 @@ def reach(kernel: str) -> tuple[int, int]:
 
 def families(files: list[Seen]) -> Iterator[str]:
     examined, able = cases(DEVICE), [f for f in files if f.words & COMPARES]
-    yield "| kernel | problems, tiles | cases of `doctor` | emulator beside the reference | emulated driver | hardware |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    shown = "problems, tiles", "cases of `doctor`", "emulator beside the reference", "witnessed", "emulated driver", "hardware"
+    head = "kernel", *shown
+    yield f"| {' | '.join(head)} |"
+    yield "| --- " * len(head) + "|"
     for kernel in OF_KERNEL:
         problems, tiles = reach(kernel)
         names = (kernel, ALL_CASES, *([ALL_PROBLEMS] if problems else []))
-        shown = " | ".join(taking(able, names, on_driver) for on_driver in (False, True))
-        yield f"| `{kernel}` | {problems}, {tiles} | {sum(c.kernel == kernel for c in examined)} | {shown} | {hardware()} |"
+        here, driven = (taking(able, names, on_driver) for on_driver in (False, True))
+        tried = sum(c.kernel == kernel for c in examined)
+        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {witnessed(kernel)} | {driven} | {hardware()} |"
+
+
+def witnessed(kernel: str) -> str:
+    """How many of the instructions that a kernel uses a program of others witnesses."""
+    rows = [row for row in record().values() if kernel in row["kernels"]]
+    return f"{sum(bool(row['witness']) for row in rows)} of {len(rows)}" if rows else "none used"
+
+
+def instructions() -> Iterator[str]:
+    """Each instruction of our kernels by what witnesses it."""
+    by_witness: dict[str, list[str]] = {}
+    for form, row in record().items():
+        kind, _, name = row["witness"].partition(": ")
+        what = f"Triton's `{name}`" if kind == "triton" and name != "all" else WITNESSES[kind if kind != "triton" else name]
+        by_witness.setdefault(what, []).append(f"`{form}`")
+    yield "| witness | instructions |"
+    yield "| --- | --- |"
+    for what, forms in sorted(by_witness.items(), key=lambda item: (item[0] == WITNESSES[""], item[0])):
+        yield f"| {what} | {', '.join(forms)} |"
 
 
 def paths(files: list[Seen]) -> Iterator[str]:
@@ -147,7 +171,9 @@ def compiled() -> str:
 
 def main() -> None:
     files = [seen(path) for path in TESTS]
-    print("\n".join(["### Families of kernels", "", *families(files), "", "### Paths", "", *paths(files), "", compiled()]))
+    tables = {"Families of kernels": families(files), "Instructions": instructions(), "Paths": paths(files)}
+    text = [line for title, table in tables.items() for line in (f"### {title}", "", *table, "")]
+    print("\n".join([*text, compiled()]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ ORDERS = [Options(), Options(async_mode="late"), Options(async_mode="late", seed
 NAMES = (
     "matmul matmul_128x128 matmul_128x64 matmul_one_warp matmul_transposed_a matmul_transposed_b matmul_half_sums "
     "matmul_bfloat16 matmul_odd matmul_float_result matmul_float conv_stride1 conv_stride2 attention softmax layer_norm scan "
-    "sort argmax transpose histogram functions"
+    "sort argmax transpose histogram functions numbers counters"
 ).split()
 needs_triton = pytest.mark.skipif(not triton_programs.installed(), reason="Triton is not installed: make truth")
 

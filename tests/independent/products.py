@@ -9,7 +9,9 @@ import numpy as np
 from cuda_kernels.emulator import Options
 from cuda_kernels.sparse24 import compress, prune
 from tests.independent import micro
-from tests.independent.layouts import places
+from tests.independent.layouts import places, table
+
+MOVMATRIX = micro.ptx("movmatrix.sync.aligned.m8n8.trans.b16 %o0, %i0;", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,15 @@ def fragments(m: Mma, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray
         at_n, at_k = places(f"{name} B")
         parts = [micro.packed(m.factor, a[row, column]), micro.packed(m.factor, b[at_k, at_n])]
     return np.concatenate([*parts, micro.packed(m.sum, c[places(f"{name} C")]), *extra], axis=1)
+
+
+def moved_wrong(text: str = "") -> int:
+    """How many halves of a movmatrix differ from a store of what the lanes hold and CuTe's transposed ldmatrix of it."""
+    halves = np.random.default_rng(0).permutation(64).astype(np.uint16).reshape(32, 2)
+    got = micro.run(text or MOVMATRIX, micro.words(halves), 1).view(np.uint16).reshape(32, 2)
+    stored = np.empty(64, np.uint16)
+    stored[table()["ldmatrix x1"]["at"]] = halves
+    return int((got != stored[table()["ldmatrix x1 trans"]["at"]]).sum())
 
 
 def wrong(m: Mma, seed: int = 0, text: str = "", options: Options = Options()) -> int:  # noqa: B008  (frozen)

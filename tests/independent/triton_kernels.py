@@ -133,6 +133,28 @@ def functions(x, y, n, B: tl.constexpr):
     tl.store(y + i, total + ((whole // 7) * 3 + whole % 5).to(tl.float32), mask=i < n)
 
 
+@triton.jit
+def numbers(x, w, y, n, B: tl.constexpr):
+    """Roots and quotients that round right, unsigned and 64-bit whole numbers, loads past L1, volatile ones."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i, mask=i < n, other=1.0, cache_modifier=".cg")
+    k = tl.load(w + i, mask=i < n, other=1, volatile=True)
+    u, wide = k.to(tl.uint32, bitcast=True), k.to(tl.int64) * 1000003
+    whole = (u // 7 % 1000).to(tl.int32) + (u % (v.to(tl.uint32) + 3)).to(tl.int32) + tl.where(u >= 2000000000, 5, 0)
+    whole += (wide // (k.to(tl.int64) // 16 + 1000)).to(tl.int32) % 1000 + (wide % 97).to(tl.int32) + tl.where(wide >= 0, 9, 0)
+    part = tl.div_rn(v, 3.7) + tl.sqrt_rn(v) + tl.rsqrt(v + 1) + tl.where(v <= 2.0, 1.0, 0.25) + 1.0 / (v + 2)
+    tl.store(y + i, part + whole.to(tl.float32), mask=i < n)
+
+
+@triton.jit
+def counters(x, y, n, B: tl.constexpr):
+    """y[0:8] counts values modulo 8, y[8:16] gathers bits of them."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i, mask=i < n, other=0)
+    tl.atomic_add(y + v % 8, 1, mask=i < n)
+    tl.atomic_or(y + 8 + v % 8, 1 << (v // 8), mask=i < n)
+
+
 # ---- which of them, with what types and sizes
 
 HALF, SINGLE, BRAIN, INT = "*fp16", "*fp32", "*bf16", "*i32"
@@ -179,6 +201,8 @@ CASES = {
     "argmax": by_rows(argmax, SINGLE, INT, 512),
     "transpose": Case(transpose, {"x": HALF, "y": HALF, "M": "i32", "N": "i32"}, {"B": 64}, by_16=("M", "N")),
     "histogram": Case(histogram, {"x": INT, "y": INT, "n": "i32"}, {"B": 1024}),
+    "numbers": Case(numbers, {"x": SINGLE, "w": INT, "y": SINGLE, "n": "i32"}, {"B": 512}),
+    "counters": Case(counters, {"x": INT, "y": INT, "n": "i32"}, {"B": 512}),
     "functions": Case(functions, {"x": HALF, "y": SINGLE, "n": "i32"}, {"B": 512}),
 }  # fmt: skip
 

@@ -147,9 +147,33 @@ def functions(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     yield Run((3, 1, 1), {"x": x}, "y", want + np.trunc(i / 7) * 3 + np.fmod(i, 5), {"n": 1500}, rtol=1e-5, atol=1e-5)
 
 
+def numbers(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x, w = rng.uniform(0.5, 9, 1500).astype(np.float32), rng.integers(-(1 << 31), 1 << 31, 1500)
+    v, u, wide = x.astype(np.float64), w & 0xFFFFFFFF, w * 1000003
+    quotient = np.trunc(w / 16).astype(np.int64) + 1000
+    keep = quotient != 0
+    x, w, v, u, wide, quotient = (a[keep][:1400] for a in (x, w, v, u, wide, quotient))
+
+    def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # toward zero
+        return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+
+    whole = u // 7 % 1000 + u % (v.astype(np.int64) + 3) + np.where(u >= 2000000000, 5, 0)
+    whole += np.fmod(divided(wide, quotient).astype(np.int32), 1000) + np.fmod(wide, 97) + np.where(wide >= 0, 9, 0)
+    part = v / 3.7 + np.sqrt(v) + 1 / np.sqrt(v + 1) + np.where(v <= 2, 1, 0.25) + 1 / (v + 2)
+    yield Run((3, 1, 1), {"x": x, "w": w}, "y", part + whole, {"n": len(w)}, rtol=1e-6, atol=1e-4)
+
+
+def counters(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x = rng.integers(0, 248, 1300)
+    bits = np.zeros(8, np.int64)
+    np.bitwise_or.at(bits, x % 8, 1 << x // 8)
+    want = np.concatenate([np.bincount(x % 8, minlength=8), bits.astype(np.int32)])
+    yield Run((3, 1, 1), {"x": x}, "y", want.astype(np.float64), {"n": 1300}, zeroed=True)
+
+
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
     "matmul": matmuls, "conv": convs, "attention": attentions, "transpose": transposes, "histogram": histograms,
-    "functions": functions,
+    "functions": functions, "numbers": numbers, "counters": counters,
 }  # fmt: skip
 
 

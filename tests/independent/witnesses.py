@@ -1,0 +1,118 @@
+"""Which instructions of our kernels a program of others witnesses: it would notice if the emulator took them for others.
+
+    python -m tests.independent.witnesses      writes witnesses.json anew: some minutes
+
+The record says for each instruction which kernels of ours use it, and which program notices its fault; "" where none does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from cuda_kernels.compile import compile_kernel, virtual
+from cuda_kernels.device import named
+from cuda_kernels.emulator import EmulatorError, Options
+from tactics.doctor.cases import cases
+from tactics.launches import launches
+from tactics.step import Call
+from tests.independent import faults
+from tests.independent.products import MOVMATRIX, Mma, moved_wrong, wrong
+from tests.independent.triton_programs import COMMITTED, Triton, all_kernels, committed, installed
+from tests.independent.triton_runs import worst
+
+RECORD = Path(__file__).parent / "witnesses.json"
+DEVICE = named("h200")
+SECONDS = 8  # a fault may make a loop endless
+MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
+LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
+LAYOUTS["movmatrix.sync.m8n8.trans.b16"] = "layouts: movmatrix"
+
+
+class TooLong(Exception):
+    """It does not end."""
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def our_instructions(some: bool = False) -> dict[str, list[str]]:
+    """Form -> kernels, of what `doctor` runs: every family and every tile that is offered, or with `some` one tile of each."""
+    found: dict[str, set[str]] = defaultdict(set)
+    known: dict = {}
+    examined = cases(DEVICE)
+    for case in {c.kernel: c for c in examined}.values() if some else examined:
+        for step in launches(case.problem, case.tactic):
+            if isinstance(step, Call):
+                continue
+            key = step.kernel, step.values
+            if key not in known:
+                known[key] = faults.forms(compile_kernel(step.kernel, dict(step.values), virtual(DEVICE.sm)).ptx)
+            for form in known[key]:
+                found[form].add(case.kernel)
+    return {form: sorted(kernels) for form, kernels in sorted(found.items())}
+
+
+def notices(kernel: Triton, form: str) -> bool:
+    """Whether this program goes wrong, is refused or never ends, where the emulator takes `form` for something else."""
+    broken = replace(kernel, ptx=faults.faulty(kernel.ptx, form, kernel.entry))
+    try:
+        with limited():
+            return worst(broken, Options()) > 1
+    except (EmulatorError, TooLong):
+        return True
+
+
+def layout_notices(name: str, form: str) -> bool:
+    """Whether CuTe's table does: of an mma, or of movmatrix beside ldmatrix."""
+    if name not in MATRICES:
+        return moved_wrong(faults.faulty(MOVMATRIX, form, "micro")) > 0
+    m = MATRICES[name]
+    return wrong(m, text=faults.faulty(m.ptx, form, "micro")) > 0
+
+
+def witness(form: str, programs: dict[str, Triton]) -> str:
+    """The first program that notices, or an empty text."""
+    if form.split(".")[0] in faults.STEERS:
+        return "triton: all"
+    for name, kernel in programs.items():
+        if form in faults.forms(kernel.ptx):
+            with suppress(ValueError):
+                if notices(kernel, form):
+                    return f"triton: {name}"
+    name = LAYOUTS.get(form, "")
+    return name if name and layout_notices(name, form) else ""
+
+
+def record() -> dict[str, dict]:
+    return json.loads(RECORD.read_text())
+
+
+def main() -> None:
+    if not installed():
+        raise SystemExit("Triton is not installed: make truth")
+    programs = {name: committed(name) for name in COMMITTED} | all_kernels()
+    rows = {form: {"witness": witness(form, programs), "kernels": kernels} for form, kernels in our_instructions().items()}
+    RECORD.write_text("{\n" + ",\n".join(f"{json.dumps(form)}: {json.dumps(row)}" for form, row in rows.items()) + "\n}\n")
+    print(f"{len(rows)} instructions, {sum(bool(row['witness']) for row in rows.values())} with a witness")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The suite can notice: where the emulator takes an instruction for something else, programs of others go wrong."""
+
+import re
+
+import pytest
+
+from cuda_kernels.emulator import EmulatorError
+from tests.independent.faults import faulty, form, forms
+from tests.independent.products import Mma, wrong
+from tests.independent.triton_programs import COMMITTED, all_kernels, committed, installed
+from tests.independent.witnesses import LAYOUTS, layout_notices, notices, our_instructions, record
+
+RECORD = record()
+BY_COMMITTED = [f for f, row in RECORD.items() if row["witness"].removeprefix("triton: ") in COMMITTED]
+BY_OTHERS = [f for f, row in RECORD.items() if row["witness"].startswith("triton: ") and f not in BY_COMMITTED]
+BY_OTHERS = [f for f in BY_OTHERS if RECORD[f]["witness"] != "triton: all"]
+BY_LAYOUTS = [f for f, row in RECORD.items() if row["witness"].startswith("layouts: ")]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("wanted", BY_COMMITTED)
+def test_a_committed_program_notices(wanted):
+    assert notices(committed(RECORD[wanted]["witness"].removeprefix("triton: ")), wanted)
+
+
+@pytest.mark.parametrize("wanted", BY_LAYOUTS)
+def test_the_layouts_notice(wanted):
+    assert layout_notices(LAYOUTS[wanted], wanted)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not installed(), reason="Triton is not installed: make truth")
+@pytest.mark.parametrize("wanted", BY_OTHERS)
+def test_a_program_of_triton_notices(wanted):
+    assert notices(all_kernels()[RECORD[wanted]["witness"].removeprefix("triton: ")], wanted)
+
+
+# ---- wrong readings of mma.sp's operands; %i12 is the metadata, {%i4 .. %i7} B, of an instruction with 13 registers
+
+SPARSE = Mma(32, "f16", sparse=True)
+NIBBLES = "and.b32 %t0, %i12, 0x0f0f0f0f; shl.b32 %t0, %t0, 4; shr.u32 %t1, %i12, 4; and.b32 %t1, %t1, 0x0f0f0f0f;"
+BYTES = "and.b32 %t0, %i12, 0x00ff00ff; shl.b32 %t0, %t0, 8; shr.u32 %t1, %i12, 8; and.b32 %t1, %t1, 0x00ff00ff;"
+PAIRS = "and.b32 %t0, %i12, 0x33333333; shl.b32 %t0, %t0, 2; shr.u32 %t1, %i12, 2; and.b32 %t1, %t1, 0x33333333;"
+OTHER_LANE = "and.b32 %t1, %lane, {}; shl.b32 %t1, %t1, {}; shr.u32 %t2, %lane, {}; or.b32 %t1, %t1, %t2;"
+METADATA = {
+    "rows' halves exchanged": "shf.l.wrap.b32 %t0, %i12, %i12, 16;",
+    "columns' lanes exchanged": "shfl.sync.bfly.b32 %t0, %i12, 1, 31, -1;",
+    "nibbles of a byte exchanged": f"{NIBBLES} or.b32 %t0, %t0, %t1;",
+    "bytes of a half exchanged": f"{BYTES} or.b32 %t0, %t0, %t1;",
+    "a code's two indices exchanged": f"{PAIRS} or.b32 %t0, %t0, %t1;",
+    "the selector's other lanes": "shfl.sync.bfly.b32 %t0, %i12, 2, 31, -1;",
+    "by eight lanes": f"{OTHER_LANE.format(7, 2, 3)} shfl.sync.idx.b32 %t0, %i12, %t1, 31, -1;",
+}  # fmt: skip
+
+
+def noticed(m: Mma, text: str) -> bool:
+    assert text != m.ptx
+    try:
+        return wrong(m, text=text) > 0
+    except EmulatorError as e:
+        return e.check == "metadata"
+
+
+@pytest.mark.parametrize("fault", METADATA)
+def test_wrong_metadata_is_noticed(fault):
+    line = next(n for n in SPARSE.ptx.splitlines() if n.startswith("mma"))
+    assert not noticed(SPARSE, SPARSE.ptx + "\n")
+    assert noticed(SPARSE, SPARSE.ptx.replace(line, METADATA[fault] + "\n" + line.replace("%i12", "%t0")))
+
+
+DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")]
+
+
+@pytest.mark.parametrize("m", [SPARSE, *DENSE], ids=lambda m: m.opcode)
+def test_exchanged_registers_are_noticed(m):
+    """Each pair of one operand; of C in C alone, because exchanged in D too it is the same product."""
+    a, b, c = m.registers
+    line = next(n for n in m.ptx.splitlines() if n.startswith("mma"))
+    for first, count in ((0, a), (a, b), (a + b, c)):
+        for i in range(first, first + count - 1):
+            other = re.sub(rf"%i({i}|{i + 1})\b", lambda k, i=i: f"%i{2 * i + 1 - int(k[1])}", line)
+            assert noticed(m, m.ptx.replace(line, other)), other
+
+
+# ---- the record
+
+
+@pytest.mark.full
+def test_the_record_has_the_instructions_of_our_kernels():
+    """One tile of each family: what the record lacks has come with a new kernel (python -m tests.independent.witnesses)."""
+    for used, kernels in our_instructions(some=True).items():
+        assert set(kernels) <= set(RECORD[used]["kernels"])
+
+
+@pytest.mark.long
+def test_the_record_is_complete():
+    assert our_instructions() == {f: row["kernels"] for f, row in RECORD.items()}
+
+
+def test_most_of_our_instructions_have_a_witness():
+    """It may only grow: what an instruction means to us alone, nobody has confirmed."""
+    assert sum(bool(row["witness"]) for row in RECORD.values()) >= 88
+    for row in RECORD.values():
+        assert row["kernels"]
+
+
+def test_forms():
+    text = "@%p1 ld.global.L1::evict_last.v4.u32 {%r1, %r2}, [%rd1];\nbar.sync 0;\nadd.s32 %r1, %r2, 3; // mul %r1;\nret;"
+    assert forms(text) == {"ld.global.v4.b32", "barrier.sync", "add.b32", "ret"}
+    assert (form("setp.lt.s32"), form("cvt.u16.u32"), form("mul.rn.f32")) == ("setp.lt.s32", "cvt.u16.u32", "mul.f32")
+    with pytest.raises(ValueError, match="there is no mul"):
+        faulty(text, "mul.f32")
