@@ -65,7 +65,13 @@ class InferenceSession:
     """`path_or_bytes`: an ONNX model or an engine, as a path, as bytes or as gpu_runtime.load and build take it else, or an
     Engine. A model is built first, with `options` of gpu_runtime.build. `providers`: onnxruntime's names; CUDA's and TensorRT's
     run on the GPU, the CPU's in the emulator, which is exact and slow; the first one that there is counts, None means all.
-    Close it, or use it in a `with`, to give memory back before it is dropped."""
+    Close it, or use it in a `with`, to give memory back before it is dropped.
+
+    >>> session = gr.InferenceSession(engine)
+    >>> session.get_inputs()
+    [NodeArg(name='x', type='tensor(float)', shape=[2, 16, 6, 6])]
+    >>> (y,) = session.run(["y"], {"x": x})
+    """
 
     def __init__(
         self, path_or_bytes: Any, sess_options: object = None, providers: Sequence[Any] | None = None,

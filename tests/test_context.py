@@ -5,6 +5,7 @@ import doctest
 import gc
 import io
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime import inference_session
 from gpu_runtime.runtime import context as context_module
 from gpu_runtime.runtime import engine as engine_module
+from gpu_runtime.runtime import future
 from tests.reference_run import model, node
 
 SHAPE = (2, 16, 6, 6)
@@ -67,10 +70,17 @@ def test_a_context_says_what_it_is(engine):
     assert repr(ctx) == "<Context of 'net', closed>"
 
 
-@pytest.mark.parametrize("module", [context_module, engine_module], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [context_module, engine_module, future, inference_session], ids=lambda m: m.__name__)
 def test_examples_run(module, engine):
-    found = doctest.testmod(module, extraglobs={"engine": engine, "x": X, "np": np})
+    found = doctest.testmod(module, extraglobs={"engine": engine, "x": X, "np": np, "gr": gr})
     assert found.attempted >= 2 and not found.failed
+
+
+def test_the_packages_example_runs(tmp_path, monkeypatch):
+    shutil.copy("benchmarks/digits/digits_sparse.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(gr, extraglobs={"x": np.zeros((1, 1, 8, 8), np.float32)})
+    assert found.attempted == 4 and not found.failed and (tmp_path / "model.engine").exists()
 
 
 def test_an_engine_goes_to_files_and_bytes(engine, path):

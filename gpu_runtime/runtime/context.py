@@ -170,6 +170,11 @@ class Context:
         `out`: arrays by output name, of the same kinds, to be filled and returned in place of new ones: C-contiguous, writable,
         apart from each other; an input may be one of them.
 
+        >>> y = np.empty((2, 16, 6, 6), np.float32)
+        >>> with engine.context() as ctx:
+        ...     ctx.run({"x": x}, out={"y": y})["y"] is y
+        True
+
         Warns of layers that stored infinity or NaN, also where a later Clip or Sigmoid hides it; with all outputs on the GPU
         ask `nonfinite`. Raises ValueError or TypeError for a missing or unknown name, a wrong shape or dtype, or what is no
         array.

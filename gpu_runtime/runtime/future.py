@@ -29,6 +29,11 @@ class Ran(NamedTuple):
 class RunFuture:
     """One run, in its place behind those that its context was given before it. It goes on whether or not anybody asks for it.
 
+    >>> with engine.context() as ctx:
+    ...     futures = [ctx.run_async({"x": x}), ctx.run_async({"x": 2 * x})]
+    >>> [f.result()["y"].shape for f in futures]
+    [(2, 16, 6, 6), (2, 16, 6, 6)]
+
     `event`: CuPy's event behind all that was queued, for streams that are to wait; None in the emulator, and where nothing
     could be queued. `wait(timeout)` says whether it has ended, and raises what went wrong; `finish` is called once, then.
     """
