@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
+from cuda_kernels.sparse24 import prune
 from tests.independent import micro
 from tests.independent.layouts import places
 from tests.independent.products import Mma, dense_name, fragments
@@ -211,23 +212,28 @@ def tensor_core(a, b, c: float, bits: int, each: int, least: int, half: bool) ->
 
 
 @pytest.mark.parametrize("bits", [24, 25])
-@pytest.mark.parametrize("m", [Mma(8, "f16"), Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")],
-                         ids=lambda m: m.opcode)  # fmt: skip
+@pytest.mark.parametrize("m", [Mma(8, "f16"), Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32"),
+                               Mma(32, "f16", sparse=True)], ids=lambda m: m.opcode)  # fmt: skip
 def test_sums_are_cut_off_as_tensor_cores_do(m, bits):
     rng = np.random.default_rng(bits)
     scale = lambda shape: 2.0 ** rng.integers(-9, 4, shape)  # noqa: E731
     a, b, c = ((rng.standard_normal(shape) * scale(shape)).astype(np.float16) for shape in ((16, m.k), (m.k, 8), (16, 8)))
     if m.factor == "bf16":
         a, b = ((micro.bfloat16(x).astype(np.uint32) << 16).view(np.float32) for x in (a, b))
-    got = {}
+    kept = np.tile(np.arange(m.k), (16, 1))  # columns of A that are multiplied
+    if m.sparse:
+        a = prune(a)
+        kept = np.array([np.flatnonzero(row) for row in a])
+        assert kept.shape == (16, 16)
+    got, name = {}, dense_name(Mma(16, m.factor) if m.sparse else m)
     for mode in (0, bits):
         out = micro.run(m.ptx, fragments(m, a, b, c), m.registers[2], Options(sum_bits=mode))
         got[mode] = np.empty((16, 8))
-        got[mode][places(f"{dense_name(m)} C")] = out.view(np.float16 if m.sum == "f16" else np.float32).reshape(32, -1)
+        got[mode][places(f"{name} C")] = out.view(np.float16 if m.sum == "f16" else np.float32).reshape(32, -1)
     whole = 16 if m.factor != "tf32" else 8
     each, half = whole // 2 if bits == 24 else whole, m.sum == "f16"
-    want = [[tensor_core(a[i], b[:, j], c[i, j], bits, each, -14 if m.factor == "f16" else -126, half) for j in range(8)]
-            for i in range(16)]  # fmt: skip
+    least = -14 if m.factor == "f16" else -126
+    want = [[tensor_core(a[i, kept[i]], b[kept[i], j], c[i, j], bits, each, least, half) for j in range(8)] for i in range(16)]
     np.testing.assert_array_equal(got[bits], want)
     assert half or (got[0] != got[bits]).any()
 
