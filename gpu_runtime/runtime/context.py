@@ -15,20 +15,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from cuda_kernels import device as devices
 from cuda_kernels.compile import Compiled, Counter, compile_many, source_hash
 from cuda_kernels.driver_errors import explained
-from cuda_kernels.launch import EMULATOR_OPTIONS, Cuda, Kernel, open_gpu
+from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime import steps as launched
-from gpu_runtime.runtime.engine import Engine, check, check_device, check_source
+from gpu_runtime.runtime.engine import Engine, check, check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
 from gpu_runtime.runtime.future import Ran, RunFuture
 from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
 from gpu_runtime.runtime.steps import kernel_key
-from gpu_runtime.runtime.verify import planned_device
-from gpu_runtime.text import meant, printable, size_text
+from gpu_runtime.text import printable, size_text
 from tactics.format import DTYPES, from_memory
 from tactics.problems.array_functions import bound
 
@@ -90,21 +88,10 @@ class Context:
         self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        if not isinstance(engine, Engine):
-            raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
-        if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
-            known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
-            raise TypeError(f"context: {unknown!r} is none of its options, {', '.join(known)}{meant([unknown], known)}")
+        launched.check_arguments(engine, options)
         self.engine, self.plan = engine, engine.plan
         self._process = os.getpid()
-        emulate = device == "emulator" or (device is None and not devices.has_gpu())
-        if device not in (None, "emulator", "cuda"):
-            raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
-        if emulate:
-            self.device = planned_device(engine.record.device)
-        else:
-            self.device = devices.current()
-            check_device(engine.record.device, self.device.sm)
+        self.device = launched.device_for(engine, device)
         check_source(engine.record, source_hash())
         if not engine.checked:
             check(engine.record, engine.weights)

@@ -119,19 +119,14 @@ class DeviceFeeds:
         then: `stream`, else CuPy's current one, and those that arrays name. Without `wait`, `fetch` returns pinned arrays for
         those outputs that are to be on the host, which are filled when all that is queued has ended."""
         self.gpu.let_go()
-        arrays.check_names(self._plan.inputs, inputs)
         theirs = arrays.handle_of(self.gpu.cupy, stream)
-        given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
-        outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
-        arrays.check_apart(outs)
+        given, outs = self._checked(inputs, out)
         if not wait:
             given = {name: g if g.on_gpu else self._pinned(g.array) for name, g in given.items()}
         used = (*given.values(), *outs.values())
-        on_host = {name: g.array for name, g in given.items() if not g.on_gpu}
+        on_host = _on_host(given)
         if not to_host and given and not on_host:
-            with nullcontext() if theirs is None else self.gpu.current(theirs):
-                new = {i.name: self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]) for i in self._plan.outputs if i.name not in outs}
-            outs |= {name: arrays.Given(a, True) for name, a in new.items()}
+            outs |= self._new(outs, theirs)
         streams = {theirs, *(g.stream for g in used if g.stream is not None)} if any(g.on_gpu for g in used) else set()
         with ExitStack() as afterwards:
             if foreign := [g.array for g in used if g.foreign]:
@@ -142,8 +137,23 @@ class DeviceFeeds:
             for info in self._plan.inputs:
                 self._bind(info, given[info.name], wait)
             waits = any(i.name not in outs or not outs[i.name].on_gpu for i in self._plan.outputs)
-            landing = {name: g.array for name, g in outs.items() if not g.on_gpu}
-            yield Ready(partial(self._filled, outs, wait), waits, on_host, [g.array for g in used], landing)
+            yield Ready(partial(self._filled, outs, wait), waits, on_host, [g.array for g in used], _on_host(outs))
+
+    def _checked(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
+    ) -> tuple[dict[str, arrays.Given], dict[str, arrays.Given]]:
+        """Inputs and outputs as they are given."""
+        arrays.check_names(self._plan.inputs, inputs)
+        given = {i.name: arrays.device_input(self.gpu, i, inputs[i.name]) for i in self._plan.inputs}
+        outs = {i.name: arrays.device_output(self.gpu, i, a) for i, a in arrays.named(self._plan.outputs, out)}
+        arrays.check_apart(outs)
+        return given, outs
+
+    def _new(self, outs: Mapping[str, arrays.Given], stream: int | None) -> dict[str, arrays.Given]:
+        """Arrays of CuPy's for the outputs that have none, allocated for the caller's stream."""
+        missing = [i for i in self._plan.outputs if i.name not in outs]
+        with nullcontext() if stream is None else self.gpu.current(stream):
+            return {i.name: arrays.Given(self.gpu.cupy.empty(i.shape, DTYPES[i.dtype]), True) for i in missing}
 
     def outputs(self) -> dict[str, Any]:
         """By name, as the last run left them, on the host; waits for it."""
@@ -219,6 +229,10 @@ class DeviceFeeds:
         places = {"in": source, "out": to, "nonfinite": self._spare}
         params = pack_params(("ptr", places[kind]) if kind in places else (kind, v) for kind, v in step.args)
         self.gpu.launch(kernel, step.grid, step.block, step.smem, params)
+
+
+def _on_host(given: Mapping[str, arrays.Given]) -> dict[str, np.ndarray]:
+    return {name: g.array for name, g in given.items() if not g.on_gpu}
 
 
 def _address(array: Any) -> int:
