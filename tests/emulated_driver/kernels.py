@@ -269,10 +269,11 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, us: Any)
         blob = np.array([data, sink, min(words, FLUSHED_WORDS), 0], np.int64).tobytes()
         grid = (min(grid[0], 2), 1, 1)
     memory = Memory(device)
-    touched = memory.behind(blob) + [(a.ctypes.data, a.nbytes) for _, a in kernel.program.decoded.globals]
+    behind = memory.behind(blob)
+    touched = behind + [(a.ctypes.data, a.nbytes) for _, a in kernel.program.decoded.globals]
     options = emulator.Options(
         checks=_state.settings.checks or error == "wrong", smem_limit=facts.smem_per_block,
-        track_writes=tuple(a for a, _ in memory.behind(blob)) if error == "wrong" else (),
+        track_writes=tuple(a for a, _ in behind) if error == "wrong" else (),
     )  # fmt: skip
 
     def run() -> float:
