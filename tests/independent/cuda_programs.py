@@ -57,6 +57,7 @@ EXAMPLES = {
     "sparse_gemm": sparse_gemm("128, 128, 64", "64, 64, 64", 3),
     "sparse_gemm_small_tile": sparse_gemm("64, 128, 128", "32, 64, 128", 4),
     "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
+    "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
 
