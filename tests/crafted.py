@@ -22,7 +22,6 @@ from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.runtime import derive, engine
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Step
 from tactics import codec
-from tactics.format import DTYPES
 from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node
 from tests.small_models import small_models
@@ -182,7 +181,7 @@ def attempt(data: bytes, path: Path) -> str:
     report.inspect_text(made.record, made.checked)
     wording.explain_text(made.record, wording.rows_of(made.record))
     rng = np.random.default_rng(0)
-    inputs = {t.name: rng.uniform(-1, 1, t.shape).astype(DTYPES[t.dtype]) for t in made.inputs}
+    inputs = {t.name: rng.uniform(-1, 1, t.shape).astype(t.dtype) for t in made.inputs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

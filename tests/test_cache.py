@@ -210,8 +210,8 @@ def built() -> bytes:
 @pytest.fixture
 def library(built, cache, monkeypatch) -> Path:
     """The emulator's library in a cache of its own."""
-    monkeypatch.setattr(build, "_compile", lambda cxx: built)
-    loaded = build._load(["c++"], "k" * 20)
+    monkeypatch.setattr(build, "_compile", lambda cxx, march: built)
+    loaded = build._load(["c++"], "native", "k" * 20)
     (path,) = (cache / "emulator").iterdir()
     assert loaded._name == str(path) and path.read_bytes() == built
     return path
@@ -234,7 +234,7 @@ def test_a_damaged_emulator_is_built_again_and_never_mapped(library, damage, mon
     damage(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        build._load(["c++"], "k" * 20)
+        build._load(["c++"], "native", "k" * 20)
     assert mapped == [data]
 
 
@@ -243,4 +243,4 @@ def test_the_emulator_runs_without_a_cache(library, monkeypatch, cache, how):
     shutil.rmtree(cache)
     unusable(cache, how, monkeypatch)
     with pytest.warns(RuntimeWarning, match="set GPU_RUNTIME_CACHE"):
-        assert build._load(["c++"], "k" * 20).emu_names(None, 0) > 0
+        assert build._load(["c++"], "native", "k" * 20).emu_names(None, 0) > 0
