@@ -1,4 +1,4 @@
-"""CUTLASS's examples, unmodified but for types and sizes, run on the emulator, judged by their own host references."""
+"""CUTLASS's examples, unmodified but for types and sizes, and CUB's scan, run on the emulator and judged on the host."""
 
 import json
 import re
@@ -64,5 +64,34 @@ def test_an_example_of_cutlass_notices(fault):
     assert code != 0 and re.search("launch refused|Failed|Error", out) and "Traceback" not in out, out
 
 
+# CUB's scan is a witness of fences and their order: neither too strict, it runs, nor too kind, without its fences it does not.
+ALL_AT_ONCE = ("--resident", "32")  # its 23 blocks wait for those before them, and a seed starts them in any order
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["", "--late --seed 3", "--seed 5", "--seed 6"])
+def test_cubs_scan_is_right(order):
+    out, code = run("scan", (), *ALL_AT_ONCE, *order.split())
+    assert code == 0 and "Passed" in out, out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["0", "3"])
+@pytest.mark.parametrize("change, words", [
+    ({r"st\.release\.gpu": "st.relaxed.gpu"}, "no chain of __threadfence"),
+    ({"membar\\.gl;": "", r"ld\.cg\.": "ld.global."}, "between the atomic"),  # ld.cg alone may read what is only observed
+], ids=["release", "acquire"])  # fmt: skip
+def test_cubs_scan_notices_a_missing_fence(change, words, seed):
+    out, code = run("scan", (), *ALL_AT_ONCE, "--seed", seed, "--replace", json.dumps(change))
+    assert code != 0 and "launch refused: global order" in out and words in out, out
+
+
+@pytest.mark.full
+def test_a_scan_whose_blocks_do_not_start_in_order_is_a_deadlock():
+    """CUB counts on the order in which hardware starts blocks: with fewer places, in another order, it never ends."""
+    out, code = run("scan", (), "--resident", "4", "--seed", "5")
+    assert code != 0 and "launch refused: deadlock" in out, out
+
+
 def test_there_is_a_run_of_every_example():
-    assert {name for name, *_ in RUNS} == set(EXAMPLES)
+    assert {"scan"} | {name for name, *_ in RUNS} == set(EXAMPLES)

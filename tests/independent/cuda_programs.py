@@ -1,4 +1,4 @@
-"""CUTLASS's examples with their own main() and their own host references, run on the emulator.
+"""CUTLASS's examples with their own main() and their own host references, and CUB's kernels, run on the emulator.
 
     python -m tests.independent.cuda_programs NAME [--late] [--seed N] [-- ARGUMENTS]
 
@@ -34,10 +34,12 @@ FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A source below CUTLASS's examples/. `edits`: texts and what stands for them, each found once."""
+    """A source below CUTLASS's examples/, or `beside` this file: a main() of ours that calls a library's kernels. `edits`:
+    texts and what stands for them, each found once."""
 
     source: str
     edits: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
 
 
 def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
@@ -57,6 +59,7 @@ EXAMPLES = {
     "sparse_gemm": sparse_gemm("128, 128, 64", "64, 64, 64", 3),
     "sparse_gemm_small_tile": sparse_gemm("64, 128, 128", "32, 64, 128", 4),
     "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
+    "scan": Example("scan.cu", beside=True),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -84,13 +87,14 @@ def finished(command: Sequence[str]) -> None:
 def program(name: str) -> Path:
     """The compiled example; compiling takes half a minute."""
     example, source = EXAMPLES[name], packages.cutlass()
-    original = source / "examples" / example.source
+    original = HERE / example.source if example.beside else source / "examples" / example.source
     text = original.read_text()
     for old, new in example.edits.items():
         if text.count(old) != 1:
             raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
         text = text.replace(old, new)
-    folders = (source / "include", source / "tools/util/include", source / "examples/common", original.parent, HERE / "include")
+    folders = (source / "include", source / "tools/util/include", source / "examples/common", original.parent, HERE / "include",
+               packages.toolkit() / "include" / "cccl")  # fmt: skip
 
     def make(out: Path) -> None:
         (out.parent / "example.cu").write_text(text)
@@ -179,6 +183,7 @@ def main() -> int:
     parser.add_argument("name", choices=sorted(EXAMPLES))
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resident", type=int, default=0, help="places for blocks; 0: as many as cores")
     parser.add_argument("--replace", help="JSON: a text in the PTX -> what stands for it, to see that the example notices")
     own, words = sys.argv[1:], []
     if "--" in own:
@@ -190,7 +195,8 @@ def main() -> int:
             text = re.sub(old, new, text)
         return text
 
-    device = Device(Options(async_mode="late" if given.late else "eager", seed=given.seed), change)
+    mode = "late" if given.late else "eager"
+    device = Device(Options(async_mode=mode, seed=given.seed, resident_blocks=given.resident), change)
     C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(device.hooks))
     argv = (C.c_char_p * (len(words) + 2))(given.name.encode(), *(w.encode() for w in words), None)
     code = C.CDLL(str(program(given.name))).main(len(words) + 1, argv)

@@ -1,4 +1,4 @@
-// Stands for NVIDIA's libcudart under programs compiled with `nvcc -cudart none`: as much as CUTLASS's examples call. Device memory is
+// Stands for NVIDIA's libcudart under programs compiled with `nvcc -cudart none`: as much as CUTLASS's examples and CUB call. Device memory is
 // host memory; what concerns the device goes to Python (cuda_programs.py), which runs launches in the emulator. Everything is synchronous.
 #include <cuda_runtime_api.h>
 
@@ -90,6 +90,13 @@ cudaError_t cudaPeekAtLastError() { return last; }
 const char* cudaGetErrorString(cudaError_t e) { return e ? "an error of the emulator, which has said which" : "no error"; }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
+    memset(a, 0, sizeof *a);
+    a->ptxVersion = a->binaryVersion = 80, a->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulator");
@@ -101,6 +108,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     if (attribute == cudaDevAttrMultiProcessorCount) *value = SMS;
     else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = 163 << 10;
+    else if (attribute == cudaDevAttrComputeCapabilityMajor) *value = 8;
+    else if (attribute == cudaDevAttrComputeCapabilityMinor) *value = 0;
+    else if (attribute == cudaDevAttrMaxGridDimX) *value = 0x7fffffff;
     else return kept(cudaErrorInvalidValue);
     return cudaSuccess;
 }
