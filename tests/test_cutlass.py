@@ -16,10 +16,12 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
 SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
 GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
-# 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice
+DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
+# 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
+# convolutions, each alone, then in one launch
 RUNS = [
-    ("sparse_gemm", (), 8192), ("conv_fprop", CONV, 73728), ("sparse_gemm_small_tile", (), 8192), ("conv_fprop", SMALL, 1024),
-    ("conv_grouped", GROUPED, 4608),
+    ("sparse_gemm", (), 8192), ("conv_fprop", CONV, 73728), ("conv_depthwise", DEPTHWISE, 0), ("two_convs", (), 336128),
+    ("sparse_gemm_small_tile", (), 8192), ("conv_fprop", SMALL, 1024), ("conv_grouped", GROUPED, 4608),
 ]  # fmt: skip
 
 
@@ -32,11 +34,11 @@ def run(name: str, arguments=(), *options: str) -> tuple[str, int]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(), ("--late", "--seed", "3")], ids=["eager", "late"])
-@pytest.mark.parametrize("name, arguments, products", RUNS[:2], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("name, arguments, products", RUNS[:4], ids=lambda v: v if isinstance(v, str) else "")
 def test_an_example_of_cutlass_is_right(name, arguments, products, order):
     """The sparse one packs and reorders its metadata with CUTLASS's own code: ours cannot have told it how."""
     out, code = run(name, arguments, *order)
-    assert code == 0 and "Passed" in out and f"after {products} products" in out, out
+    assert code == 0 and "Pass" in out and f"after {products} products" in out, out
 
 
 @pytest.mark.long
@@ -44,7 +46,7 @@ def test_an_example_of_cutlass_is_right(name, arguments, products, order):
 @pytest.mark.parametrize("name, arguments, products", RUNS, ids=lambda v: v if isinstance(v, str) else "")
 def test_examples_of_cutlass_are_right_in_any_order(name, arguments, products, seed):
     out, code = run(name, arguments, "--seed", str(seed), *["--late"] * (seed % 2))
-    assert code == 0 and "Passed" in out and f"after {products} products" in out, out
+    assert code == 0 and "Pass" in out and f"after {products} products" in out, out
 
 
 WRONG = {
@@ -62,6 +64,27 @@ def test_an_example_of_cutlass_notices(fault):
     name, old, new = WRONG[fault]
     out, code = run(name, CONV if name == "conv_fprop" else (), "--replace", json.dumps({old: new}))
     assert code != 0 and re.search("launch refused|Failed|Error", out) and "Traceback" not in out, out
+
+
+# Example 47's blocks hand their sums on. One of its five schedules waits by an atomicCAS and a barrier and reads with no fence
+# between, which hardware forgives and the memory model does not promise: it is refused as written, and right with .acquire.
+STREAM_K = "--iterations=1 --m=256 --n=256 --k=512".split()
+ACQUIRE = json.dumps({r"atom\.global\.cas": "atom.acquire.gpu.global.cas"})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["", "--seed 3 --resident 16 --late", "--seed 5 --resident 16"])
+def test_stream_k_is_right_in_any_order(order):
+    out, code = run("gemm_stream_k", STREAM_K, *order.split(), "--replace", ACQUIRE)
+    assert code == 0 and out.count("Disposition: Passed") == 5 and "after 163840 products" in out, out
+    out, code = run("gemm_stream_k", STREAM_K, *order.split())
+    assert code != 0 and out.count("Disposition: Passed") == 4 and "launch refused: global order" in out, out
+
+
+@pytest.mark.full
+def test_stream_k_without_room_for_its_blocks_is_a_deadlock():
+    out, code = run("gemm_stream_k", STREAM_K, "--seed", "3", "--resident", "2", "--replace", ACQUIRE)
+    assert code != 0 and "launch refused: deadlock" in out, out
 
 
 # CUB's scan is a witness of fences and their order: neither too strict, it runs, nor too kind, without its fences it does not.
@@ -94,4 +117,4 @@ def test_a_scan_whose_blocks_do_not_start_in_order_is_a_deadlock():
 
 
 def test_there_is_a_run_of_every_example():
-    assert {"scan"} | {name for name, *_ in RUNS} == set(EXAMPLES)
+    assert {"scan", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)

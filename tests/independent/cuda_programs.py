@@ -59,6 +59,13 @@ EXAMPLES = {
     "sparse_gemm": sparse_gemm("128, 128, 64", "64, 64, 64", 3),
     "sparse_gemm_small_tile": sparse_gemm("64, 128, 128", "32, 64, 128", 4),
     "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
+    "gemm_stream_k": Example("47_ampere_gemm_universal_streamk/ampere_gemm_universal_streamk.cu"),
+    "conv_depthwise": Example("46_depthwise_simt_conv2dfprop/depthwise_simt_conv2dfprop.cu"),
+    "two_convs": Example("13_two_tensor_op_fusion/fused_two_convs_f16_sm80_shmem.cu", {  # one image of 9 x 7, not 32 of 56 x 56
+        "{32, 56, 56, 64},    // input size (NHWC)\n    {64,": "{1, 9, 7, 64},\n    {64,",
+        "{32, 56, 56, 64},    // input size (NHWC)\n    {256,": "{1, 9, 7, 64},\n    {256,",
+        "{32, 56, 56, 64}     // output": "{1, 9, 7, 64}  //", "{32, 56, 56, 256}     // output": "{1, 9, 7, 256}  //",
+    }),
     "scan": Example("scan.cu", beside=True),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }

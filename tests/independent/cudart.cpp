@@ -106,12 +106,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    if (attribute == cudaDevAttrMultiProcessorCount) *value = SMS;
-    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = 163 << 10;
-    else if (attribute == cudaDevAttrComputeCapabilityMajor) *value = 8;
-    else if (attribute == cudaDevAttrComputeCapabilityMinor) *value = 0;
-    else if (attribute == cudaDevAttrMaxGridDimX) *value = 0x7fffffff;
-    else return kept(cudaErrorInvalidValue);
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = SMS; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 163 << 10; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+        case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
+        case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+        case cudaDevAttrWarpSize: *value = 32; break;
+        default: return kept(cudaErrorInvalidValue);
+    }
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) { return *blocks = 1, cudaSuccess; }
