@@ -1,4 +1,4 @@
-"""CUTLASS's examples, unmodified but for types and sizes, and CUB's scan, run on the emulator and judged on the host."""
+"""CUTLASS's examples, unmodified but for types and sizes, CUB's scan and a grid's barrier, run on the emulator."""
 
 import json
 import re
@@ -116,5 +116,20 @@ def test_a_scan_whose_blocks_do_not_start_in_order_is_a_deadlock():
     assert code != 0 and "launch refused: deadlock" in out, out
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["0", "3", "5"])
+def test_the_barrier_of_a_grid_orders_what_all_have_stored(seed):
+    """Cooperative groups': a barrier, one thread's atomic with .release, its loads with .acquire, a barrier."""
+    out, code = run("grid_sync", (), "--resident", "8", "--seed", seed)
+    assert code == 0 and "Passed" in out, out
+    for old, new, words in [
+        (r"atom\.add\.release", "atom.add.relaxed", "no chain of __threadfence"),
+        (r"ld\.acquire", "ld.relaxed", "between the atomic"),
+        (r"(setp\.ne\.s32[^;]*;\s*)barrier\.sync\s+0;", r"\1", "behind a barrier"),  # the one in front of the release
+    ]:
+        out, code = run("grid_sync", (), "--resident", "8", "--seed", seed, "--replace", json.dumps({old: new}))
+        assert code != 0 and "launch refused: global order" in out and words in out, out
+
+
 def test_there_is_a_run_of_every_example():
-    assert {"scan", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)
+    assert {"scan", "grid_sync", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)

@@ -67,6 +67,7 @@ EXAMPLES = {
         "{32, 56, 56, 64}     // output": "{1, 9, 7, 64}  //", "{32, 56, 56, 256}     // output": "{1, 9, 7, 256}  //",
     }),
     "scan": Example("scan.cu", beside=True),
+    "grid_sync": Example("grid_sync.cu", beside=True),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
 
@@ -149,6 +150,7 @@ class Device:
     def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
         self.options, self.change = options, change
         self.memory, self.texts, self.names, self.mma = Memory(), list[str](), dict[int, str](), 0
+        self.workspace = self.memory.alloc(64, fill=0, name="cooperative groups")
         self.hooks = Hooks(
             ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch)
         )
@@ -162,7 +164,9 @@ class Device:
     def image(self, address: int) -> None:
         header = C.string_at(address, 16)  # magic, version, bytes of the header, bytes behind it
         size = int.from_bytes(header[6:8], "little") + int.from_bytes(header[8:16], "little")
-        self.texts += map(self.change, fat_binary_texts(C.string_at(address, size)))
+        for text in fat_binary_texts(C.string_at(address, size)):  # the driver's registers hold the address of a grid's barrier
+            text = text.replace("%envreg1", str(self.workspace >> 32)).replace("%envreg2", str(self.workspace & 0xFFFFFFFF))
+            self.texts.append(self.change(text))
 
     def kernel(self, host: int, name: bytes) -> None:
         self.names[host] = name.decode()

@@ -1,4 +1,4 @@
-// Stands for NVIDIA's libcudart under programs compiled with `nvcc -cudart none`: as much as CUTLASS's examples and CUB call. Device memory is
+// Stands for NVIDIA's libcudart under programs compiled with `nvcc -cudart none`: as much as CUTLASS's examples, CUB and others call. Device memory is
 // host memory; what concerns the device goes to Python (cuda_programs.py), which runs launches in the emulator. Everything is synchronous.
 #include <cuda_runtime_api.h>
 
@@ -61,6 +61,9 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) { return mem
 cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
     const uint32_t sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
     return kept(hooks.launch(host, sizes, arguments, shared) ? cudaErrorLaunchFailure : cudaSuccess);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+    return cudaLaunchKernel(host, grid, block, arguments, shared, stream);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel((const void*)kernel, grid, block, arguments, shared, stream);
