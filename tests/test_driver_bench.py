@@ -22,7 +22,7 @@ from gpu_runtime.benchmark.records import Settings
 from gpu_runtime.benchmark.summary import summarize
 from tests.conftest import ROOT
 from tests.emulated_driver import settings
-from tests.on_driver import passes
+from tests.on_driver import passes, timed
 from tests.reference_run import model, node
 
 pytestmark = pytest.mark.driver
@@ -217,6 +217,7 @@ def measured_builds():
         assert run("build pool.onnx -o other.engine --timingCacheFile=times --skipInference") == 0
 
 
+@timed
 def test_after_a_build_that_was_measured(folder):
     first, _, second = passes(measured_builds).partition("---")
     assert first.index("Wrote new.engine: ") < first.index("Timing new.engine on NVIDIA H200") < first.index("Wrote o.json")
