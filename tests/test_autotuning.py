@@ -126,6 +126,7 @@ def test_workspace_limits_each_tactic(tmp_path):
     assert enough.plan.solution.total_us == free.plan.solution.total_us
 
 
+@pytest.mark.slow
 def test_exhaustive_chooses_the_same_plan(tmp_path):
     files = []
     for exhaustive in (False, True):

@@ -81,6 +81,7 @@ def test_every_command_has_help(cli):
         assert name in cli("--help")[1]
 
 
+@pytest.mark.slow
 def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch):
     code, out, err = program(f"{TENSORRT} {SHAPES}", files)
     assert code == 0
@@ -129,6 +130,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
         assert np.array_equal(got["logits"], ctx.run({"x": heldout["x"][:8]})["logits"])
 
 
+@pytest.mark.slow
 def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
     line = f"build sparse.onnx -o s.engine --sparsity=enable --device {SPARSE_DEVICE} --exportLayerInfo=s.json {SHAPES}"
     code, out, _ = cli(line)
@@ -151,6 +153,7 @@ def test_pools(text, nbytes):
     assert parse_pools(text) == nbytes
 
 
+@pytest.mark.slow
 def test_plan_for_several_devices(files, cli):
     code, out, err = cli(f"plan sparse.onnx --devices a100,RTX4090,h200 {SHAPES.replace('8x1', '2048x1')}")
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 120 and out.isascii()
@@ -169,6 +172,7 @@ def test_plan_for_several_devices(files, cli):
     assert code == 2 and "--devices: unknown device 'volta': expected one of a10, a100" in err
 
 
+@pytest.mark.slow
 def test_plan_for_several_devices_with_another_risk(files, cli):
     """The more probable it must be that a sparse kernel is the faster one, the fewer are taken."""
     picked = []
@@ -329,6 +333,7 @@ def test_sparsity_of_partly_pruned_and_computed_weights(files, cli):
                         "--sparsity=force would prune 2 initializers, and take away 12.68 % of their energy\n")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_output_cut_off_by_a_pipe(files):
     """`build-engine ... | head -1` still writes its engine, and does not complain."""
     with start("build tiny.onnx -o new.engine --device h200", files) as process:

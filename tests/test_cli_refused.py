@@ -141,6 +141,7 @@ def test_a_link_is_followed(files, cli):
     assert (files / "link.engine").is_symlink() and gr.load(files / "real.engine").record.model.name == "tiny"
 
 
+@pytest.mark.slow
 def test_disk_full(files, cli):
     """With room for every file but the last, the engine: none of them is written."""
     assert cli(f"build tiny.onnx {OUTPUTS}")[0] == 0
@@ -159,6 +160,7 @@ def test_disk_full(files, cli):
     assert contents(files) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["[import]", "[time]"])
 def test_interrupted_build(files, at):
     for name in ("old.engine", "old.json", "old.onnx"):

@@ -76,6 +76,7 @@ def test_examples_run(module, engine):
     assert found.attempted >= 2 and not found.failed
 
 
+@pytest.mark.slow
 def test_the_packages_example_runs(tmp_path, monkeypatch):
     shutil.copy("benchmarks/digits/digits_sparse.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ def splitting_cells(graph: Graph) -> int | None:
     return next((n for n in sizes if len(splitting.parts(graph, n)) > 1), None)
 
 
+@pytest.mark.slow
 def test_a_graph_is_split_by_options_where_its_tables_are_too_wide():
     split = 0
     for seed in range(SEEDS):
@@ -33,6 +34,7 @@ def test_a_graph_is_split_by_options_where_its_tables_are_too_wide():
     assert split > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make, seeds, least, wide", [
     (small_graph, 250, (500, 100), False), (sibling_graph, 40, (200, 60), False), (small_graph, 250, (150, 20), True),
 ])  # fmt: skip

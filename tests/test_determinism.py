@@ -39,6 +39,7 @@ def same(model, tmp_path, seeds, *more: str) -> None:
             assert a == b, f"{what} differs with hash seed {seed}"
 
 
+@pytest.mark.slow
 def test_two_processes_with_other_hash_seeds_agree(tmp_path):
     onnx.save(branches(), tmp_path / "m.onnx")
     same(tmp_path / "m.onnx", tmp_path, [1])

@@ -194,6 +194,7 @@ FAULTS = {  # what the child does for the pool: how it is told
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_a_verdict_and_no_end(tmp_path, name):
     does, words = FAULTS[name]
@@ -239,6 +240,7 @@ def test_where_nothing_is_right_no_kernel_is_to_blame(tmp_path):
     assert not findings.path_of(HERE).exists()
 
 
+@pytest.mark.slow
 def test_time_ends_and_the_rest_is_untested(tmp_path):
     found = examined(tmp_path, "lambda name: time.sleep(30)", kernels=("pool", "move"), limit_s=4.0)
     assert found.took_s < 20 and not found.well and not found.denied

@@ -122,6 +122,7 @@ def test_pack_keeps_bytes_of_any_array():
     assert arena[:12].tobytes() == np.ascontiguousarray(arrays["half"]).tobytes() and arena.size == 512
 
 
+@pytest.mark.slow
 def test_same_engine_same_bytes_in_every_process():
     script = (
         "import hashlib, test_engine as t; data = t.eng.encode(t.make(cubins={'b': b'2', 'a': b'1'})); "

@@ -77,6 +77,7 @@ def test_every_command_is_tried():
     assert {command.name for command in COMMANDS} == {name for name in tried if not name.startswith("-")}
 
 
+@pytest.mark.slow
 def test_running_engines_needs_nothing_that_building_does(files, without):
     found = without(BUILD, (*EMULATED, *READ, *BUILT))
     for words in (*EMULATED, *READ):
@@ -87,12 +88,14 @@ def test_running_engines_needs_nothing_that_building_does(files, without):
     assert not (files / "pruned.onnx").exists() and (files / "out.npz").exists()
 
 
+@pytest.mark.slow
 def test_the_emulator_needs_no_cupy(without):
     found = without(CUPY, (RUN, "build tiny.onnx"))
     assert [code for code, *_ in found.values()] == [0, 0]
     assert "No GPU was looked for, since CuPy is not installed: pip install 'gpu-runtime[cuda13]'" in found[RUN][2]
 
 
+@pytest.mark.slow
 def test_an_installation_of_nothing_but_the_package_reads_engines(without):
     found = without((*BUILD, *NVRTC, *CUPY), (*READ, RUN, "build tiny.onnx", "doctor"))
     for words in READ:
@@ -103,6 +106,7 @@ def test_an_installation_of_nothing_but_the_package_reads_engines(without):
     assert code == 5 and why_missing("cuda") in " ".join(out.split()), err
 
 
+@pytest.mark.slow
 def test_plans_with_predicted_times_need_no_nvrtc(without):
     words = ("build tiny.onnx --device h200 -o own.engine", "inspect own.engine", "plan tiny.onnx --devices l4")
     found = without((*NVRTC, *CUPY), words)
@@ -110,6 +114,7 @@ def test_plans_with_predicted_times_need_no_nvrtc(without):
     assert "NVRTC none" in found["inspect own.engine"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "words"), [
     ("onnxscript", "build tiny.onnx"), ("scipy", "prune tiny.onnx -o pruned.onnx --permute"),
 ])  # fmt: skip

@@ -9,6 +9,7 @@ from benchmarks.networks import Net
 from gpu_runtime.explain import what_if
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["a10", "h200"])
 def test_both_layers_have_a_complete_reason(device):
     text = account(device)

@@ -203,6 +203,7 @@ def changed(net: Network) -> Network:
     return replace(more, ops=tuple(ops), groups=tuple(g for g in more.groups if g[0] not in last)).pruned()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kernels_compute_the_same_over_padded_pieces(seed, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "offer", changed)

@@ -23,6 +23,7 @@ def victim():
     victim.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hostile.MODELS)
 def test_hostile_models_are_refused_or_built(victim, tmp_path, name):
     """`build`, with the inspection of what it gives, and `inspect-sparsity`."""

@@ -115,6 +115,7 @@ def test_what_is_not_there_says_what_to_do_instead(sessions):
         ours.runn(None, {})
 
 
+@pytest.mark.slow
 def test_an_engine_runs_as_its_model_does(tmp_path):
     x = np.load("benchmarks/digits/heldout.npz")["x"][:4]
     theirs = onnxruntime.InferenceSession(DIGITS).run(["logits"], {"x": x})[0]

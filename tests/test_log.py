@@ -198,6 +198,7 @@ def sizes(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(d or (64 if i else 1) for i, d in enumerate(ds)) for name, ds in dims.items() if not all(ds)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [None, 80, 100])
 def test_all_that_a_build_prints_fits_a_screen(files, cli, monkeypatch, columns):
     monkeypatch.delenv("COLUMNS", raising=False)

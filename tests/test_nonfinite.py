@@ -39,6 +39,7 @@ def test_infinite_inputs_are_told(case):
     assert not np.isfinite(execute(Emulated(DEVICE), problem, tactic, inputs, weights)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pixel", (0, 13, 62))
 def test_what_rounds_to_infinity_in_one_place_is_told(pixel):
     """65,519 is stored as 65,504 and 65,520 as infinity: one channel of one pixel."""

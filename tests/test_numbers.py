@@ -32,6 +32,7 @@ def plans(name: str) -> tuple[dict, dict]:
     return tuple(compare(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_layer_gains_more_than_was_said_when_it_is_pruned(name):
     """What explain predicts of a layer's pruned kernel is what the pruned network's plan has for it, and within the bound."""

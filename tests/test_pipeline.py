@@ -36,6 +36,7 @@ def logits(e, x, **options):
         return ctx.run({"x": x})["logits"], ctx.gpu.stats
 
 
+@pytest.mark.slow
 def test_the_six_lines_of_the_readme(tmp_path):
     e = engine(device="rtx3090")
     path = tmp_path / "model.engine"
@@ -48,6 +49,7 @@ def test_the_six_lines_of_the_readme(tmp_path):
     assert e.layer_info()["Layers"] and e.sparsity.picked
 
 
+@pytest.mark.slow
 def test_sparse_layers_really_run_sparse():
     x, _ = digits()
     for name, sparsity in (("sparse", "enable"), ("sparse", "disable"), ("dense", "enable")):
@@ -59,6 +61,7 @@ def test_sparse_layers_really_run_sparse():
         assert len(e.sparsity.picked) == len(sparse_steps)
 
 
+@pytest.mark.slow
 def test_dense_and_sparse_tactics_of_one_network_agree():
     x, _ = digits()
     a, b = logits(engine("sparse", "enable"), x)[0], logits(engine("sparse", "disable"), x)[0]
@@ -74,6 +77,7 @@ def test_modes_agree_and_no_dead_tensor_is_read():
         assert np.array_equal(ctx.run({"x": x})["logits"], ctx.run({"x": x})["logits"])
 
 
+@pytest.mark.slow
 def test_same_input_gives_a_byte_identical_engine(tmp_path):
     code = (
         "import gpu_runtime as gr, sys; "

@@ -81,6 +81,7 @@ def test_random_graphs_cover_what_they_claim():
     assert any(len(set(c.inputs)) < len(c.inputs) for g in graphs for c in g.choices)
 
 
+@pytest.mark.slow
 def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
     """What large graphs alone would use: ops described by blocks of cells, and the cheapest of three orders."""
     monkeypatch.setattr(formulation, "SMALL_TABLE", 1)
@@ -93,6 +94,7 @@ def test_equals_brute_force_by_blocks_and_in_any_order(monkeypatch):
             assert (plan.total_ps if plan else float("inf")) == best, (make.__name__, seed)
 
 
+@pytest.mark.slow
 def test_equals_brute_force_with_siblings():
     taken = collections.Counter()
     for seed in range(150):
@@ -198,6 +200,7 @@ def test_resnet50_is_fast(fuse, capsys):
     assert min(seconds) < 1.0  # 0.1 on a quiet machine
 
 
+@pytest.mark.slow
 def test_same_plan_under_any_hash_seed():
     code = "import tests.test_plan as t; print(t.describe())"
     said = [

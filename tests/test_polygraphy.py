@@ -40,6 +40,7 @@ def run(tmp_path, made):
     return polygraphy
 
 
+@pytest.mark.slow
 def test_compared_with_onnxruntime(run):
     code, out = run("tiny.onnx --onnxrt --gpu-runtime --atol 2e-2 --rtol 1e-2")
     assert code == 0, out

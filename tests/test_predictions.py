@@ -197,6 +197,7 @@ def one_convolution(p: ConvProblem) -> Network:
     return Network("net", (ends[0],), (ends[1],), {t.name: t.shape4 for t in ends}, (op,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 64, 14, 14, 128, 3, 3), (8, 24, 9, 9, 40, 1, 1)], ids=str)
 def test_no_tactic_is_left_out_of_a_measured_plan_by_an_estimate(sizes, monkeypatch):
     """On a GPU at hand every tactic may be the one that takes no more than its bound, all others twenty times theirs: the plan

@@ -191,6 +191,7 @@ def own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.slow
 def test_control_c_leaves_the_terminal_clean(files):
     """In a real terminal, which shows ^C and sends the signal."""
     ours, theirs = pty.openpty()

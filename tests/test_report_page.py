@@ -210,6 +210,7 @@ def test_names_out_of_files_cannot_leave_their_place(record):
     assert name.startswith("</script><img src=x onerror=alert(1)>\\u202e{{data}}\\x00\\u2028")
 
 
+@pytest.mark.slow
 def test_700_layers_stay_below_a_megabyte(tmp_path, record, monkeypatch):
     big = build(tmp_path, chained(120)).record
     assert len(page.report(big)) < 1_000_000

@@ -364,6 +364,7 @@ def build(tmp_path, fake):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_resumes_where_it_stopped(tmp_path, fake, sign):
     """Killed in the middle of a batch of three: what was measured is kept, and only the rest is measured after."""
@@ -387,6 +388,7 @@ def test_an_interrupted_build_resumes_where_it_stopped(tmp_path, fake, sign):
             assert kept.get(timer.key(current, Tactic.parse(request["tactic"]))) is None, "measured twice"
 
 
+@pytest.mark.slow
 def test_the_child_ends_when_its_parent_is_killed(tmp_path, fake):
     """The end of standard input is enough for a child that is not hung."""
     process = build(tmp_path, fake)

@@ -149,6 +149,7 @@ def test_one_dash_is_not_the_file_of_a_short_option(typed, cli, tmp_path):
 # ---- sizes
 
 
+@pytest.mark.slow
 def test_an_open_batch_is_one(files, cli):
     code, out, err = cli("build sparse.onnx -o one.engine --device h200")
     assert code == 0
@@ -170,6 +171,7 @@ def test_an_open_height_is_refused_with_an_example_that_works(files, cli):
     assert code == 0 and err.startswith("warning: the batch of input 'z' (Nx1x1x1) is open and taken as 1;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [
     "--minShapes=x:2x1x8x8 --optShapes=x:2x1x8x8 --maxShapes=x:2x1x8x8", "--optShapes=x:2x1x8x8",
     "--shapes=x:2x1x8x8 --maxShapes x:2x1x8x8", "--minShapes='x':2x1x8x8",
