@@ -11,23 +11,13 @@ import pytest
 from cuda_kernels.device import why_no_gpu
 from tests.emulated_driver.settings import Fault
 from tests.on_driver import ON_DRIVER, ORDER, passes
-from tests.test_driver_context import SHAPE, Interface, build, close, cupy, expected, network, stream
+from tests.test_driver_context import SHAPE, Interface, build, close, cupy, engine, expected, folder, network, stream
 
-__all__ = ["cupy", "stream"]  # fixtures
+__all__ = ["cupy", "engine", "folder", "stream"]  # fixtures
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
 only_late = pytest.mark.skipif(not ON_DRIVER or ORDER != "late", reason="needs the emulated driver's late order")
 RUNS = 5
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def engine(folder):
-    return build(network(folder))
 
 
 @pytest.fixture(scope="module")

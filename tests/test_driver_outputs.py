@@ -13,21 +13,25 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import NAMED, current, why_no_gpu
 from tests.reference_run import model, node
-from tests.test_driver_context import FORMATS, SHAPE, Exporter, Interface, build, close, cupy, expected, network, stream
+from tests.test_driver_context import (
+    FORMATS,
+    SHAPE,
+    Exporter,
+    Interface,
+    build,
+    close,
+    cupy,
+    engine,
+    expected,
+    folder,
+    network,
+    stream,
+    x,
+)
 
-__all__ = ["cupy", "stream"]  # fixtures
+__all__ = ["cupy", "engine", "folder", "stream", "x"]  # fixtures
 WHY = why_no_gpu()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(WHY), reason=WHY)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def engine(folder):
-    return build(network(folder))
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +39,6 @@ def two(folder):
     """y = 2 x, z = -x."""
     onnx.save(model([node("Add", "x x", "y"), node("Neg", "x", "z")], {"x": SHAPE}, "y z", {}), folder / "two.onnx")
     return gr.build(folder / "two.onnx", device=next(d.name for d in NAMED.values() if d.sm == current().sm))
-
-
-@pytest.fixture(scope="module")
-def x():
-    return np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
