@@ -405,11 +405,9 @@ void run_warp(Block& k, Warp& w, u64 quantum) {
             case K_VOTE:
             case K_MATCH:
             case K_REDUX:
-                if (!members(k, w, in, m, pc)) {
-                    parked();
-                    continue;
-                }
-                break;
+                if (members(k, w, in, m, pc)) break;
+                parked();
+                continue;
             case K_ACTIVEMASK: broadcast(k, w, in.o[0], m, m); break;
             case K_NOP: break;
             case K_TRAP: fault("trap", pc, m, "the kernel executed trap");
