@@ -167,12 +167,18 @@ def test_outputs_of_other_libraries(engine, cupy, x, y):
 
 
 def test_outputs_go_to_other_libraries_without_a_copy(engine, cupy, x, y):
-    """By DLPack and by the interface, each with the stream on which they are ready."""
+    """By DLPack and by the interface, each with the stream on which they are ready.
+
+    The consumer names its stream, as PyTorch does, and the export makes it wait for CuPy's current stream, the run's. Under
+    `with other` CuPy's current stream would be `other` itself, and `from_dlpack` would make it wait for nothing.
+    """
     other = cupy.cuda.Stream(non_blocking=True)
     with engine.context() as context:
         got = context.run({"x": cupy.asarray(x)})["y"]
-        with other:  # a consumer with another current stream: the export makes it wait
-            theirs = cupy.from_dlpack(got)
+        capsule = got.__dlpack__(stream=other.ptr)
+        exported = types.SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=got.__dlpack_device__)
+        with other:
+            theirs = cupy.from_dlpack(exported)
             result = theirs + 0
         assert theirs.data.ptr == got.data.ptr
         other.synchronize()
