@@ -86,20 +86,22 @@ def build(
 
     `example_inputs`: of a torch.nn.Module, what its forward takes, for torch.onnx.export. `sparsity`: "disable"; "enable"
     considers 2:4 kernels for weights that have the pattern; "force" first prunes the initializers to it (outputs change;
-    `save_pruned`, a path or a file opened for writing bytes, gets that model once the build has succeeded). `device`: None
-    takes the GPU at hand and measures, or, without one, plans for an H200 with predicted times; a name ("a100") always
-    predicts. `shapes`: sizes of dynamic inputs. `timing_cache`: file of measurements to use and extend. `input_formats`,
-    `output_formats`: memory formats of the network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"]
-    (one each) or by name, see io_formats; without, linear in the model's types. `exhaustive`: time also what is known to take
-    the same time as something timed. `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the
-    least P(sparse kernel faster), 0.5 to below 1, with which a plan of predicted times takes it. `calibration`: inputs by
-    name, as `Context.run` takes them, on which the network is run once in FP32: what comes near FP16's limit is stored
-    smaller, or in FP32; without, random values where that is quick (`engine.plan.range` tells), and a RuntimeWarning for what
-    cannot be. On it the plan itself is run too, where that is quick: layers whose rounding makes infinity, NaN or an error far
-    above FP16's own get FP32 inputs, and all is planned again; without, operators that are not known to keep away from such
-    points do. `log` is given the timings of each layer, as TensorRT's verbose log shows them. `progress`:
-    gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument, OSError if `save_pruned` cannot be
-    written, InternalError instead of an engine whose layers would read anything but what was written for them.
+    `save_pruned`, a path or a file for bytes, gets that model once all has succeeded). `device`: None takes the GPU at hand and
+    measures, or, without one, plans for an H200 with predicted times; a name ("a100") predicts. `shapes`: sizes of dynamic
+    inputs. `timing_cache`: file of measurements to use and extend. `input_formats`, `output_formats`: memory formats of the
+    network's inputs and outputs, as "fp16:hwc8" (one for all), ["chw", "uint8:hwc"] (one each) or by name, see io_formats;
+    without, linear in the model's types. `exhaustive`: time also what is known to take the same time as something timed.
+    `workspace`: bytes of scratch memory that a tactic may use, None: any number. `risk`: the least P(sparse kernel faster), 0.5
+    to below 1, with which predicted plans take it. `calibration`: inputs by name, as `Context.run` takes them, on which the
+    network is run once in FP32: what comes near FP16's limit is stored smaller, or in FP32; without, random values where that
+    is quick (`engine.plan.range` tells); a RuntimeWarning for what cannot be. On it the plan itself is run too, where that is
+    quick: layers whose rounding makes infinity, NaN or an error far above FP16's own get FP32 inputs in a new plan; without,
+    operators that are not known to keep away from such points do. `log` is given the timings of each layer, as TensorRT's
+    verbose log shows them. `progress`: gpu_runtime.progress. Raises ModelError for the model, ValueError for an argument,
+    OSError if `save_pruned` cannot be written, InternalError instead of an engine that would read what was not written for it.
+
+    >>> build("model.onnx", sparsity="enable", device="a100", shapes={"x": (2, 1, 8, 8)}).sparsity.rows[0].reason
+    'channels_not_multiple_of_4'
     """
     mode, target = _mode(sparsity), pick_device(device)
     asked = _risk(risk, target)
@@ -114,9 +116,7 @@ def build(
     planner = _Planner(target, mode, make_timer(target, timing_cache, progress), ends, progress, exhaustive, workspace, asked)
     planned = _settled(network, reached, calibration, planner)
     explained = _explained(imported, planned, planner)
-    if log:
-        for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=exhaustive):
-            log(block)
+    _log(log, planned, planner)
     flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace, asked)
     engine = _packed(Model(network.name, _sha256(source)), planned, explained, flags, progress, embed_cubins)
     if save_pruned is not None and pruned is not None:
@@ -323,6 +323,13 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
     energy = imported.before.lost_energy if imported.before else None
     explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
     return explained, replace(_solution(chosen), rivals=beside)
+
+
+def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner) -> None:
+    """The timings of each layer."""
+    if log:
+        for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=planner.exhaustive):
+            log(block)
 
 
 def _packed(

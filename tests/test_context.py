@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime import inference_session
+from gpu_runtime import inference_session, pipeline
 from gpu_runtime.runtime import context as context_module
 from gpu_runtime.runtime import engine as engine_module
 from gpu_runtime.runtime import future
@@ -77,11 +77,13 @@ def test_examples_run(module, engine):
 
 
 @pytest.mark.slow
-def test_the_packages_example_runs(tmp_path, monkeypatch):
+def test_the_examples_of_the_package_and_of_build_run(tmp_path, monkeypatch):
     shutil.copy("benchmarks/digits/digits_sparse.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     found = doctest.testmod(gr, extraglobs={"x": np.zeros((1, 1, 8, 8), np.float32)})
     assert found.attempted == 4 and not found.failed and (tmp_path / "model.engine").exists()
+    found = doctest.testmod(pipeline)
+    assert found.attempted == 1 and not found.failed
 
 
 def test_an_engine_goes_to_files_and_bytes(engine, path):
