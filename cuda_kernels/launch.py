@@ -100,7 +100,7 @@ class Emulated:
         self._emulator = emulator
         self._options = emulator.Options(
             checks=checks, async_mode=async_mode, seed=seed, threads=threads, resident_blocks=resident_blocks,
-            smem_limit=device.smem_per_block,
+            smem_limit=device.smem_per_block, dependent=device.dependent_launch,
         )  # fmt: skip
         self._memory = emulator.Memory()
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them

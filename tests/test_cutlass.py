@@ -102,7 +102,7 @@ def test_cubs_scan_is_right(order):
 @pytest.mark.parametrize("seed", ["0", "3"])
 @pytest.mark.parametrize("change, words", [
     ({r"st\.release\.gpu": "st.relaxed.gpu"}, "no chain of __threadfence"),
-    ({"membar\\.gl;": "", r"ld\.cg\.": "ld.global."}, "between the atomic"),  # ld.cg alone may read what is only observed
+    ({r"membar\.gl;": ""}, "between the atomic"),  # though the load behind it is ld.cg
 ], ids=["release", "acquire"])  # fmt: skip
 def test_cubs_scan_notices_a_missing_fence(change, words, seed):
     out, code = run("scan", (), *ALL_AT_ONCE, "--seed", seed, "--replace", json.dumps(change))

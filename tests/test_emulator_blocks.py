@@ -1,10 +1,14 @@
 """Blocks that meet in global memory: resident ones may wait for each other, and what they read must be ordered."""
 
+import contextlib
+import re
+
 import numpy as np
 import pytest
 
-from cuda_kernels.emulator import EmulatorError, Options
-from tests.test_emulator import program, run
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.emulator import EmulatorError, Options, load
+from tests.test_emulator import HERE, program, run
 
 FILE = "golden_blocks.cu"
 FENCES = {"RELEASE_FENCE": 1, "ACQUIRE_FENCE": 1}
@@ -35,6 +39,18 @@ def test_a_missing_fence_is_found(left_out, words, seed):
     with pytest.raises(EmulatorError, match=words) as caught:
         last_arriver(Options(seed=seed, resident_blocks=4), **fences)
     assert caught.value.check == "global order" and "golden_blocks.cu" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cache_operator_is_no_fence(seed):
+    """PTX ISA, "Cache Operators": hints, which leave a program's memory consistency as it is; so does ld.global.cg here."""
+    x, blocks = np.arange(64, dtype=np.float32), 6
+    for fences, refused in (({"RELEASE_FENCE": 1}, True), (FENCES, False)):
+        ptx = compile_kernel(str(HERE / FILE), fences, "sm_80").ptx
+        past_l1 = load(re.sub(r"ld\.global\.([uf]32)", r"ld.global.cg.\1", ptx), "last_arriver")
+        args = [x, np.zeros(64 * blocks, np.float32), np.zeros(1, np.int32), np.zeros(64, np.float32)]
+        with pytest.raises(EmulatorError, match="between the atomic") if refused else contextlib.nullcontext():
+            run(past_l1, 64, args, grid=blocks, options=Options(seed=seed, resident_blocks=4))
 
 
 @pytest.mark.parametrize("seed", range(3))

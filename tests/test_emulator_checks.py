@@ -1,5 +1,6 @@
 """Each check is proven by a kernel with exactly that fault, which it must name, and by the corrected twin, which must pass."""
 
+import contextlib
 import os
 import signal
 import struct
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import NAMED
 from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
 from cuda_kernels.emulator.build import BuildError, compiler
+from cuda_kernels.launch import Emulated
 
 HERE = Path(__file__).parent / "faulty"
 N = 64
@@ -83,6 +86,30 @@ def test_fault_is_caught(name, seed):
 def test_corrected_twin_passes(name, seed):
     run(name, True, Options(seed=seed))
     run(name, True, Options(seed=seed, async_mode="late"))
+
+
+def test_a_launch_that_may_begin_early_and_never_waits_is_found():
+    """Without a wait the PTX does not tell: who launches it says so. Constants may be read before, nothing stored."""
+    ptx = compile_kernel(str(HERE / "early_read.cu"), {}, "sm_90a").ptx
+    assert ptx.count("griddepcontrol.wait;") == 1
+    program = load(ptx.replace("griddepcontrol.wait;", ""))
+    for dependent, constant, refused in ((False, False, ""), (True, False, "load"), (True, True, "store")):
+        memory = Memory()
+        x, y = memory.alloc(4 * N, fill=0, name="x", constant=constant), memory.alloc(4 * N, name="y")
+        params = struct.pack("<QQi", x, y, N)
+        words = f"^dependent launch: global {refused}"
+        with pytest.raises(EmulatorError, match=words) if refused else contextlib.nullcontext():
+            launch(program, (1, 1, 1), (N, 1, 1), 0, params, memory, options=Options(dependent=dependent))
+
+
+def test_our_launches_begin_early_where_the_device_lets_them():
+    compiled = compile_kernel(str(HERE / "trap.cu"), {"FIXED": 1}, "sm_90a")
+    for device, refused in (("h200", True), ("a100", False)):
+        gpu = Emulated(NAMED[device])
+        x, y = gpu.allocate(4 * N), gpu.allocate(4 * N)
+        gpu.write(x, np.zeros(N, np.float32))
+        with pytest.raises(EmulatorError, match="before griddepcontrol.wait") if refused else contextlib.nullcontext():
+            gpu.launch(gpu.load(compiled), (1, 1, 1), (N, 1, 1), 0, struct.pack("<QQi", x, y, N))
 
 
 def test_unknown_opcode_names_file_and_line():

@@ -47,6 +47,7 @@ void* emu_launch(const void* program, const Launch* l) {
     run->launch = *l;
     run->params.assign(l->params, l->params + l->param_bytes);
     run->launch.params = run->params.data();
+    run->launch.dependent |= run->prog->has_wait;
     for (u64 i = 0; i < l->n_allocations; i++) {
         Allocation a{l->allocations[3 * i], l->allocations[3 * i + 1], nullptr, run->chunks, l->allocations[3 * i + 2] != 0};
         run->chunks += (a.size + 32 * CHUNK - 1) / (32 * CHUNK);

@@ -24,7 +24,7 @@ enum Kind : u16 {
 enum Space : u8 { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };  // constants are ordinary host memory: GLOBAL
 constexpr u64 SHARED_WINDOW = 1ull << 60, LOCAL_WINDOW = 2ull << 60, PARAM_WINDOW = 3ull << 60, WINDOW_MASK = 7ull << 60;
 
-enum Order : s32 { SYNC = 1, ACQUIRE = 2, RELEASE = 4, UNCACHED = 8 };  // SYNC: strong, at the device's scope; UNCACHED: not in L1
+enum Order : s32 { SYNC = 1, ACQUIRE = 2, RELEASE = 4 };  // SYNC: strong, at the device's scope
 enum Flag : u8 { GUARD_NOT = 1, WIDE = 2, SIGNED = 4, NC = 8, ADDR64 = 16, STRONG = 32, PRED_NOT = 64, ASYNC_ALL = 128 };
 
 // Operands are byte offsets * 2 into the warp's registers, or with the low bit set into the program's constants.
@@ -83,6 +83,7 @@ struct Launch {  // filled by run.py
     u32 checks, late, threads, resident;  // resident: blocks at a time, 0 for one per thread
     u32 any_shared_read, same_value;      // checks left out: reads of shared memory nobody wrote, races that change nothing
     u32 sum_bits;                         // of tensor cores' sums, see Sums in mma.h; 0: every sum is rounded
+    u32 dependent;                        // it may begin before the launch ahead has ended
 };
 
 struct Count {  // per instruction, filled with checks on

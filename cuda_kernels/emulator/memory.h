@@ -99,13 +99,13 @@ inline void resolve(Block& k, Warp& w, u8 space, u64* ad, u32 m, u32 size, u32 p
     if (space == GLOBAL) {
         global_bounds(k, ad, lo, hi, m, size, pc, what);
         if (CHECK) {
-            if (k.prog->has_wait && (m & ~w.waited)) early(k, ad, m & ~w.waited, write, pc);
+            if (k.launch->dependent && (m & ~w.waited)) early(k, ad, m & ~w.waited, write, pc);
             bool written = count_global(k, pc, ad, m, size, in.kind == K_ATOM ? LOADED | STORED : write ? STORED : LOADED);
             if (write || (in.flags & NC)) mark_global(k, ad, m, size, write, pc);
             if (k.run->many) {
                 if ((in.order & SYNC) && write) publish(k, w, ad, m, in.order);
                 if (write) remember_writer(k, w, ad, m, size);
-                else if (written && !(in.order & SYNC)) check_writer(k, ad, m, size, in.order, pc);
+                else if (written && !(in.order & SYNC)) check_writer(k, ad, m, size, pc);
             }
         }
         for (int i = 0; i < LANES; i++) p[i] = (u8*)ad[i];
@@ -302,9 +302,9 @@ inline void cp_async(Block& k, Warp& w, const Ins& in, u32 m, u32 pc) {
         Count& c = k.counts[pc];
         count_shared(c, dst, m, bytes);
         u64 written = c.bytes;
-        if (k.prog->has_wait && (reading & ~w.waited)) early(k, src, reading & ~w.waited, false, pc);
+        if (k.launch->dependent && (reading & ~w.waited)) early(k, src, reading & ~w.waited, false, pc);
         if (reading && count_global(k, pc, src, reading, bytes, LOADED) && k.run->many)
-            check_writer(k, src, reading, bytes, in.order, pc);
+            check_writer(k, src, reading, bytes, pc);
         c.bytes = written;
         Shadow shadow{k, w, pc};
         shadow.write_lanes(dst, m, bytes, PENDING);

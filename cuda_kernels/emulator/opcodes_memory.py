@@ -14,7 +14,6 @@ from cuda_kernels.emulator.decoder import (
     SPACES,
     STRONG,
     SYNC,
-    UNCACHED,
     WIDE,
     Decoder,
     Opcode,
@@ -64,11 +63,11 @@ def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> Non
 
 
 def order(flags: set[str], strong: bool) -> int:
-    """What an access does to the order between blocks."""
-    if strong and not flags & {"cta", "cluster"}:
-        acquire, release = flags & {"acquire", "acq_rel"}, flags & {"release", "acq_rel"}
-        return SYNC | (ACQUIRE if acquire else 0) | (RELEASE if release else 0)
-    return UNCACHED if flags & {"cg", "cv"} else 0
+    """What an access does to the order between blocks. Cache operators, .cg too, are hints and do nothing to it (PTX ISA)."""
+    if not strong or flags & {"cta", "cluster"}:
+        return 0
+    acquire, release = flags & {"acquire", "acq_rel"}, flags & {"release", "acq_rel"}
+    return SYNC | (ACQUIRE if acquire else 0) | (RELEASE if release else 0)
 
 
 def values_of(dec: Decoder, text: str, flags: set[str], t: str) -> list[str]:
@@ -187,7 +186,7 @@ def copy_async(dec: Decoder, cache: str, ops: list[str]) -> None:
             take = dec.src(extra, "r")
     watch(dec, "global", size, size)
     dec.emit("CP_ASYNC", [to.operand, of.operand, take, ignore], (), (to.operand, of.operand, take, ignore), imm=to.offset,
-             imm2=of.offset, size=size, flags=to.wide, order=UNCACHED if cache == "cg" else 0)  # fmt: skip
+             imm2=of.offset, size=size, flags=to.wide)  # fmt: skip
 
 
 def prefetch(dec: Decoder, mods: list[str], ops: list[str]) -> None:

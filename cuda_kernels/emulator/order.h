@@ -5,8 +5,9 @@
 // number of fences so far. A later fence covers the store if the same thread executes it, or another one that a barrier orders
 // after the store: not a fence by thread 0 alone with no barrier in front of it. An atomic publishes at its address how many
 // fences of which blocks lie behind it; whoever meets that address observes this, and knows it from its next fence on. A read is
-// ordered if the block knows of a fence that covers the write. What bypasses L1 (ld.cg, cp.async.cg) may read what is only
-// observed; strong loads and atomics may read anything. What is published and known is so by whole blocks.
+// ordered if the block knows of a fence that covers the write, also where it bypasses L1 (ld.cg, cp.async.cg): a cache operator
+// is a hint and leaves the order as it is (PTX ISA, "Cache Operators"). Strong loads and atomics may read anything. What is
+// published and known is so by whole blocks.
 #pragma once
 #include "sectors.h"
 
@@ -106,7 +107,7 @@ inline bool ordered_after(Block& k, const Writer& by, const Fences& known) {
     return false;
 }
 
-inline void check_writer(Block& k, const u64* ad, u32 m, u32 size, s32 order, u32 pc) {
+inline void check_writer(Block& k, const u64* ad, u32 m, u32 size, u32 pc) {
     const u32 shift = k.prog->global_shift;
     for (u32 r = m; r; r &= r - 1) {
         u64 a = ad[__builtin_ctz(r)], at;
@@ -120,7 +121,6 @@ inline void check_writer(Block& k, const u64* ad, u32 m, u32 size, s32 order, u3
             const u32 writer = by.block;
             if (!c || writer == k.linear || ordered_after(k, by, k.known)) continue;
             bool seen = ordered_after(k, by, k.observed);
-            if (seen && (order & UNCACHED)) continue;
             const u32* g = k.launch->grid;
             fault("global order", pc, r & -r, format("address 0x%llx was written in this launch by block (%u,%u,%u), and %s@%llu@",
                 (unsigned long long)a, writer % g[0], writer / g[0] % g[1], writer / g[0] / g[1],

@@ -44,7 +44,9 @@ class Options:
     changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
     off. Two checks have switches, for programs that break them on purpose: without `uninitialised_shared` shared memory may be
     read before it is written, without `same_value_races` unordered threads may store what is there already. `sum_bits`: 0
-    rounds each sum of tensor cores; 24 cuts them off as Ampere and Ada do, 25 as Hopper's mma does (Sums in mma.h)."""
+    rounds each sum of tensor cores; 24 cuts them off as Ampere and Ada do, 25 as Hopper's mma does (Sums in mma.h).
+    `dependent`: the launch may begin before the one ahead has ended, so until griddepcontrol.wait it may read constants alone,
+    also where the kernel never waits. A kernel that does is always looked at so."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -56,6 +58,7 @@ class Options:
     uninitialised_shared: bool = True
     same_value_races: bool = True
     sum_bits: int = 0
+    dependent: bool = False
 
 
 COUNTED = ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
@@ -277,6 +280,7 @@ class _Launch(ctypes.Structure):
         ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
         ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("resident", ctypes.c_uint32),
         ("any_shared_read", ctypes.c_uint32), ("same_value", ctypes.c_uint32), ("sum_bits", ctypes.c_uint32),
+        ("dependent", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -308,7 +312,7 @@ def launch(
         tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
         table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
         options.async_mode == "late", options.threads, options.resident_blocks, not options.uninitialised_shared,
-        not options.same_value_races, options.sum_bits,
+        not options.same_value_races, options.sum_bits, options.dependent,
     )  # fmt: skip
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
