@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cuda_kernels.compile import Compiled, compile_kernel, nvrtc_version, source_hash
+from cuda_kernels.cycles.sass import programs
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
@@ -106,13 +104,7 @@ def measured(c: Compiled) -> Taken:
 
 def disassemble(cubin: bytes) -> collections.Counter:
     """Mnemonic -> how often it stands in the machine code."""
-    tool = Path(importlib.util.find_spec("nvidia.cu13").submodule_search_locations[0]) / "bin" / "nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
-    # An instruction: its address in a comment, perhaps a predicate, the mnemonic.
-    return collections.Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE))
+    return collections.Counter(i.opcode for p in programs(cubin).values() for i in p.instructions)
 
 
 def _row(table: dict, kernel: str, key: str, sm: str) -> Taken | None:

@@ -1,0 +1,281 @@
+"""A cubin's machine code (SASS) as frozen instructions: what they read and write, their control words, and their loops.
+
+nvdisasm writes the text; the control words, which it does not write, are the top bits of an instruction's 128: `high >> 41`
+holds the stall count (4 bits), yield (1, 0 = yields), the scoreboards of write and read (3 each, 7 = none), the scoreboards
+waited for (6, a mask) and the operands kept for reuse (4), alike on sm_80 to sm_120.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+INSTRUCTION_BYTES = 16
+CONTROL_BIT = 41  # of the upper 64 bits
+NO_SCOREBOARD = 7
+# An instruction: its address, perhaps a predicate, the mnemonic, operands, its lower 64 bits; the upper ones on the next line.
+LINE = re.compile(
+    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)(?P<operands>[^;]*);"
+    r"\s*/\* (?P<low>0x[0-9a-f]{16}) \*/\s*\n\s*/\* (?P<high>0x[0-9a-f]{16}) \*/"
+    r"|^(?P<label>\.L\w+):\s*$"
+    r"|^\.text\.(?P<function>\S+):\s*$"
+    r"|^\s*\.target\s+(?P<sm>sm_\w+)",
+    re.MULTILINE,
+)
+REGISTER = re.compile(r"\b(U?[RP])(\d+)\b((?:\.\w+)*)")  # not the zeros RZ, URZ, PT, UPT
+LABEL = re.compile(r"\(?(\.L\w+)\)?")
+NO_RESULT = re.compile(  # their first operand is not written
+    r"(ST[SGL]?|STSM|RED|REDG|LDGSTS|LDGDEPBAR|DEPBAR|BAR|BRA|BRX|EXIT|NOP|BSSY|BSYNC|CALL|RET|WARPSYNC|CCTL\w*|MEMBAR|ERRBAR"
+    r"|ARRIVES|UTMA\w+|SYNCS|PREEXIT|ACQBULK|YIELD|JMP|KILL|FENCE|BPT|NANOSLEEP)\b"
+)
+WORK = re.compile(r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR)\b")  # beside products, what a loop is for
+MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F32|F16)")
+OTHER_MMA = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
+# Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
+MMA_REGISTERS = {
+    (False, "1688"): (4, 2, 1, 4), (False, "16816"): (4, 4, 2, 4),
+    (True, "16816"): (4, 2, 2, 4, 1), (True, "16832"): (4, 4, 4, 4, 1),
+}  # fmt: skip
+
+
+class ToolMissing(Exception):
+    """No nvdisasm is at hand; the message says what brings it."""
+
+
+class NoMainLoop(ValueError):
+    """The machine code has no loop over tensor core products that can be simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `predicate` as written ("P0", "!PT", "" for none); `target`: the address that a branch goes to.
+    `write_barrier` and `read_barrier`: the scoreboard (0 to 5) that is released when results are written or operands read,
+    None where none is; `wait_mask`: bit i waits for scoreboard i. Registers by name, as "R4", "UR2", "P0"."""
+
+    address: int
+    opcode: str
+    operands: tuple[str, ...]
+    predicate: str
+    target: int | None
+    stall: int
+    yields: bool
+    write_barrier: int | None
+    read_barrier: int | None
+    wait_mask: int
+    reuse: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return _registers(self.opcode, self.operands, self.predicate)[0]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return _registers(self.opcode, self.operands, self.predicate)[1]
+
+    @property
+    def mma(self) -> bool:
+        return OTHER_MMA.match(self.opcode) is not None
+
+    @property
+    def nothing(self) -> bool:
+        """Never executed: `@!PT LDS`, which ptxas writes in front of copies, takes an issue slot and no more."""
+        return self.predicate in ("!PT", "!UPT")
+
+    @property
+    def conditional(self) -> bool:
+        return bool(self.predicate) or any(name.startswith(("UP", "P")) for name in self.reads)
+
+    def __str__(self) -> str:
+        guard = f"@{self.predicate} " if self.predicate else ""
+        return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Instructions `first` to `last` of a program, of which the last branches back to the first."""
+
+    first: int
+    last: int
+
+    def __contains__(self, other: Loop) -> bool:
+        return self != other and self.first <= other.first and other.last <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A kernel's instructions in order."""
+
+    name: str
+    sm: str
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, as ptxas reports them: up to the highest that is named, and two that the hardware keeps."""
+        named = (name for i in self.instructions for name in (*i.reads, *i.writes) if name[0] == "R")
+        return 3 + max((int(name[1:]) for name in named), default=-1)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """By their backward branches; a branch to itself, as behind every kernel's end, is none."""
+        at = {i.address: n for n, i in enumerate(self.instructions)}
+        found: dict[int, int] = {}
+        for n, i in enumerate(self.instructions):
+            first = at.get(i.target) if i.target is not None and i.opcode.startswith("BRA") else None
+            if first is not None and first < n:
+                found[first] = max(n, found.get(first, 0))  # several branches to one head: one loop
+        return tuple(Loop(first, last) for first, last in sorted(found.items()))
+
+    @property
+    def main_loop(self) -> Loop:
+        """Of the loops with tensor core products and no such loop inside, the one with the most. Raises NoMainLoop."""
+        products = {loop: sum(i.mma for i in self.instructions[loop.first : loop.last + 1]) for loop in self.loops}
+        loops = [loop for loop, n in products.items() if n]
+        inner = [loop for loop in loops if not any(other in loop for other in loops)]
+        if not inner:
+            what = "its products are unrolled" if any(i.mma for i in self.instructions) else "it has no tensor core products"
+            raise NoMainLoop(f"{self.name}: no loop multiplies on tensor cores ({what}); expected a kernel with a loop over K")
+        return max(inner, key=lambda loop: products[loop])
+
+    def iteration(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[Instruction, ...]:
+        """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
+        inside it are not taken; one ahead is taken unless it skips loads, copies, barriers or products. `taken` says
+        otherwise, by a branch's address."""
+        at = {i.address: n for n, i in enumerate(self.instructions)}
+        path, n = [], loop.first
+        while n <= loop.last:
+            i = self.instructions[n]
+            path.append(i)
+            n += 1
+            if not i.opcode.startswith("BRA") or i.target is None or n > loop.last:
+                continue
+            to = at[i.target]
+            ahead = n <= to <= loop.last
+            usual = ahead and (not i.conditional or not any(map(_works, self.instructions[n:to])))
+            if (taken or {}).get(i.address, usual):
+                if to < n:
+                    raise ValueError(f"{self.name}: a branch back, at {i.address:#x}, cannot be taken within one iteration")
+                n = to
+        return tuple(path)
+
+
+def _works(i: Instruction) -> bool:
+    return i.mma or WORK.match(i.opcode) is not None
+
+
+def nvdisasm() -> str:
+    """The path of nvdisasm: of NVIDIA's wheel, or else on PATH. Raises ToolMissing."""
+    for package, inside in (("nvidia.cu13", "bin"), ("nvidia.cuda_nvdisasm", "bin")):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # no package nvidia at all
+            spec = None
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            if (wheel := Path(folder) / inside / "nvdisasm").exists():
+                return str(wheel)
+    if tool := shutil.which("nvdisasm"):
+        return tool
+    raise ToolMissing("nvdisasm is not installed, and reading machine code takes it: pip install 'nvidia-cuda-nvdisasm>=13.0'")
+
+
+@lru_cache(maxsize=64)
+def disassembly(cubin: bytes) -> str:
+    """nvdisasm's text with the encoding of each instruction. Raises ToolMissing, and ValueError for what is no cubin."""
+    tool = nvdisasm()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-c", "-hex", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"nvdisasm does not read these {len(cubin)} bytes: {done.stderr.strip()}; expected a cubin")
+    return done.stdout
+
+
+@lru_cache(maxsize=64)
+def programs(cubin: bytes) -> Mapping[str, Program]:
+    """A cubin's kernels and functions by name."""
+    sm = ""
+    labels: dict[str, int] = {}
+    waiting: list[str] = []
+    sections: dict[str, list[re.Match]] = {}
+    rows: list[re.Match] = []
+    for m in LINE.finditer(disassembly(cubin)):
+        if m["sm"]:
+            sm = m["sm"]
+        elif m["function"]:
+            rows = sections.setdefault(m["function"], [])
+        elif m["label"]:
+            waiting.append(m["label"])
+        else:
+            labels |= {label: int(m["address"], 16) for label in waiting}
+            waiting = []
+            rows.append(m)
+    return {name: Program(name, sm, tuple(_instruction(m, labels) for m in found)) for name, found in sections.items()}
+
+
+def program(cubin: bytes, name: str = "") -> Program:
+    """The kernel of that name; without one the only kernel, or the one with the most products. Raises ValueError."""
+    found = programs(cubin)
+    if name and name not in found:
+        raise ValueError(f"no kernel {name!r} in the cubin: expected one of {', '.join(found) or 'none: it is empty'}")
+    if not found:
+        raise ValueError("the cubin holds no machine code")
+    return found[name] if name else max(found.values(), key=lambda p: sum(i.mma for i in p.instructions))
+
+
+def _instruction(m: re.Match, labels: Mapping[str, int]) -> Instruction:
+    operands = tuple(part.strip() for part in re.split(r",(?![^\[]*\])", m["operands"]) if part.strip())
+    control = int(m["high"], 16) >> CONTROL_BIT
+    write, read = control >> 5 & 7, control >> 8 & 7
+    label = LABEL.search(m["operands"])
+    return Instruction(
+        int(m["address"], 16), m["opcode"], operands, m["predicate"] or "", labels.get(label[1]) if label else None,
+        control & 15, not control >> 4 & 1, None if write == NO_SCOREBOARD else write, None if read == NO_SCOREBOARD else read,
+        control >> 11 & 63, control >> 17 & 15,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)
+def _registers(opcode: str, operands: tuple[str, ...], predicate: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(read, written), without those that are always zero or true. The first operand is the result, and predicates behind it
+    are too: carries, and the second result of a comparison."""
+    results = 0 if NO_RESULT.match(opcode) else 1
+    while results and results < len(operands) and re.fullmatch(r"U?P[\dT]", operands[results]):
+        results += 1
+    if results and ("SETP" in opcode or "PLOP3" in opcode):
+        results = 2  # predicates behind those are read
+    read: list[str] = [predicate.lstrip("!")]
+    written: list[str] = []
+    for n, (operand, width) in enumerate(zip(operands, _widths(opcode, len(operands)), strict=True)):
+        names = written if n < results and "[" not in operand else read
+        for kind, number, suffix in REGISTER.findall(operand):
+            count = 2 if ".64" in suffix else 1 if "[" in operand or "P" in kind else width
+            names += [f"{kind}{int(number) + k}" for k in range(count)]
+    return tuple(dict.fromkeys(x for x in read if x not in ("", "PT", "UPT"))), tuple(dict.fromkeys(written))
+
+
+def _widths(opcode: str, count: int) -> list[int]:
+    """Registers that each operand takes."""
+    if m := MMA.match(opcode):
+        widths = list(MMA_REGISTERS.get((bool(m["sparse"]), m["shape"]), (4, 4, 4, 4, 1)))
+        if m["sum"] == "F16":
+            widths[0], widths[3] = widths[0] // 2, widths[3] // 2
+        return (widths + [1] * count)[:count]
+    parts = opcode.split(".")
+    if parts[0] == "LDSM" or parts[0] == "STSM":
+        return [int(parts[-1]) if parts[-1].isdigit() else 1] * count
+    if "WIDE" in parts:  # two 32-bit factors; result and summand of 64 bits
+        return [2, 1, 1, 2, *[1] * count][:count]
+    if parts[0] == "CS2R" and "32" not in parts:
+        return [2] * count
+    if parts[0] in ("DADD", "DMUL", "DFMA", "DSETP"):
+        return [2] * count
+    memory = parts[0].startswith(("LD", "ST", "UL", "ATOM", "RED"))
+    return [4 if memory and "128" in parts else 2 if memory and "64" in parts else 1] * count
