@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuda_kernels.emulator import EmulatorError, Memory, Options, launch, load
+from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch, load
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
 from tests.independent import packages
@@ -101,16 +101,22 @@ def program(name: str) -> Path:
         if text.count(old) != 1:
             raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
         text = text.replace(old, new)
-    folders = (source / "include", source / "tools/util/include", source / "examples/common", original.parent, HERE / "include",
-               packages.toolkit() / "include" / "cccl")  # fmt: skip
+    return shared_object(name, text, (source / "examples/common", original.parent))
+
+
+def shared_object(name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None) -> Path:
+    """A CUDA source, compiled with its headers beside CUTLASS's, and with `values` as macros."""
+    source, defines = packages.cutlass(), [f"-D{macro}={value}" for macro, value in (values or {}).items()]
+    libraries = source / "include", source / "tools/util/include"
+    include = (*libraries, *folders, HERE / "include", packages.toolkit() / "include/cccl")
 
     def make(out: Path) -> None:
         (out.parent / "example.cu").write_text(text)
         compiler = str(packages.toolkit() / "bin" / "nvcc")
-        finished([compiler, *FLAGS, *(f"-I{f}" for f in folders), str(out.parent / "example.cu"), "-o", str(out)])
+        finished([compiler, *FLAGS, *defines, *(f"-I{f}" for f in include), str(out.parent / "example.cu"), "-o", str(out)])
 
     random = (HERE / "include" / "curand_kernel.h").read_text()
-    return cached("\0".join([text, random, packages.CUTLASS, *packages.TOOLKIT, *FLAGS]), name, make)
+    return cached("\0".join([text, random, packages.CUTLASS, *packages.TOOLKIT, *FLAGS, *defines]), name, make)
 
 
 def cudart() -> Path:
@@ -144,12 +150,25 @@ class Hooks(C.Structure):
     _fields_ = [("allocate", ALLOCATE), ("release", RELEASE), ("image", IMAGE), ("kernel", KERNEL), ("launch", LAUNCH)]
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch that ended: its kernel's PTX and name in it, sizes, `shared` bytes of dynamic memory, and its counters."""
+
+    ptx: str
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    stats: Stats
+
+
 class Device:
     """What cudart.cpp asks for; `change`: what is made of each PTX text before it is loaded."""
 
     def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
         self.options, self.change = options, change
         self.memory, self.texts, self.names, self.mma = Memory(), list[str](), dict[int, str](), 0
+        self.launched: list[Launched] = []
         self.workspace = self.memory.alloc(64, fill=0, name="cooperative groups")
         self.hooks = Hooks(
             ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch)
@@ -186,6 +205,7 @@ class Device:
             print(f"launch refused: {re.sub(r'kernel _Z[A-Za-z0-9_]*', 'kernel', str(e))}", flush=True)
             return 1
         self.mma += stats.mma + stats.mma_sp
+        self.launched.append(Launched(text, name, grid, block, shared, stats))
         return 0
 
 

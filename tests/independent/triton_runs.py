@@ -9,7 +9,7 @@ from math import erf
 
 import numpy as np
 
-from cuda_kernels.emulator import Memory, Options, launch, load
+from cuda_kernels.emulator import Memory, Options, Stats, launch, load
 from tests.independent.micro import bfloat16
 from tests.independent.triton_programs import Triton
 
@@ -30,8 +30,8 @@ class Run:
     zeroed: bool = False
 
 
-def measure(kernel: Triton, run: Run, options: Options) -> float:
-    """The largest error of a launch, in units of what is allowed; of an exact one 0, or infinity."""
+def execute(kernel: Triton, run: Run, options: Options) -> tuple[np.ndarray, Stats]:
+    """(what a launch leaves in `run.out`, as its type; its counters)."""
     memory, packed, out = Memory(), bytearray(), 0
     kind = TYPES[kernel.arguments[run.out]]
     size = run.expected.size * np.dtype(kind).itemsize
@@ -48,9 +48,14 @@ def measure(kernel: Triton, run: Run, options: Options) -> float:
     # Triton's histogram lets all warps store the same zeros.
     options = replace(options, same_value_races=kernel.name != "histogram")
     program = load(kernel.ptx, kernel.entry)
-    launch(program, run.grid, (32 * kernel.warps, 1, 1), kernel.shared, bytes(packed), memory, options=options)
+    stats = launch(program, run.grid, (32 * kernel.warps, 1, 1), kernel.shared, bytes(packed), memory, options=options)
     memory.check_red_zones()
-    got = memory.read(out, size).view(kind).reshape(run.expected.shape).astype(np.float64)
+    return memory.read(out, size).view(kind).reshape(run.expected.shape), stats
+
+
+def measure(kernel: Triton, run: Run, options: Options) -> float:
+    """The largest error of a launch, in units of what is allowed; of an exact one 0, or infinity."""
+    got = execute(kernel, run, options)[0].astype(np.float64)
     allowed = run.atol + run.rtol * np.abs(run.expected)
     error = np.abs(got - run.expected)
     if not allowed.any():

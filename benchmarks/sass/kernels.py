@@ -1,0 +1,179 @@
+"""Kernels that are set side by side: ours, CUTLASS's and Triton's, each as PTX, and as machine code of one assembler.
+
+`KERNELS` lists them. CUTLASS's are templates of its own, instantiated by the three sources here; Triton's come from its
+compiler, run over the plain product of tests/independent. All PTX goes through the ptxas of CUDA 13.0, which is the one inside
+NVRTC 13.0 that ours are shipped with, so that only code differs. What was compiled is cached by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from cuda_kernels.compile import virtual
+from cuda_kernels.device import Device, named
+from cuda_kernels.files import cache_dir, write
+from tactics.tactic import Tile
+from tests.independent import packages, triton_programs
+from tests.independent.cuda_programs import shared_object
+from tests.independent.triton_programs import Triton
+
+HERE = Path(__file__).parent
+DEVICES = {"sm_80": named("a100"), "sm_86": named("a40"), "sm_89": named("l40s")}  # of each architecture one of full rate
+REGISTER_UNIT = 256  # registers are given to warps in such portions: CUDA Occupancy Calculator, 8.0 to 8.9
+RESERVED = 1024  # bytes of shared memory that each block takes besides its own, from 8.0 on
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kernel:
+    """`maker`: ours, CUTLASS or Triton; `name`: of its source. `tile`: of CUTLASS's conv and gemm m lies along pixels, of the
+    others along output channels."""
+
+    maker: str
+    name: str
+    tile: Tile
+
+    @property
+    def sparse(self) -> bool:
+        return "sparse" in self.name
+
+    def __str__(self) -> str:
+        return f"{self.maker} {self.name} {self.tile}"
+
+
+DENSE = (Tile(128, 128, 32, 2, 2, 4), Tile(128, 256, 32, 2, 4, 3))
+SPARSE = (Tile(256, 128, 64, 4, 2, 3), Tile(128, 256, 64, 2, 4, 3))
+STAGES = tuple(Tile(128, 128, 32, 2, 2, stages) for stages in (3, 5))
+KERNELS = (
+    *(Kernel("ours", "conv_dense", tile) for tile in DENSE),
+    *(Kernel("CUTLASS", "conv", tile) for tile in (*DENSE, *STAGES)),
+    *(Kernel("Triton", "matmul", tile) for tile in DENSE),
+    *(Kernel("ours", "conv_sparse24", tile) for tile in SPARSE),
+    *(Kernel("CUTLASS", "sparse_gemm", tile) for tile in SPARSE),
+)
+# What cuBLAS chooses from, as far as CUTLASS's generator for Ampere lists it (GenerateSM80_TensorOp_16816).
+GEMMS = tuple(
+    Kernel("CUTLASS", "gemm", Tile(*tile))
+    for tile in (
+        (256, 128, 32, 4, 2, 3), (128, 256, 32, 2, 4, 3), (256, 64, 32, 4, 1, 4), (64, 256, 32, 1, 4, 4),
+        (128, 128, 32, 2, 2, 5), (128, 64, 32, 2, 2, 6), (64, 128, 32, 2, 2, 6), (64, 64, 32, 2, 2, 10),
+        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (256, 64, 64, 4, 1, 4), (64, 256, 64, 1, 4, 4),
+        (128, 128, 64, 2, 2, 3), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 5),
+    )
+)  # fmt: skip
+
+
+def missing(kernel: Kernel) -> str:
+    """Why a kernel cannot be had here, or an empty text; without the toolkit none can, it holds the assembler."""
+    if kernel.maker == "Triton" and not triton_programs.installed():
+        return "Triton is not installed: make truth"
+    return packages.missing(*packages.TOOLKIT, *((packages.CUTLASS,) if kernel.maker == "CUTLASS" else ()))
+
+
+# ---- others' PTX
+
+
+def cutlass(kernel: Kernel) -> Path:
+    """The program of a kernel of CUTLASS's, with run() and its PTX inside; compiling takes a quarter of a minute."""
+    t = kernel.tile
+    values = {"BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages}
+    return shared_object(f"{kernel.name}_{t}", (HERE / f"{kernel.name}.cu").read_text(), values=values)
+
+
+@lru_cache(maxsize=1)
+def triton() -> dict[Tile, Triton]:
+    """Triton's products, compiled in a process of their own."""
+    sources = [HERE / "triton_matmul.py", triton_programs.SOURCE]
+    tiles = [kernel.tile for kernel in KERNELS if kernel.maker == "Triton"]
+    words = [",".join(map(str, (t.m, t.n, t.k, t.threads // 32, t.stages))) for t in tiles]
+    path = _cached("triton", b"".join(p.read_bytes() for p in sources), triton_programs.installed(), *words)
+    if not path.exists():
+        root = HERE.parents[1]
+        environment = {**os.environ, **triton_programs.SETTINGS, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+        command = [sys.executable, "-m", "benchmarks.sass.triton_matmul", *words]
+        made = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"Triton {triton_programs.installed()} does not compile its product:\n{made.stderr}")
+        write(path, made.stdout.encode())
+    records = json.loads(path.read_text())
+    return {tile: Triton("matmul", **records[word]) for tile, word in zip(tiles, words, strict=True)}
+
+
+def _cached(name: str, *parts: bytes | str) -> Path:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update((part if isinstance(part, bytes) else part.encode()) + b"\0")
+    return cache_dir() / "independent" / f"sass-{name}-{digest.hexdigest()[:20]}"
+
+
+# ---- one assembler
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """Machine code, and what ptxas says of it: registers of a thread, bytes of static shared memory and of spills."""
+
+    cubin: bytes
+    regs: int
+    static_smem: int
+    spills: int
+
+    def resident(self, device: Device, threads: int, dynamic_smem: int) -> int:
+        """Blocks that an SM holds at a time; 0 where not even one fits."""
+        smem = self.static_smem + dynamic_smem
+        if smem > device.smem_per_block:
+            return 0
+        per_warp = -(-32 * self.regs // REGISTER_UNIT) * REGISTER_UNIT
+        warps = device.regs_per_sm // 4 // per_warp * 4  # each quarter of an SM has its own
+        return min(
+            device.smem_per_sm // (smem + RESERVED), device.max_threads_per_sm // threads, warps // (threads // 32),
+            device.max_blocks_per_sm,
+        )  # fmt: skip
+
+
+def assemble(ptx: str, sm: str) -> Assembled:
+    """Of PTX with one kernel, for its own architecture or a later one. Raises RuntimeError with ptxas' words."""
+    path = _cached("code", ptx, sm, *packages.TOOLKIT)
+    log = path.with_suffix(".log")
+    if not (path.exists() and log.exists()):
+        with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
+            source, out = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+            source.write_text(ptx)
+            command = [str(packages.toolkit() / "bin" / "ptxas"), "-v", f"-arch={sm}", str(source), "-o", str(out)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"ptxas refuses PTX for {sm}: {done.stderr[-2000:]}")
+            write(path, out.read_bytes())
+            write(log, done.stderr.encode())
+    said = log.read_text()
+
+    def number(pattern: str) -> int:
+        return sum(map(int, re.findall(pattern, said)))
+
+    spills = number(r"(\d+) bytes spill") + number(r"(\d+) bytes stack frame")
+    return Assembled(path.read_bytes(), number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), spills)
+
+
+def for_architecture(kernel: Kernel, sm: str) -> str:
+    """For which virtual architecture a kernel's PTX is made: ours for each, as it is shipped; others' for the first that has
+    all that they use."""
+    return virtual(sm) if kernel.maker == "ours" else "compute_80"
+
+
+def selected(kernels: Iterable[Kernel], tiles: Iterable[str]) -> list[Kernel]:
+    """Those whose tile begins with one of `tiles`, as "128x256x32"; all without any. Raises ValueError for a tile of none."""
+    listed, wanted = list(kernels), list(tiles)
+    for tile in wanted:
+        if not any(str(kernel.tile).startswith(tile) for kernel in listed):
+            known = sorted({str(kernel.tile).partition("_w")[0] for kernel in listed})
+            raise ValueError(f"no kernel with a tile {tile}: expected one of {', '.join(known)}")
+    return [k for k in listed if not wanted or any(str(k.tile).startswith(tile) for tile in wanted)]

@@ -1,0 +1,23 @@
+"""Triton's matrix products, compiled for sm_80: {tile: what tests/independent/triton_kernels.py says of a kernel} as JSON.
+
+    python -m benchmarks.sass.triton_matmul M,N,K,WARPS,STAGES ...
+
+Needs the extra [truth].
+"""
+
+import json
+import sys
+
+from tests.independent.triton_kernels import compiled, product
+
+
+def main() -> None:
+    found = {}
+    for word in sys.argv[1:]:
+        m, n, k, warps, stages = map(int, word.split(","))
+        found[word] = compiled(product(tile=(m, n, k), one=("a_k", "b_k"), warps=warps, stages=stages))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
