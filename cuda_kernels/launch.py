@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from cuda_kernels.emulator import Program, Stats
 
-EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks")  # that Emulated takes
+# That Emulated takes.
+EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks", "low_ends", "high_ends")
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
 
@@ -91,7 +92,7 @@ class Emulated:
 
     def __init__(
         self, device: Device, checks: bool = True, async_mode: str = "eager", seed: int = 0, threads: int = 0,
-        resident_blocks: int = 0,
+        resident_blocks: int = 0, low_ends: Sequence[str] = (), high_ends: Sequence[str] = (),
     ) -> None:  # fmt: skip
         from cuda_kernels import emulator
 
@@ -100,7 +101,8 @@ class Emulated:
         self._emulator = emulator
         self._options = emulator.Options(
             checks=checks, async_mode=async_mode, seed=seed, threads=threads, resident_blocks=resident_blocks,
-            smem_limit=device.smem_per_block, dependent=device.dependent_launch,
+            smem_limit=device.smem_per_block, dependent=device.dependent_launch, low_ends=tuple(low_ends),
+            high_ends=tuple(high_ends),
         )  # fmt: skip
         self._memory = emulator.Memory()
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them

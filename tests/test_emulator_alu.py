@@ -220,3 +220,76 @@ def test_halves():
             same = row == expected.astype(np.uint32)
         bad = np.flatnonzero(~same)
         assert not bad.size, (name, hex(a[bad[0]]), hex(b[bad[0]]), hex(c[bad[0]]), hex(row[bad[0]]), expected[bad[0]])
+
+
+# ---- approximate instructions: PTX ISA 9.7.3. What a result may differ from f(x), in FP64: units in the last place, a share of
+# it, or an absolute error where |f(x)| <= 1.
+
+DOCUMENTED = {
+    "rcp.approx": (lambda x: 1 / x, 1, 0, 0), "div.approx": (lambda x: 3 / x, 2, 0, 0), "div.full": (lambda x: 3 / x, 2, 0, 0),
+    "sqrt.approx": (np.sqrt, 0, 2**-23, 0), "rsqrt.approx": (lambda x: 1 / np.sqrt(x), 0, 2**-22.9, 0),
+    "sin.approx": (np.sin, 0, 0, 2**-20.5), "cos.approx": (np.cos, 0, 0, 2**-20.5), "ex2.approx": (np.exp2, 2, 0, 0),
+    "lg2.approx": (np.log2, 0, 2**-22, 2**-22), "tanh.approx": (np.tanh, 0, 2**-11, 0),
+}  # fmt: skip
+ONE_FUNCTION = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry one(.param .u64 at) {{
+  .reg .f32 %f<3>; .reg .b32 %r<4>; .reg .b64 %rd<4>;
+  ld.param.u64 %rd0, [at];
+  mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ntid.x; mov.u32 %r2, %tid.x; mad.lo.u32 %r3, %r0, %r1, %r2;
+  mul.wide.u32 %rd1, %r3, 4; add.u64 %rd2, %rd0, %rd1;
+  ld.global.f32 %f1, [%rd2]; mov.f32 %f0, 0f40400000;
+  {}.f32 %f2, {}%f1;
+  st.global.f32 [%rd2], %f2;
+  ret;
+}}
+"""
+
+
+def one(instruction: str, x: np.ndarray, **options: tuple[str, ...]) -> np.ndarray:
+    """The instruction of each number; div: of 3 and each."""
+    program = load(ONE_FUNCTION.format(instruction, "%f0, " if instruction[:3] == "div" else ""))
+    memory = Memory()
+    at = memory.upload(x)
+    launch(program, (x.size // 32, 1, 1), (32, 1, 1), 0, struct.pack("<Q", at), memory, options=Options(**options))
+    return memory.read(at, x.nbytes).view(np.float32)
+
+
+@pytest.mark.parametrize("flush", ["", ".ftz"])
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_both_ends_of_a_documented_error(name, flush):
+    function, units, share, absolute = DOCUMENTED[name]
+    x = np.random.default_rng(5).uniform(0.01, 6.2, 4096).astype(np.float32)
+    exact, stem = function(x.astype(np.float64)), name.partition(".")[0]
+    ulp = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 23)
+    bound = np.where((absolute > 0) & (np.abs(exact) <= 1), absolute, units * ulp + share * np.abs(exact))
+    near, low, high = (one(name + flush, x, **ends) for ends in ({}, {"low_ends": (stem,)}, {"high_ends": (stem,)}))
+    assert (np.abs(near - exact) <= 2.6 * ulp).all(), "as libm has it"
+    for y, way in ((low, -1), (high, 1)):
+        off = way * (y.astype(np.float64) - near)  # a share in whole units, sums rounded
+        assert (off > 0).all() and (off <= bound + 1.1 * ulp).all() and (off >= bound - 2.1 * ulp).all()
+
+
+@pytest.mark.parametrize("name", ["ex2.approx", "rcp.approx", "lg2.approx", "tanh.approx"])
+def test_ends_leave_infinity_and_nan(name):
+    x = np.tile(np.array([np.nan, np.inf, -np.inf, 0], np.float32), 8)
+    with np.errstate(all="ignore"):
+        exact = DOCUMENTED[name][0](x)
+    for end in ("low_ends", "high_ends"):
+        got = one(name, x, **{end: (name.partition(".")[0],)})
+        whole = ~np.isfinite(exact)
+        np.testing.assert_array_equal(got[whole], exact[whole])
+
+
+def test_quotient_where_the_reciprocal_is_zero():
+    x = np.tile(np.array([2.0**126, 2.0**126 * 1.01, np.inf, np.nan], np.float32), 8)
+    np.testing.assert_array_equal(one("div.approx", x)[:4], np.array([3 * 2.0**-126, 0, 0, np.nan], np.float32))
+    np.testing.assert_array_equal(one("div.full", x)[:3], np.float32(3) / x[:3])
+
+
+@pytest.mark.parametrize("ends", [{"low_ends": ("exp",)}, {"low_ends": ("ex2",), "high_ends": ("ex2",)}])
+def test_ends_of_no_instruction(ends):
+    with pytest.raises(ValueError, match=r"got 'ex(p|2)', expected each of rcp, div, .* in one of them at most"):
+        one("ex2.approx", np.ones(32, np.float32), **ends)

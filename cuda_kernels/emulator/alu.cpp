@@ -5,6 +5,8 @@
 
 #include "rows.h"
 
+thread_local Ends ends;
+
 namespace {
 
 template <class D, class A, class F>
@@ -142,6 +144,33 @@ template <class F> inline void bhalf2_map(void* d, const void* a, const void* b,
     }
 }
 
+// Documented errors of approximate instructions (PTX ISA 9.7.3), from the correctly rounded result: units in the last place, a
+// share of the result, or, of results up to 1, an absolute error; larger ones then have it as their share (lg2), and sin and cos
+// hold it for operands within 2 pi.
+struct Error {
+    double ulps, relative, absolute;
+};
+constexpr Error ulps(double n) { return {n, 0, 0}; }
+constexpr Error relative(double share) { return {0, share, 0}; }
+constexpr Error absolute(double e) { return {0, e, e}; }
+
+inline float moved(float y, int way, Error e) {
+    if (!std::isfinite(y)) return y;
+    if (e.absolute && std::fabs(y) <= 1) return (float)(y + way * e.absolute);
+    if (y == 0) return y;
+    const double ulp = std::ldexp(1.0, std::max(std::ilogb(y), -126) - 23);
+    return (float)(y + way * (e.ulps + std::floor(e.relative * std::fabs(y) / ulp)) * ulp);
+}
+
+// The results of approximate instruction `which`, as near as can be or at the end of the error that the launch asks for.
+inline void to_end(int which, Error e, float* d) {
+    const int way = (int)(ends.high >> which & 1) - (int)(ends.low >> which & 1);
+    for (int i = 0; way && i < LANES; i++) d[i] = moved(d[i], way, e);
+}
+
+// div.approx is x * (1 / y), of which 1 / y is 0 from 2^126 on.
+inline float quotient(float x, float y) { return std::fabs(y) > 0x1p126f ? x * std::copysign(0.f, y) : x / y; }
+
 #define ARGS void *d, const void *a, const void *b, const void *c, const void *e
 #define UNUSED (void)d, (void)a, (void)b, (void)c, (void)e
 #define ROW(NAME, ...) {NAME, [](ARGS) { UNUSED; __VA_ARGS__; }, nullptr}
@@ -163,6 +192,10 @@ template <class F> inline void bhalf2_map(void* d, const void* a, const void* b,
 #define F3(NAME, EXPR) \
     M3(NAME ".f32", f32, f32, f32, f32, EXPR), \
     M3(NAME ".ftz.f32", f32, f32, f32, f32, ftz([](float x, float y, float z) { return EXPR; }(ftz(x), ftz(y), ftz(z))))
+#define APPROXIMATE(NAME, WHICH, ERROR, EXPR) \
+    ROW(NAME ".f32", map2<f32, f32, f32>(d, a, b, [](float x, float y) { return (void)y, EXPR; }); to_end(WHICH, ERROR, (f32*)d)), \
+    ROW(NAME ".ftz.f32", map2<f32, f32, f32>(d, a, b, [](float u, float v) { float x = ftz(u), y = ftz(v); return (void)y, EXPR; }); \
+        to_end(WHICH, ERROR, (f32*)d); map1<f32, f32>(d, d, [](float x) { return ftz(x); }))
 #define DIRECTED(NAME, MODE) \
     ROW("add." NAME ".f32", rounded(MODE, [&] { map2<f32, f32, f32>(d, a, b, [](float x, float y) { return x + y; }); })), \
     ROW("sub." NAME ".f32", rounded(MODE, [&] { map2<f32, f32, f32>(d, a, b, [](float x, float y) { return x - y; }); })), \
@@ -333,8 +366,14 @@ const RowOp TABLE[] = {
     F2("add", x + y), F2("sub", x - y), F2("mul", x * y), F3("fma", std::fma(x, y, z)), F2("div", x / y),
     F2("add.sat", clamp01(x + y)), F2("sub.sat", clamp01(x - y)), F2("mul.sat", clamp01(x * y)), F3("fma.sat", clamp01(std::fma(x, y, z))),
     F2("min", fmin_num(x, y)), F2("max", fmax_num(x, y)), F2("min.NaN", fmin_nan(x, y)), F2("max.NaN", fmax_nan(x, y)),
-    F1("rcp", 1.f / x), F1("sqrt", std::sqrt(x)), F1("rsqrt", 1.f / std::sqrt(x)), F1("sin", std::sin(x)), F1("cos", std::cos(x)),
-    F1("ex2", std::exp2(x)), F1("lg2", std::log2(x)), M1("tanh.f32", f32, f32, std::tanh(x)),
+    F1("rcp", 1.f / x), F1("sqrt", std::sqrt(x)),
+    // approximate ones: each with its documented error, in the order of run.py's APPROXIMATE
+    APPROXIMATE("rcp.approx", 0, ulps(1), 1.f / x), APPROXIMATE("div.approx", 1, ulps(2), quotient(x, y)),
+    APPROXIMATE("div.full", 1, ulps(2), x / y), APPROXIMATE("sqrt.approx", 2, relative(0x1p-23), std::sqrt(x)),
+    APPROXIMATE("rsqrt.approx", 3, relative(0x1.125fp-23), 1.f / std::sqrt(x)),                          // 2^-22.9
+    APPROXIMATE("sin.approx", 4, absolute(0x1.6a09p-21), std::sin(x)), APPROXIMATE("cos.approx", 5, absolute(0x1.6a09p-21), std::cos(x)),
+    APPROXIMATE("ex2.approx", 6, ulps(2), std::exp2(x)), APPROXIMATE("lg2.approx", 7, absolute(0x1p-22), std::log2(x)),
+    APPROXIMATE("tanh.approx", 8, relative(0x1p-11), std::tanh(x)),
     F1("neg", bits<float>(bits<u32>(x) ^ 0x80000000u)), F1("abs", bits<float>(bits<u32>(x) & 0x7fffffffu)),
     M2("copysign.f32", u32, u32, u32, (x & 0x80000000u) | (y & 0x7fffffffu)),
     DIRECTED("rz", FE_TOWARDZERO), DIRECTED("rm", FE_DOWNWARD), DIRECTED("rp", FE_UPWARD),

@@ -84,6 +84,7 @@ struct Launch {  // filled by run.py
     u32 any_shared_read, same_value;      // checks left out: reads of shared memory nobody wrote, races that change nothing
     u32 sum_bits;                         // of tensor cores' sums, see Sums in mma.h; 0: every sum is rounded
     u32 dependent;                        // it may begin before the launch ahead has ended
+    u32 low_ends, high_ends;              // approximate instructions that are as wrong as documented: see Ends in rows.h
 };
 
 struct Count {  // per instruction, filled with checks on

@@ -26,6 +26,8 @@ def is_float(t: str) -> bool:
 
 def form(dec: Decoder, stem: str, flags: set[str], t: str) -> str:
     """The name in alu.cpp of a floating-point operation with these modifiers."""
+    if t == "f32" and flags & {"approx", "full"}:
+        stem += ".approx" if "approx" in flags else ".full"
     directed = next((r for r in ("rz", "rm", "rp") if r in flags), None)
     extra = "".join("." + f for f in ("relu", "sat", "NaN") if f in flags)
     if directed:

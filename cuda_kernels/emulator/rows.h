@@ -128,3 +128,9 @@ struct RowOp {
     TestFn test;
 };
 const RowOp* row_ops(int* count);
+
+// A launch's low_ends and high_ends, bits numbered as run.py's APPROXIMATE: each of its host threads sets them.
+struct Ends {
+    u32 low = 0, high = 0;
+};
+extern thread_local Ends ends;

@@ -23,6 +23,7 @@ from cuda_kernels.emulator.parse import Module, ParseError, parse
 RED_ZONE = 4096
 KEPT = 256  # decoded programs
 POISON = 0xCB
+APPROXIMATE = ("rcp", "div", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")  # with .approx (div: .full too), of FP32
 NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
 
@@ -46,7 +47,9 @@ class Options:
     read before it is written, without `same_value_races` unordered threads may store what is there already. `sum_bits`: 0
     rounds each sum of tensor cores; 24 cuts them off as Ampere and Ada do, 25 as Hopper's mma does (Sums in mma.h).
     `dependent`: the launch may begin before the one ahead has ended, so until griddepcontrol.wait it may read constants alone,
-    also where the kernel never waits. A kernel that does is always looked at so."""
+    also where the kernel never waits. A kernel that does is always looked at so.
+    Instructions of APPROXIMATE are correctly rounded; those named in `low_ends` are as far below that as the PTX ISA lets them
+    be, those in `high_ends` as far above."""
 
     checks: bool = True
     async_mode: str = "eager"
@@ -59,6 +62,8 @@ class Options:
     same_value_races: bool = True
     sum_bits: int = 0
     dependent: bool = False
+    low_ends: tuple[str, ...] = ()
+    high_ends: tuple[str, ...] = ()
 
 
 COUNTED = ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
@@ -281,6 +286,7 @@ class _Launch(ctypes.Structure):
         ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("resident", ctypes.c_uint32),
         ("any_shared_read", ctypes.c_uint32), ("same_value", ctypes.c_uint32), ("sum_bits", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
+        ("low_ends", ctypes.c_uint32), ("high_ends", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -312,7 +318,7 @@ def launch(
         tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
         table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
         options.async_mode == "late", options.threads, options.resident_blocks, not options.uninitialised_shared,
-        not options.same_value_races, options.sum_bits, options.dependent,
+        not options.same_value_races, options.sum_bits, options.dependent, _bits(options.low_ends), _bits(options.high_ends),
     )  # fmt: skip
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
@@ -353,6 +359,14 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
         raise ValueError(f"sum_bits {options.sum_bits}: expected 0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)")
     if options.async_mode not in ("eager", "late"):
         raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
+    for end in sorted({*options.low_ends, *options.high_ends}):
+        if end not in APPROXIMATE or end in options.low_ends and end in options.high_ends:
+            known = ", ".join(APPROXIMATE)
+            raise ValueError(f"low_ends, high_ends: got '{end}', expected each of {known} in one of them at most")
+
+
+def _bits(names: tuple[str, ...]) -> int:
+    return sum(1 << APPROXIMATE.index(name) for name in set(names))
 
 
 def _explain(program: Program, memory: Memory, text: str, numbers: list[int], block: Triple) -> EmulatorError:

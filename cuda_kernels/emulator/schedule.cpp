@@ -237,6 +237,7 @@ void run_blocks(Run& run, u32 thread) {
 }  // namespace
 
 void work(Run& run, u32 thread) {
+    ends = {run.launch.low_ends, run.launch.high_ends};
     try {
         run.launch.checks ? run_blocks<true>(run, thread) : run_blocks<false>(run, thread);
     } catch (Fault& f) {

@@ -1,17 +1,30 @@
 // Activations, chosen at compile time by ACT. The order is that of tactics/problems/pointwise_ops.py's ACTIVATIONS.
+//
+// Exponentials and quotients are single instructions, 2 ulp and 1 ulp off at most, which flush subnormals (include/ptx.cuh):
+// keeping those costs a comparison and two products per exponential, and no sum below can tell them from 0. How far off
+// activations are: tests/test_activations.py.
 #pragma once
+#include "ptx.cuh"
 
 enum Act {
   ACT_NONE, ACT_RELU, ACT_LEAKY_RELU, ACT_PRELU, ACT_CLIP, ACT_SIGMOID, ACT_SILU, ACT_HARD_SIGMOID, ACT_HARD_SWISH, ACT_TANH,
   ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS
 };
 
-// 1 - erf(v / sqrt 2) for v >= 0, without a branch: Abramowitz and Stegun 7.1.26, at most 1.5e-7 off; with z = v / sqrt 2 it is
-// a polynomial of 1 / (1 + 0.3275911 z) times exp(-z^2).
-__device__ __forceinline__ float erfc_scaled(float v) {
-  const float t = __fdividef(1.f, fmaf(v, 0.3275911f * 0.70710678f, 1.f));
-  const float poly = fmaf(fmaf(fmaf(fmaf(1.061405429f, t, -1.453152027f), t, 1.421413741f), t, -0.284496736f), t, 0.254829592f);
-  return poly * t * __expf(-0.5f * v * v);
+// exp(v): 0 below v = -87.3. Rounding v log2 e first adds |v| 0.7 ulp.
+constexpr float LOG2_E = 1.44269504f;
+__device__ __forceinline__ float fast_exp(float v) { return ex2_approx(v * LOG2_E); }
+
+// 1 / (1 + exp(-v)); below v = -87.3 that is less than 2^-126, and 0 here. NaN stays NaN.
+__device__ __forceinline__ float logistic(float v) { return rcp_approx(1.f + fast_exp(-v)); }
+
+// (1 - erf(v / sqrt 2)) / 2 for v >= 0, without a branch: Abramowitz and Stegun 7.1.26, at most 1.5e-7 off; with z = v / sqrt 2
+// it is a polynomial of 1 / (1 + 0.3275911 z) times exp(-z^2).
+__device__ __forceinline__ float half_erfc_scaled(float v) {
+  const float t = rcp_approx(fmaf(v, 0.3275911f * 0.70710678f, 1.f));
+  const float high = fmaf(fmaf(0.5307027145f, t, -0.7265760135f), t, 0.7107068705f);
+  const float poly = fmaf(fmaf(high, t, -0.142248368f), t, 0.127414796f);
+  return poly * t * ex2_approx(v * (v * (-0.5f * LOG2_E)));
 }
 
 // `a`, `b`: the activation's parameters; `slope`: the channel's, for prelu.
@@ -21,25 +34,29 @@ __device__ __forceinline__ float activate(float v, float a, float b, float slope
   if (KIND == ACT_LEAKY_RELU) return v >= 0.f ? v : v * a;
   if (KIND == ACT_PRELU) return v >= 0.f ? v : v * slope;
   if (KIND == ACT_CLIP) return fminf(fmaxf(v, a), b);
-  if (KIND == ACT_SIGMOID) return __fdividef(1.f, 1.f + __expf(-v));
-  if (KIND == ACT_SILU) return __fdividef(v, 1.f + __expf(-v));
+  if (KIND == ACT_SIGMOID) return logistic(v);
+  if (KIND == ACT_SILU) return v * logistic(v);  // NaN at -infinity, as x * sigmoid(x) is in IEEE arithmetic
   if (KIND == ACT_HARD_SIGMOID) return fminf(fmaxf(a * v + b, 0.f), 1.f);
   if (KIND == ACT_HARD_SWISH) return v * fminf(fmaxf(v * (1.f / 6.f) + 0.5f, 0.f), 1.f);
   if (KIND == ACT_TANH) return tanhf(v);
-  if (KIND == ACT_ELU) return v > 0.f ? v : a * (__expf(v) - 1.f);
+  if (KIND == ACT_ELU) {  // near 0 the difference would keep nothing but the error of the exponential
+    const float near = v * fmaf(v, fmaf(v, fmaf(v, 1.f / 24.f, 1.f / 6.f), 0.5f), 1.f);
+    return v > 0.f ? v : a * (v > -0.03125f ? near : fast_exp(v) - 1.f);
+  }
   if (KIND == ACT_GELU) {  // max(v, 0) - |v| / 2 (1 - erf(|v| / sqrt 2)): nothing cancels far out on either side
-    const float size = fabsf(v), tail = size < 16.f ? 0.5f * size * erfc_scaled(size) : 0.f;
-    return (v < 0.f ? 0.f : v) - tail;
+    const float size = fminf(fabsf(v), 16.f);  // where the difference is 0; infinity times that would be NaN
+    return (v < 0.f ? 0.f : v) - size * half_erfc_scaled(size);
   }
   if (KIND == ACT_GELU_TANH) {  // (1 + tanh u) / 2 is 1 / (1 + exp(-2u))
-    const float u = v * fmaf(v * v, 0.044715f * 0.79788456f, 0.79788456f);
-    return v < -16.f ? 0.f : __fdividef(v, 1.f + __expf(-2.f * u));
+    constexpr float SCALE = -2.f * 0.79788456f * LOG2_E;
+    const float w = v < -16.f ? -16.f : v;  // where the result is 0
+    return w * rcp_approx(1.f + ex2_approx(w * fmaf(w * w, 0.044715f * SCALE, SCALE)));
   }
   if (KIND == ACT_MISH) {  // tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2); from v = 20 on that is 1
-    const float e = __expf(fminf(v, 20.f)), n = e * (e + 2.f);
-    return v * __fdividef(n, n + 2.f);
+    const float e = fast_exp(fminf(v, 20.f)), n = e * (e + 2.f);
+    return v * (n * rcp_approx(n + 2.f));
   }
-  if (KIND == ACT_SOFTPLUS) return fmaxf(v, 0.f) + log1pf(__expf(-fabsf(v)));
+  if (KIND == ACT_SOFTPLUS) return fmaxf(v, 0.f) + log1pf(fast_exp(-fabsf(v)));
   return v;
 }
 

@@ -122,6 +122,19 @@ __device__ __forceinline__ void sts_16(u32 address, u16 v) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 
+// 9.7.3.22, 9.7.3.16 ex2 and rcp, one instruction each: 2^v within 2 ulp and 1 / v within 1 ulp; subnormal operands and results
+// are 0, and 1 / v is that from |v| > 2^126 on.
+__device__ __forceinline__ float ex2_approx(float v) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+__device__ __forceinline__ float rcp_approx(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
 // 9.7.13.13 griddepcontrol, sm_90: of a launch that may begin before the one ahead of it has ended. `wait` returns when that
 // one has ended and its stores can be seen; whatever it wrote or still reads is touched after `wait` only. `release` lets the
 // next launch begin as soon as all blocks of this one have; it waits by itself for what it needs.

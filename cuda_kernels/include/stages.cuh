@@ -54,7 +54,10 @@ __device__ __forceinline__ float apply(float v, float b, float p, float q) {
   if (OP == OP_LOG) return logf(v);
   if (OP == OP_ROUND) return rintf(v);
   if (OP == OP_SIGN) return v > 0.f ? 1.f : v < 0.f ? -1.f : v;
-  if (OP == OP_SOFTSIGN) return v / (1.f + fabsf(v));
+  if (OP == OP_SOFTSIGN) {  // from 2^64 on it is 1, also where the instruction's 1 / (1 + |v|) is 0
+    const float size = fabsf(v) > 0x1p64f ? 0x1p64f : fabsf(v);
+    return copysignf(size * rcp_approx(1.f + size), v);
+  }
   if (OP == OP_SQRT) return sqrtf(v);
   if (OP == OP_SQUARE) return v * v;
   if (OP == OP_THRESHOLDED_RELU) return v > p ? v : 0.f;
