@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 # That Emulated takes.
 EMULATOR_OPTIONS = ("checks", "async_mode", "seed", "threads", "resident_blocks", "low_ends", "high_ends")
+# Percent of an SM's L1 that every kernel asks for as shared memory: all. The driver may synchronise between two launches with
+# different wishes (cuFuncSetCacheConfig in its documentation), which no early launch hides; the largest tiles need all of it.
+CARVEOUT = 100
 # Argument kind -> (struct code, size and alignment in bytes). Pointers are addresses.
 KINDS = {"ptr": ("Q", 8), "i64": ("q", 8), "i32": ("i", 4), "f32": ("f", 4)}
 
@@ -284,6 +287,7 @@ class Cuda:
             function = self.cupy.RawModule(path=path).get_function(name)
             # Once, as much as there is: CuPy gives one function to all that load it, and their threads launch it with any size.
             function.max_dynamic_shared_size_bytes = self.device.smem_per_block - function.shared_size_bytes
+            function.preferred_shared_memory_carveout = CARVEOUT
             self._kernels[path] = Kernel(name, param_bytes(function.kernel.ptr), partial(self._start, function))
         return self._kernels[path]
 

@@ -13,7 +13,8 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.device import NAMED, current, why_no_gpu
-from cuda_kernels.launch import Cuda
+from cuda_kernels.launch import CARVEOUT, Cuda
+from gpu_runtime.runtime.plan_record import LaunchStep
 from tests.reference_run import model, node
 
 WHY = why_no_gpu()
@@ -61,6 +62,18 @@ def build(path, **options):
 def expected(engine, feeds):
     with engine.context(device="emulator") as context:
         return context.run(feeds)["y"]
+
+
+def test_all_kernels_ask_for_the_same_carveout_and_what_they_need_of_it(engine, x):
+    """Two wishes would make the driver synchronise between launches."""
+    with engine.context() as context:
+        context.run({"x": x})
+        kernels = [kernel.start.args[0] for kernel in context.gpu._kernels.values()]
+        steps = [step for step in engine.plan.steps if isinstance(step, LaunchStep)]
+        most = current().smem_per_block
+    assert len(kernels) > 1 and {k.preferred_shared_memory_carveout for k in kernels} == {CARVEOUT}
+    assert {k.max_dynamic_shared_size_bytes + k.shared_size_bytes for k in kernels} == {most}
+    assert 0 < max(step.smem for step in steps) <= most
 
 
 def close(got, want):

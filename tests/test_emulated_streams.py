@@ -291,6 +291,25 @@ def test_shared_memory_is_opted_into(device, most):
     assert passes(shared_memory, devices=(device,)) == f"{most}\n"
 
 
+def carveout():
+    """A wish: what a launch may have of shared memory stays what it is."""
+    cupy, a, _, x = setup()
+    function, y = kernel("shared"), cupy.zeros(N, np.float32)
+    assert function.preferred_shared_memory_carveout == -1
+    for percent in (-2, 101):
+        with Refused(1):
+            function.preferred_shared_memory_carveout = percent
+    for percent in (0, 100):
+        function.preferred_shared_memory_carveout = percent
+        assert function.preferred_shared_memory_carveout == percent
+        function((1,), (N,), (y,), shared_mem=48 * 1024, stream=a)
+    a.synchronize()
+
+
+def test_a_carveout_is_a_percentage():
+    passes(carveout)
+
+
 def impossible_launches():
     cupy, a, _, x = setup()
     shapes = [((1,), (1025,)), ((1, 65536), (32,)), ((1,), (1, 1, 65)), ((1,), (32, 33))]

@@ -181,11 +181,12 @@ Status fill(Address to, int value, uint64_t n, const StreamPtr& s);
 struct Module { uint64_t handle; int device; };
 struct Function {
     uint64_t handle;
-    int device, static_smem, regs, max_threads, threads_by_regs, dynamic_smem = 0;
+    int device, static_smem, regs, max_threads, threads_by_regs, dynamic_smem = 0, carveout = -1;  // percent; -1: the driver's choice
     std::vector<std::pair<int, int>> params;  // offset, bytes
 };
 struct Shape { unsigned grid[3], block[3], smem; };
 Status load_module(Module** out, const char* image, uint64_t size, const char* path);
 Status get_function(Function** out, const Module& m, const char* name);
 Status set_dynamic_smem(Function& f, int bytes);
+Status set_carveout(Function& f, int percent);
 Status launch(Function* f, const Shape& shape, const StreamPtr& s, void** args, void** extra, const char* what);

@@ -148,14 +148,17 @@ DRIVER(cuFuncGetAttribute, int* v, CUfunction_attribute a, CUfunction h) {
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *v = f->static_smem; break;
         case CU_FUNC_ATTRIBUTE_NUM_REGS: *v = f->regs; break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *v = f->dynamic_smem; break;
+        case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *v = f->carveout; break;
         default: *v = 0;
     }
     return CUDA_SUCCESS;
 }
 DRIVER(cuFuncSetAttribute, CUfunction h, CUfunction_attribute a, int v) {
     Locked lock;
+    auto& f = *reinterpret_cast<Function*>(h);
+    if (a == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return result(set_carveout(f, v));
     if (a != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return result(refuse(NOT_SUPPORTED, "function attribute %d", a));
-    return result(set_dynamic_smem(*reinterpret_cast<Function*>(h), v));
+    return result(set_dynamic_smem(f, v));
 }
 DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* n, CUfunction h, int threads, size_t smem) {
     Locked lock;

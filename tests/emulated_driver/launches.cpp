@@ -20,7 +20,7 @@ Status get_function(Function** out, const Module& m, const char* name) {
     if (Status r = python.function(m.handle, name, &handle, facts, params)) return r;
     // Registers are given out by the warp, in units of 256.
     int warps = devices[m.device].facts.regs_per_sm / ((facts[1] + 7) / 8 * 256);
-    auto f = new Function{handle, m.device, facts[0], facts[1], facts[2] ? facts[2] : 1024, std::min(1024, 32 * warps), 0, {}};
+    auto f = new Function{handle, m.device, facts[0], facts[1], facts[2] ? facts[2] : 1024, std::min(1024, 32 * warps), 0, -1, {}};
     for (int i = 0; i < params[0]; i++) f->params.push_back({params[1 + 2 * i], params[2 + 2 * i]});
     *out = f;
     return OK;
@@ -33,6 +33,12 @@ Status set_dynamic_smem(Function& f, int bytes) {
     if (bytes < 0 || bytes + f.static_smem > most)
         return refuse(INVALID_VALUE, "%d bytes of dynamic shared memory beside %d static ones: the device has %d", bytes, f.static_smem, most);
     f.dynamic_smem = bytes;
+    return OK;
+}
+
+Status set_carveout(Function& f, int percent) {
+    if (percent < -1 || percent > 100) return refuse(INVALID_VALUE, "%d %% of L1 as shared memory: expected -1 to 100", percent);
+    f.carveout = percent;
     return OK;
 }
 
