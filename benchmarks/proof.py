@@ -24,7 +24,7 @@ from cuda_kernels.device import ARCHITECTURES, named
 from tactics.candidates import base_runner, candidates
 from tactics.doctor.cases import cases
 from tactics.families.table import OF_KERNEL
-from tests.independent.witnesses import record
+from tests.independent.witnesses import HINT, record, witnessed
 from tests.problems import PROBLEMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +35,8 @@ DEVICE = named("h200")
 MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
 ALL_CASES, ALL_PROBLEMS = "tactics.doctor.cases.cases", "tests.problems.PROBLEMS"
-WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", "": "none"}
+WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
+PROGRAMS = {"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"}
 COMPARES = {  # what runs kernels and compares
     "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.doctor.trial.trial",
     "tests.engines.check_engine", "tests.reference_run.check_against_ort",
@@ -129,13 +130,13 @@ def families(files: list[Seen]) -> Iterator[str]:
         names = (kernel, ALL_CASES, *([ALL_PROBLEMS] if problems else []))
         here, driven = (taking(able, names, on_driver) for on_driver in (False, True))
         tried = sum(c.kernel == kernel for c in examined)
-        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {witnessed(kernel)} | {driven} | {hardware()} |"
+        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {noticed(kernel)} | {driven} | {hardware()} |"
 
 
-def witnessed(kernel: str) -> str:
-    """How many of the instructions that a kernel uses a program of others witnesses."""
-    rows = [row for row in record().values() if kernel in row["kernels"]]
-    return f"{sum(bool(row['witness']) for row in rows)} of {len(rows)}" if rows else "none used"
+def noticed(kernel: str) -> str:
+    """How many of the instructions that a kernel uses, hints apart, a program of others witnesses."""
+    rows = {form: row for form, row in record().items() if kernel in row["kernels"] and row["witness"] != HINT}
+    return f"{len(witnessed(rows))} of {len(rows)}" if rows else "none used"
 
 
 def instructions() -> Iterator[str]:
@@ -143,11 +144,14 @@ def instructions() -> Iterator[str]:
     by_witness: dict[str, list[str]] = {}
     for form, row in record().items():
         kind, _, name = row["witness"].partition(": ")
-        what = f"Triton's `{name}`" if kind == "triton" and name != "all" else WITNESSES[kind if kind != "triton" else name]
+        if kind == "cuda":
+            what = PROGRAMS[name]
+        else:
+            what = f"Triton's `{name}`" if kind == "triton" and name != "all" else WITNESSES[kind if kind != "triton" else name]
         by_witness.setdefault(what, []).append(f"`{form}`")
     yield "| witness | instructions |"
     yield "| --- | --- |"
-    for what, forms in sorted(by_witness.items(), key=lambda item: (item[0] == WITNESSES[""], item[0])):
+    for what, forms in sorted(by_witness.items(), key=lambda item: (item[0] in (WITNESSES[""], WITNESSES[HINT]), item[0])):
         yield f"| {what} | {', '.join(forms)} |"
 
 

@@ -2,34 +2,20 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.independent import packages
-from tests.independent.cuda_programs import EXAMPLES
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE, EXAMPLES, GROUPED, SMALL, ptx, run
 
 WHY = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
-CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
-SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
-GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
-DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
 # convolutions, each alone, then in one launch
 RUNS = [
     ("sparse_gemm", (), 8192), ("conv_fprop", CONV, 73728), ("conv_depthwise", DEPTHWISE, 0), ("two_convs", (), 336128),
     ("sparse_gemm_small_tile", (), 8192), ("conv_fprop", SMALL, 1024), ("conv_grouped", GROUPED, 4608),
 ]  # fmt: skip
-
-
-def run(name: str, arguments=(), *options: str) -> tuple[str, int]:
-    """(what it printed, its exit status): what main() returned, if the program did not end before."""
-    command = [sys.executable, "-m", "tests.independent.cuda_programs", name, *options, "--", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    return done.stdout + done.stderr, done.returncode
 
 
 @pytest.mark.full
@@ -88,7 +74,6 @@ def test_stream_k_without_room_for_its_blocks_is_a_deadlock():
 
 
 # CUB's scan is a witness of fences and their order: neither too strict, it runs, nor too kind, without its fences it does not.
-ALL_AT_ONCE = ("--resident", "32")  # its 23 blocks wait for those before them, and a seed starts them in any order
 
 
 @pytest.mark.full
@@ -131,5 +116,30 @@ def test_the_barrier_of_a_grid_orders_what_all_have_stored(seed):
         assert code != 0 and "launch refused: global order" in out and words in out, out
 
 
+# CUB's merge sort is a chain of launches that may begin early. As CUDA 13.0 ships it (CCCL 3.0) its merge kernel reads where a
+# block begins before it waits for the launch that computes that: known by crashes on H100s (github.com/NVIDIA/cccl, issue 5297)
+# and mended by waiting before (#5456). The emulator refuses it at that load; with the wait there it is right.
+BEGINS = r"(ld\.global\.u32 \S+ \[%rd\d+\];\s*sub\.s32[^;]*;\s*ld\.global\.u32 \S+ \[%rd\d+\+4\];)"
+MENDED = {BEGINS: r"griddepcontrol.wait; \1"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["", "--seed 3", "--late --seed 5"])
+def test_cubs_merge_sort_is_refused_where_it_crashed_on_hardware_and_right_where_it_was_mended(order):
+    out, code = run("merge_sort", (), *order.split())
+    assert code != 0 and "launch refused: dependent launch: global load" in out and "cudaMalloc of 36607" in out, out
+    out, code = run("merge_sort", (), *order.split(), "--replace", json.dumps(MENDED))
+    assert code == 0 and "Passed" in out, out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", ["BlockSort", "Partition"])
+def test_cubs_merge_sort_notices_a_dropped_wait(kernel):
+    first_wait = rf"(?s)(\.entry \S*DeviceMergeSort{kernel}Kernel(?:(?!\.entry).)*?)griddepcontrol\.wait;"
+    assert len(re.findall(first_wait, ptx("merge_sort"))) == 1
+    out, code = run("merge_sort", (), "--replace", json.dumps({**MENDED, first_wait: r"\1"}))
+    assert code != 0 and "launch refused: dependent launch" in out, out
+
+
 def test_there_is_a_run_of_every_example():
-    assert {"scan", "grid_sync", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)
+    assert {"scan", "merge_sort", "grid_sync", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)

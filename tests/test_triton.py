@@ -13,7 +13,8 @@ ORDERS = [Options(), Options(async_mode="late"), Options(async_mode="late", seed
 NAMES = (
     "matmul matmul_128x128 matmul_128x64 matmul_one_warp matmul_transposed_a matmul_transposed_b matmul_half_sums "
     "matmul_bfloat16 matmul_odd matmul_float_result matmul_float conv_stride1 conv_stride2 attention softmax layer_norm scan "
-    "sort argmax transpose histogram functions numbers counters"
+    "sort argmax transpose histogram functions numbers counters dependent words shorts compared masks "
+    "carried gathered_lanes gathered_half roots"
 ).split()
 needs_triton = pytest.mark.skipif(not triton_programs.installed(), reason="Triton is not installed: make truth")
 
@@ -43,7 +44,7 @@ def test_every_kernel_is_run_and_the_committed_are_what_triton_makes():
     for kernel in COMMITTED:
         made, kept = all_kernels()[kernel], committed(kernel)
         assert kept.ptx.partition("\n")[2].split() == made.ptx.split()
-        assert (kept.entry, kept.shared, kept.warps, kept.arguments) == (made.entry, made.shared, made.warps, made.arguments)
+        assert replace(kept, ptx=made.ptx) == made
 
 
 @pytest.mark.long
@@ -63,3 +64,15 @@ def test_a_pipeline_that_waits_for_too_little_is_found():
     with pytest.raises(EmulatorError) as caught:
         worst(early, Options())
     assert caught.value.check == "cp.async"
+
+
+@pytest.mark.parametrize("instead", ["", "griddepcontrol.launch_dependents;"])
+def test_a_chain_of_early_launches_that_does_not_wait_is_found(instead):
+    """Triton's own wait, dropped, or taken for the trigger, which orders nothing."""
+    kernel = committed("dependent")
+    assert kernel.dependent and "griddepcontrol.wait ;" in kernel.ptx
+    early = replace(kernel, ptx=kernel.ptx.replace("griddepcontrol.wait ;", instead))
+    with pytest.raises(EmulatorError) as caught:
+        worst(early, Options())
+    assert caught.value.check == "dependent launch"
+    assert worst(replace(early, dependent=False), Options()) == 0

@@ -19,27 +19,30 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch, load
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
-from tests.independent import packages
+from tests.independent import faults, packages
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-shared", "-Xcompiler", "-fPIC",
-         "-cudart", "none", "--compress-mode=none", "-gencode", "arch=compute_80,code=compute_80")  # fmt: skip
+         "-cudart", "none", "--compress-mode=none")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A source below CUTLASS's examples/, or `beside` this file: a main() of ours that calls a library's kernels. `edits`:
-    texts and what stands for them, each found once."""
+    texts and what stands for them, each found once. `capability`: what it is compiled for, 10 x major + minor.
+    `reads_ahead`: it loads shared memory that nobody has written, and does not use what it finds."""
 
     source: str
     edits: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
+    capability: int = 80
+    reads_ahead: bool = False
 
 
 def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
@@ -68,8 +71,24 @@ EXAMPLES = {
     }),
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
+    "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
+
+
+# Arguments that the programs take, of sizes for an interpreter; what the scan needs of the emulator.
+CONV = "--ref-check --iterations=1 --n=2 --h=9 --w=11 --c=72 --k=136".split()
+SMALL = "--ref-check --iterations=1 --n=1 --h=8 --w=8 --c=64 --k=64 --r=1 --s=1".split()
+GROUPED = "--ref-check --iterations=1 --n=1 --h=7 --w=9 --c=64 --k=64 --g=4".split()
+DEPTHWISE = "--ref-check --iterations=1 --n=1 --h=9 --w=11 --c=32 --k=32 --g=32".split()
+ALL_AT_ONCE = ("--resident", "32")  # the scan's 23 blocks wait for those before them, and a seed starts them in any order
+
+
+def run(name: str, arguments: Sequence[str] = (), *options: str) -> tuple[str, int]:
+    """A program in a process of its own -> what it printed, and its exit status: main()'s, if it did not end before."""
+    command = [sys.executable, "-m", "tests.independent.cuda_programs", name, *options, "--", *arguments]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=600)
+    return done.stdout + done.stderr, done.returncode
 
 
 # ---- compiling
@@ -101,11 +120,15 @@ def program(name: str) -> Path:
         if text.count(old) != 1:
             raise RuntimeError(f"{original}: '{old}' stands there {text.count(old)} times, expected once")
         text = text.replace(old, new)
-    return shared_object(name, text, (source / "examples/common", original.parent))
+    return shared_object(name, text, (source / "examples/common", original.parent), capability=example.capability)
 
 
-def shared_object(name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None) -> Path:
+def shared_object(
+    name: str, text: str, folders: Sequence[Path] = (), values: Mapping[str, int] | None = None, capability: int = 80
+) -> Path:
     """A CUDA source, compiled with its headers beside CUTLASS's, and with `values` as macros."""
+    virtual = f"compute_{capability}"
+    flags = (*FLAGS, "-gencode", f"arch={virtual},code={virtual}")
     source, defines = packages.cutlass(), [f"-D{macro}={value}" for macro, value in (values or {}).items()]
     libraries = source / "include", source / "tools/util/include"
     include = (*libraries, *folders, HERE / "include", packages.toolkit() / "include/cccl")
@@ -113,10 +136,10 @@ def shared_object(name: str, text: str, folders: Sequence[Path] = (), values: Ma
     def make(out: Path) -> None:
         (out.parent / "example.cu").write_text(text)
         compiler = str(packages.toolkit() / "bin" / "nvcc")
-        finished([compiler, *FLAGS, *defines, *(f"-I{f}" for f in include), str(out.parent / "example.cu"), "-o", str(out)])
+        finished([compiler, *flags, *defines, *(f"-I{f}" for f in include), str(out.parent / "example.cu"), "-o", str(out)])
 
     random = (HERE / "include" / "curand_kernel.h").read_text()
-    return cached("\0".join([text, random, packages.CUTLASS, *packages.TOOLKIT, *FLAGS, *defines]), name, make)
+    return cached("\0".join([text, random, packages.CUTLASS, *packages.TOOLKIT, *flags, *defines]), name, make)
 
 
 def cudart() -> Path:
@@ -143,11 +166,14 @@ def ptx(name: str) -> str:
 
 ALLOCATE, RELEASE = C.CFUNCTYPE(C.c_uint64, C.c_uint64), C.CFUNCTYPE(None, C.c_uint64)
 IMAGE, KERNEL = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c_char_p)
-LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_void_p), C.c_uint64)
+LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_void_p), C.c_uint64, C.c_int)
 
 
 class Hooks(C.Structure):
-    _fields_ = [("allocate", ALLOCATE), ("release", RELEASE), ("image", IMAGE), ("kernel", KERNEL), ("launch", LAUNCH)]
+    _fields_ = [
+        ("allocate", ALLOCATE), ("release", RELEASE), ("image", IMAGE), ("kernel", KERNEL), ("launch", LAUNCH),
+        ("capability", C.c_int),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +191,15 @@ class Launched:
 class Device:
     """What cudart.cpp asks for; `change`: what is made of each PTX text before it is loaded."""
 
-    def __init__(self, options: Options, change: Callable[[str], str] = str) -> None:
+    def __init__(self, options: Options, capability: int = 80, change: Callable[[str], str] = str) -> None:
         self.options, self.change = options, change
         self.memory, self.texts, self.names, self.mma = Memory(), list[str](), dict[int, str](), 0
         self.launched: list[Launched] = []
         self.workspace = self.memory.alloc(64, fill=0, name="cooperative groups")
         self.hooks = Hooks(
-            ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch)
-        )
+            ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch),
+            capability,
+        )  # fmt: skip
 
     def allocate(self, size: int) -> int:
         return self.memory.alloc(size, name=f"cudaMalloc of {size}")
@@ -190,7 +217,7 @@ class Device:
     def kernel(self, host: int, name: bytes) -> None:
         self.names[host] = name.decode()
 
-    def launch(self, host: int, sizes: Sequence[int], arguments: Sequence[int], shared: int) -> int:
+    def launch(self, host: int, sizes: Sequence[int], arguments: Sequence[int], shared: int, dependent: int) -> int:
         try:
             name = self.names[host]
             text = next(t for t in self.texts if re.search(rf"\.entry\s+{re.escape(name)}\b", t))
@@ -199,7 +226,8 @@ class Device:
                 params += b"\0" * (-len(params) % p.align) + C.string_at(arguments[i], p.size)
             x, y, z, threads_x, threads_y, threads_z = sizes[:6]
             grid, block = (x, y, z), (threads_x, threads_y, threads_z)
-            stats = launch(load(text, name), grid, block, shared, bytes(params), self.memory, options=self.options)
+            options = replace(self.options, dependent=bool(dependent))
+            stats = launch(load(text, name), grid, block, shared, bytes(params), self.memory, options=options)
             self.memory.check_red_zones()
         except (EmulatorError, ValueError) as e:
             print(f"launch refused: {re.sub(r'kernel _Z[A-Za-z0-9_]*', 'kernel', str(e))}", flush=True)
@@ -215,6 +243,7 @@ def main() -> int:
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resident", type=int, default=0, help="places for blocks; 0: as many as cores")
+    parser.add_argument("--fault", help="an instruction's form that the emulator is to take for something else (faults.py)")
     parser.add_argument("--replace", help="JSON: a text in the PTX -> what stands for it, to see that the example notices")
     own, words = sys.argv[1:], []
     if "--" in own:
@@ -224,10 +253,16 @@ def main() -> int:
     def change(text: str) -> str:
         for old, new in json.loads(given.replace or "{}").items():
             text = re.sub(old, new, text)
+        if given.fault in faults.forms(text):
+            text = faults.faulty(text, given.fault, *re.findall(r"\.entry\s+(\w+)", text))
         return text
 
     mode = "late" if given.late else "eager"
-    device = Device(Options(async_mode=mode, seed=given.seed, resident_blocks=given.resident), change)
+    example = EXAMPLES[given.name]
+    options = Options(
+        async_mode=mode, seed=given.seed, resident_blocks=given.resident, uninitialised_shared=not example.reads_ahead
+    )
+    device = Device(options, example.capability, change)
     C.CDLL(str(cudart()), mode=C.RTLD_GLOBAL).set_hooks(C.byref(device.hooks))
     argv = (C.c_char_p * (len(words) + 2))(given.name.encode(), *(w.encode() for w in words), None)
     code = C.CDLL(str(program(given.name))).main(len(words) + 1, argv)

@@ -12,7 +12,8 @@ struct Hooks {  // cuda_programs.py mirrors it
     void (*release)(uint64_t address);
     void (*image)(const void* fat_binary);
     void (*kernel)(const void* host, const char* name);
-    int (*launch)(const void* host, const uint32_t* grid_and_block, void** arguments, uint64_t shared);
+    int (*launch)(const void* host, const uint32_t* grid_and_block, void** arguments, uint64_t shared, int dependent);
+    int capability;  // 10 x major + minor
 } hooks;
 
 struct Configuration {
@@ -58,9 +59,21 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
     return cudaSuccess;
 }
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) { return memcpy(kernel, &host, sizeof host), cudaSuccess; }
-cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+static cudaError_t start(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, bool dependent) {
     const uint32_t sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
-    return kept(hooks.launch(host, sizes, arguments, shared) ? cudaErrorLaunchFailure : cudaSuccess);
+    return kept(hooks.launch(host, sizes, arguments, shared, dependent) ? cudaErrorLaunchFailure : cudaSuccess);
+}
+cudaError_t cudaLaunchKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+    return start(host, grid, block, arguments, shared, false);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* host, void** arguments) {
+    bool dependent = false;
+    for (unsigned i = 0; i < c->numAttrs; i++) {
+        const cudaLaunchAttribute& a = c->attrs[i];
+        if (a.id != cudaLaunchAttributeProgrammaticStreamSerialization) return kept(cudaErrorNotSupported);
+        dependent |= a.val.programmaticStreamSerializationAllowed != 0;
+    }
+    return start(host, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, dependent);
 }
 cudaError_t cudaLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel(host, grid, block, arguments, shared, stream);
@@ -97,13 +110,13 @@ cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
     memset(a, 0, sizeof *a);
-    a->ptxVersion = a->binaryVersion = 80, a->maxThreadsPerBlock = 1024;
+    a->ptxVersion = a->binaryVersion = hooks.capability, a->maxThreadsPerBlock = 1024;
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulator");
-    p->major = 8, p->minor = 0, p->multiProcessorCount = SMS, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
+    p->major = hooks.capability / 10, p->minor = hooks.capability % 10, p->multiProcessorCount = SMS, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = 163 << 10, p->sharedMemPerMultiprocessor = 164 << 10;
     p->regsPerBlock = p->regsPerMultiprocessor = 1 << 16, p->maxThreadsPerMultiProcessor = 2048, p->totalGlobalMem = 1ull << 33;
     return cudaSuccess;
@@ -112,8 +125,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount: *value = SMS; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 163 << 10; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = hooks.capability / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = hooks.capability % 10; break;
         case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
         case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
         case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;

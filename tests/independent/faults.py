@@ -15,6 +15,7 @@ LINE = re.compile(r"(?m)^(?P<guard>[ \t]*(?:@!?%[\w]+[ \t]+)?)(?P<opcode>[a-z][\
 SIGNLESS = ("add.s", "add.u", "sub.s", "sub.u", "mul.lo.", "mad.lo.", "setp.eq.s", "setp.eq.u", "setp.ne.s", "setp.ne.u")
 ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "sys"}  # of atomics: one run cannot show them
 STEERS = {"bra", "brx", "ret", "exit", "call", "trap"}  # a program that ends right has them right
+HINTS = {"griddepcontrol.launch_dependents", "prefetch.global.L2"}  # when, not what: no result depends on them
 SAME_BITS = re.compile(r"\.[usf](?=(8|16|32|64|128)$)")
 
 
@@ -74,7 +75,7 @@ def meanings(opcode: str, ops: list[str]) -> Iterator[str]:
         yield ""
     elif stem == "shfl":
         yield f"{opcode} {', '.join([*ops[:2], '0', '31', ops[4]])};"
-    elif stem == "setp":
+    elif stem == "setp" or opcode == "mov.pred":
         yield f"{opcode} {', '.join(ops)}; not.pred {ops[0]}, {ops[0]};"
     else:
         yield from computed(opcode, ops)
@@ -94,9 +95,9 @@ def computed(opcode: str, ops: list[str]) -> Iterator[str]:
     yield f"setp.ne.u32 {target}, 0, 0;"
 
 
-def faulty(ptx: str, wanted: str, entry: str | None = None) -> str:
-    """The PTX with every instruction of that form taken for something else. Raises ValueError where it has none, or where the
-    emulator knows no other meaning to take it for."""
+def faulty(ptx: str, wanted: str, *entries: str) -> str:
+    """The PTX with every instruction of that form taken for something else, which all `entries` are decoded with. Raises
+    ValueError where it has none, or where the emulator knows no other meaning to take it for."""
     found = False
 
     def version(number: int) -> Callable[[re.Match[str]], str]:
@@ -118,7 +119,8 @@ def faulty(ptx: str, wanted: str, entry: str | None = None) -> str:
         if changed == ptx:
             continue
         try:
-            load(changed, entry)
+            for entry in entries or (None,):
+                load(changed, entry)
         except EmulatorError:
             continue
         return changed

@@ -1,6 +1,9 @@
-"""Kernels in Triton's language, compiled for sm_80 without a GPU; what comes out is Triton's PTX, none of it written here.
+"""Kernels in Triton's language, compiled without a GPU, for sm_80 where nothing else is said; what comes out is Triton's PTX,
+none of it written here.
 
-    python -m tests.independent.triton_kernels NAME ...     prints {name: {ptx, entry, shared, warps, arguments}} as JSON
+    python -m tests.independent.triton_kernels NAME ...
+
+prints {name: {ptx, entry, shared, warps, dependent, arguments, constants}} as JSON.
 
 Needs the extra [truth]. The sources are plain on purpose: pipelines, swizzles, fragments and barriers are the compiler's.
 """
@@ -9,12 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
 # ---- kernels
 
@@ -155,9 +160,92 @@ def counters(x, y, n, B: tl.constexpr):
     tl.atomic_or(y + 8 + v % 8, 1 << (v // 8), mask=i < n)
 
 
+@triton.jit
+def dependent(x, y, n, B: tl.constexpr):
+    """A launch of a chain in which each may begin before the one ahead has ended: y = x + 3 y."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    gdc_wait()
+    total = tl.load(x + i, mask=i < n, other=0) + 3 * tl.load(y + i, mask=i < n, other=0)
+    gdc_launch_dependents()
+    tl.store(y + i, total, mask=i < n)
+
+
+@triton.jit
+def words(x, w, y, n, B: tl.constexpr):
+    """64-bit whole numbers; quotients of their low words."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a, b = tl.load(x + i, mask=i < n, other=1), tl.load(w + i, mask=i < n, other=1)
+    total = tl.where(a >= b, a & b, a | b) + a % b + tl.where(a == b - 1, b, a)
+    tl.store(y + i, total + (a.to(tl.uint32) // b.to(tl.uint32)).to(tl.int64), mask=i < n)
+
+
+@triton.jit
+def shorts(x, w, y, n, B: tl.constexpr):
+    """Whole numbers of 8 and 16 bits."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a, b = tl.load(x + i, mask=i < n, other=0), tl.load(w + i, mask=i < n, other=0)
+    hashed = (i * 40503).to(tl.uint16)
+    total = a.to(tl.float32) * 0.5 + hashed.to(tl.float32) * 0.25 + tl.where(b != a.to(tl.int16), 1.0, 2.0)
+    tl.store(y + i, total + (b ^ hashed.to(tl.int16)).to(tl.float32), mask=i < n)
+
+
+@triton.jit
+def compared(x, w, y, n, B: tl.constexpr):
+    """Which of two numbers is less, and which is none."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a = tl.load(x + i, mask=i < n, other=0.0, cache_modifier=".cg")
+    b = tl.load(w + i, mask=i < n, other=0.0, cache_modifier=".cg")
+    total = tl.where(a < b, 1, 0) + tl.where(a <= b, 0, 2) + tl.where(a > b, 0, 4) + tl.where(a != a, 8, 0)
+    tl.store(y + i, total + tl.where((a == a) & (b == b), 0, 16), mask=i < n)
+
+
+@triton.jit
+def masks(x, w, p, q, y, n, B: tl.constexpr):
+    """Comparisons that decide what is stored, one of y's eight rows each."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a, b = tl.load(x + i, mask=i < n, other=0), tl.load(w + i, mask=i < n, other=0)
+    u, v = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
+    c, d = tl.load(p + i, mask=i < n, other=0.0), tl.load(q + i, mask=i < n, other=0.0)
+    tl.store(y + i, 1, mask=u >= v)
+    tl.store(y + n + i, 1, mask=u <= v)
+    tl.store(y + 2 * n + i, 1, mask=a <= b)
+    tl.store(y + 3 * n + i, 1, mask=~(c <= d))
+    tl.store(y + 4 * n + i, 1, mask=~(c > d))
+    tl.store(y + 5 * n + i, 1, mask=a.to(tl.int64) * 5 >= b.to(tl.int64) * 7)
+    tl.store(y + 6 * n + i, 1, mask=a.to(tl.int16) != b.to(tl.int16))
+    tl.store(y + 7 * n + i, 1, mask=(c < d) | (a == 5))
+
+
+@triton.jit
+def carried(x, y, n, B: tl.constexpr):
+    """Flags that a loop carries decide what is stored; a row of n values a thread."""
+    at = (tl.program_id(0) * B + tl.arange(0, B)) * n
+    odd, all_large = tl.full((B,), False, tl.int1), tl.full((B,), True, tl.int1)
+    for k in range(n):
+        v = tl.load(x + at + k)
+        odd, all_large = odd ^ (v > 3), all_large & (v > 1)
+        tl.store(y + at + k, k, mask=odd | all_large)
+
+
+@triton.jit
+def gathered(x, w, y, B: tl.constexpr):
+    """By another's lane where one warp holds all, through shared memory where several do."""
+    i = tl.arange(0, B)
+    tl.store(y + i, tl.gather(tl.load(x + i), tl.load(w + i), 0))
+
+
+@triton.jit
+def roots(x, y, n, B: tl.constexpr):
+    """NVIDIA's device library, which keeps numbers below the smallest normal one here."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i, mask=i < n, other=1.0)
+    total = libdevice.rsqrt(v) + libdevice.rcp_rn(v) + libdevice.fast_dividef(v, v + 3) + libdevice.tanh(v)
+    tl.store(y + i, total, mask=i < n)
+
+
 # ---- which of them, with what types and sizes
 
-HALF, SINGLE, BRAIN, INT = "*fp16", "*fp32", "*bf16", "*i32"
+HALF, SINGLE, BRAIN, INT, LONG = "*fp16", "*fp32", "*bf16", "*i32", "*i64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +258,8 @@ class Case:
     warps: int = 4
     stages: int = 3
     by_16: tuple[str, ...] = ()
+    sm: int = 80
+    options: Mapping[str, object] = field(default_factory=dict)  # the compiler's
 
 
 def product(a=HALF, c=HALF, tile=(64, 64, 32), one=("a_k", "b_n"), total=tl.float32, even=True, **how) -> Case:
@@ -204,6 +294,15 @@ CASES = {
     "numbers": Case(numbers, {"x": SINGLE, "w": INT, "y": SINGLE, "n": "i32"}, {"B": 512}),
     "counters": Case(counters, {"x": INT, "y": INT, "n": "i32"}, {"B": 512}),
     "functions": Case(functions, {"x": HALF, "y": SINGLE, "n": "i32"}, {"B": 512}),
+    "dependent": Case(dependent, {"x": INT, "y": INT, "n": "i32"}, {"B": 256}, sm=90, options={"launch_pdl": True}),
+    "words": Case(words, {"x": LONG, "w": LONG, "y": LONG, "n": "i32"}, {"B": 128}),
+    "shorts": Case(shorts, {"x": "*u8", "w": "*i16", "y": SINGLE, "n": "i32"}, {"B": 128}),
+    "compared": Case(compared, {"x": SINGLE, "w": SINGLE, "y": INT, "n": "i32"}, {"B": 512}, by_16=("n",)),
+    "masks": Case(masks, {"x": INT, "w": INT, "p": SINGLE, "q": SINGLE, "y": INT, "n": "i32"}, {"B": 128}),
+    "carried": Case(carried, {"x": INT, "y": INT, "n": "i32"}, {"B": 32}, warps=1),
+    "gathered_lanes": Case(gathered, {"x": INT, "w": INT, "y": INT}, {"B": 32}, warps=1),
+    "gathered_half": Case(gathered, {"x": HALF, "w": INT, "y": HALF}, {"B": 256}),
+    "roots": Case(roots, {"x": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}, options={"enable_reflect_ftz": False}),
 }  # fmt: skip
 
 
@@ -213,10 +312,12 @@ def compiled(case: Case) -> dict:
     aligned = {n for n, t in case.types.items() if t.startswith("*")} | set(case.by_16)
     hints = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in aligned}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=hints)
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True, **case.options}
+    made = triton.compile(source, target=GPUTarget("cuda", case.sm, 32), options=options)
+    about = made.metadata
     return {
-        "ptx": made.asm["ptx"], "entry": made.metadata.name, "shared": made.metadata.shared, "warps": made.metadata.num_warps,
+        "ptx": made.asm["ptx"], "entry": about.name, "shared": about.shared, "warps": about.num_warps,
+        "dependent": about.launch_pdl,
         "arguments": {n: signature[n] for n in names if n in case.types},
         "constants": {n: v for n, v in case.constants.items() if isinstance(v, int)},
     }  # fmt: skip

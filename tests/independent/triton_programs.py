@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,21 +20,28 @@ from cuda_kernels.files import cache_dir, write
 HERE = Path(__file__).parent
 SOURCE = HERE / "triton_kernels.py"
 FOLDER = HERE / "triton"
-# Committed, 77 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
-# device library. Between them: mma, ldmatrix with and without .trans, cp.async in a pipeline, warp and block reductions.
-COMMITTED = ("matmul", "attention", "softmax", "transpose")
+# Committed, 100 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
+# device library. Between them: mma, ldmatrix with and without .trans, cp.async in a pipeline, warp and block reductions,
+# launches that may begin early, whole numbers of 8 to 64 bits, comparisons.
+COMMITTED = (
+    "matmul", "attention", "softmax", "transpose", "dependent", "words", "shorts", "compared", "masks", "carried",
+    "gathered_lanes", "gathered_half",
+)  # fmt: skip
+ABOUT = ("entry", "shared", "warps", "dependent", "arguments", "constants")
 SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text
 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
-    """A compiled kernel. `arguments`: name -> type, in order; `constants`: what it was compiled for."""
+    """A compiled kernel. `arguments`: name -> type, in order; `constants`: what it was compiled for; `dependent`: its launches
+    may begin before the one ahead has ended."""
 
     name: str
     ptx: str
     entry: str
     shared: int
     warps: int
+    dependent: bool
     arguments: dict[str, str]
     constants: dict[str, int]
 
@@ -66,7 +73,7 @@ def committed(name: str) -> Triton:
     """A kernel of the repository: what it takes stands in its first line."""
     text = (FOLDER / f"{name}.ptx").read_text()
     record = json.loads(text.partition("\n")[0].removeprefix("// "))
-    return Triton(name, text, *(record[key] for key in ("entry", "shared", "warps", "arguments", "constants")))
+    return Triton(name, text, *(record[key] for key in ABOUT))
 
 
 def main() -> None:
@@ -75,8 +82,8 @@ def main() -> None:
     for name in COMMITTED:
         k = all_kernels()[name]
         about = {"compiler": f"Triton {installed()}, MIT", "source": f"tests/independent/{SOURCE.name}: {name}"}
-        taken = {"shared": k.shared, "warps": k.warps, "arguments": k.arguments, "constants": k.constants}
-        head = {**about, "entry": k.entry, **taken}
+        record = asdict(k)
+        head = {**about, **{key: record[key] for key in ABOUT}}
         lines = [line.rstrip() for line in k.ptx.splitlines()]
         write(FOLDER / f"{name}.ptx", "\n".join([f"// {json.dumps(head)}", *lines, ""]).encode())
 

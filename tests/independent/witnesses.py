@@ -2,13 +2,16 @@
 
     python -m tests.independent.witnesses      writes witnesses.json anew: some minutes
 
-The record says for each instruction which kernels of ours use it, and which program notices its fault; "" where none does.
+The record says for each instruction which kernels of ours use it, and which program notices its fault: "" where none does, and
+HINT where none can.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +25,8 @@ from cuda_kernels.emulator import EmulatorError, Options
 from tactics.doctor.cases import cases
 from tactics.launches import launches
 from tactics.step import Call
-from tests.independent import faults
+from tests.independent import cuda_programs, faults, packages
+from tests.independent.cuda_programs import ALL_AT_ONCE, CONV, DEPTHWISE
 from tests.independent.products import MOVMATRIX, Mma, moved_wrong, wrong
 from tests.independent.triton_programs import COMMITTED, Triton, all_kernels, committed, installed
 from tests.independent.triton_runs import worst
@@ -30,6 +34,11 @@ from tests.independent.triton_runs import worst
 RECORD = Path(__file__).parent / "witnesses.json"
 DEVICE = named("h200")
 SECONDS = 8  # a fault may make a loop endless
+HINT = "hint"
+# Programs over cudart.cpp, asked where no kernel of Triton's notices: their arguments, and options of cuda_programs.
+CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "scan": ([], ALL_AT_ONCE), "conv_fprop": (CONV, ()), "conv_depthwise": (DEPTHWISE, ())
+}  # fmt: skip
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
 LAYOUTS["movmatrix.sync.m8n8.trans.b16"] = "layouts: movmatrix"
@@ -88,8 +97,22 @@ def layout_notices(name: str, form: str) -> bool:
     return wrong(m, text=faults.faulty(m.ptx, form, "micro")) > 0
 
 
+def program_notices(name: str, form: str) -> bool:
+    """Whether a CUDA program fails by its own check, is refused or never ends."""
+    arguments, options = CUDA[name]
+    try:
+        out, code = cuda_programs.run(name, arguments, *options, "--fault", form)
+    except subprocess.TimeoutExpired:
+        return True
+    if code and ("Traceback" in out or not re.search("launch refused|Failed|Error|incorrect", out)):
+        raise RuntimeError(f"{name} was not run with a fault in {form}:\n{out}")
+    return code != 0
+
+
 def witness(form: str, programs: dict[str, Triton]) -> str:
     """The first program that notices, or an empty text."""
+    if form in faults.HINTS:
+        return HINT
     if form.split(".")[0] in faults.STEERS:
         return "triton: all"
     for name, kernel in programs.items():
@@ -98,20 +121,29 @@ def witness(form: str, programs: dict[str, Triton]) -> str:
                 if notices(kernel, form):
                     return f"triton: {name}"
     name = LAYOUTS.get(form, "")
-    return name if name and layout_notices(name, form) else ""
+    if name and layout_notices(name, form):
+        return name
+    asked = (name for name in CUDA if form in faults.forms(cuda_programs.ptx(name)) and program_notices(name, form))
+    return next((f"cuda: {name}" for name in asked), "")
 
 
 def record() -> dict[str, dict]:
     return json.loads(RECORD.read_text())
 
 
+def witnessed(rows: dict[str, dict]) -> list[str]:
+    return [form for form, row in rows.items() if row["witness"] not in ("", HINT)]
+
+
 def main() -> None:
     if not installed():
         raise SystemExit("Triton is not installed: make truth")
+    if reason := packages.missing(packages.CUTLASS, *packages.TOOLKIT):
+        raise SystemExit(reason)
     programs = {name: committed(name) for name in COMMITTED} | all_kernels()
     rows = {form: {"witness": witness(form, programs), "kernels": kernels} for form, kernels in our_instructions().items()}
     RECORD.write_text("{\n" + ",\n".join(f"{json.dumps(form)}: {json.dumps(row)}" for form, row in rows.items()) + "\n}\n")
-    print(f"{len(rows)} instructions, {sum(bool(row['witness']) for row in rows.values())} with a witness")
+    print(f"{len(rows)} instructions, {len(witnessed(rows))} with a witness")
 
 
 if __name__ == "__main__":
