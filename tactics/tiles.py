@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
 # Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
@@ -40,8 +41,9 @@ MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, o
 
 
 def out_of_registers(tactic: Tactic) -> bool:
-    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators and sparse operands."""
-    return tactic.sparse and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
+    """Whether nothing is left for a stream-K block's way from tile to tile beside accumulators, and sparse operands or the
+    addresses of a linear output."""
+    return (tactic.sparse or linear(tactic.out)) and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
 
 
 def registers(tactic: Tactic) -> int:

@@ -98,10 +98,11 @@ def test_conv_tiles_compile_without_spills(kernel, tile, pair, sm):
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("way", [{"split": 2}, {"stream": 100}], ids=str)
+@pytest.mark.parametrize("y", ["hwc8", "chw"])
 @pytest.mark.parametrize("kernel,tile", TILES, ids=lambda v: str(v))
-def test_shared_tiles_compile_without_spills(kernel, tile, way, sm):
-    if not ("stream" in way and out_of_registers(Tactic(kernel, tile, (HWC8,), HWC8))):
-        hold(kernel, replace(tile, **way), "hwc8", "hwc8", sm)
+def test_shared_tiles_compile_without_spills(kernel, tile, y, way, sm):
+    if not ("stream" in way and out_of_registers(Tactic(kernel, tile, (HWC8,), Format("fp16", y)))):
+        hold(kernel, replace(tile, **way), "hwc8", y, sm)
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, merged, num_ti
 from tactics.format import Format, num_bytes
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
+from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
@@ -205,6 +206,19 @@ def test_stream_k_gives_the_same_bits_in_every_order(kernel):
 
 
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+@pytest.mark.parametrize("more", [{"residual": True}, {"d2s": 2}], ids=["residual", "depth to space"])
+def test_shared_tiles_write_linear_memory(kernel, more):
+    """Planes, FP16 and FP32, and channels of a pixel: split-K, and stream-K, whose blocks go on to another tile."""
+    problem = conv_case(2, 144, 8, 7, 72, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True, **more)
+    tactics = [t for t in candidates(problem, DEVICE) if (t.kernel, t.ins[0].layout, t.out.layout) == (kernel, "hwc8", "chw")]
+    split = next(t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE)
+    streams = [replace(split, tile=replace(TILE, stream=blocks)) for blocks in (3, 11)]
+    single = [replace(t, out=Format("fp32", "chw")) for t in (split, streams[1])]
+    pixels = Format("fp16", "hwc")
+    same_bits(problem, [split, replace(split, ins=(split.ins[0], pixels)[: len(split.ins)], out=pixels), *streams, *single])
+
+
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 def test_a_classifier_splits_k_and_writes_linear_memory(kernel):
     """FP16 and, as at the network's edge, FP32."""
     problem = conv_case(3, 1000, 1, 1, 90, 1, 1, bias=True, sparse24=True)
@@ -221,11 +235,22 @@ def test_split_k_is_offered_where_tiles_leave_the_gpu_idle():
 
 
 def test_stream_k_is_offered_where_the_last_round_leaves_the_gpu_idle():
-    def streams(n):
+    def streams(n, *layouts):
         problem = ConvProblem(n, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True)
-        return {t.tile.stream for t in candidates(problem, named("h200")) if t.kernel in ("conv_dense", "conv_sparse24")}
+        tactics = [t for t in candidates(problem, named("h200")) if t.kernel in ("conv_dense", "conv_sparse24")]
+        return {t.tile.stream for t in tactics if t.out.layout in layouts}
 
-    assert any(blocks % 132 == 0 for blocks in streams(32) - {0}) and streams(4096) == {0}
+    for layout in ("hwc8", "chw"):
+        assert any(blocks % 132 == 0 for blocks in streams(32, layout) - {0}) and streams(4096, layout) == {0}
+
+
+def test_a_linear_output_is_no_reason_against_splitting_k():
+    """7 x 7 pixels: 9 of 10 SMs would wait, and a linear output costs a split nothing that it does not cost the whole."""
+    problem, device = ConvProblem(1, 512, 7, 7, 512, 3, 3, pad=(1, 1, 1, 1)), named("h200")
+    tactics = [t for t in candidates(problem, device) if t.kernel == "conv_dense" and not t.tile.stream]
+    tactics = [t for t in tactics if (t.ins[0].layout, t.out.layout) == ("hwc8", "chw")]
+    whole, split = (min(predict_us(problem, t, device) for t in tactics if (t.tile.split > 1) == way) for way in (False, True))
+    assert split < 0.6 * whole
 
 
 # ---- scale, shift and ReLU, or a gate and an activation, in front of a 1x1 convolution

@@ -97,10 +97,9 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages. To linear memory only of one
-    pixel: the outputs of classifiers."""
+    """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.gemm.k
-    if p.prologue.normalized or 2 * tiles > device.num_sms or (linear(tactic.out) and p.p * p.q > 1):
+    if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
     return tuple(replace(tactic.gemm, split=s) for s in ways)
@@ -113,7 +112,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
-    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks or linear(tactic.out):
+    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks:
         return ()
     return (replace(t, stream=blocks),)
 
