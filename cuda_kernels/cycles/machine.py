@@ -1,0 +1,162 @@
+"""What the simulated SM is, in clocks, each figure with its source; and what nobody has published, which is swept.
+
+The rate of tensor core products is the device table's (cuda_kernels/device.py), never the spacing that ptxas gives them: it
+spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 takes 16 and GeForce 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from cuda_kernels.cycles.sass import MMA, Instruction
+from cuda_kernels.device import NAMED, Device
+
+SUB_CORES = 4  # of an SM, each with a scheduler and a tensor core
+HUERTA = "Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores, arXiv 2503.20481"
+SUN = "Sun et al., Dissecting Tensor Cores via Microbenchmarks, arXiv 2206.02874"
+LUO = "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture, arXiv 2402.13499"
+GUIDE = "CUDA C++ Programming Guide, throughput of arithmetic instructions"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An SM; clocks where no unit is given. SOURCES says where each figure comes from."""
+
+    device: str
+    products_per_clk: float  # dense FP16 ones with FP32 sums, of a sub-core
+    sparse_ratio: float  # what 2:4 products go over per clock, beside dense ones
+    mma_depth: int  # from a product's last input to its result, beside its interval
+    alu_interval: int
+    fma_interval: int  # of FP32
+    imad_interval: int
+    xu_interval: int
+    to_port: int  # from the issue of a memory instruction to its earliest request
+    address_interval: int  # between two requests of a sub-core
+    port_interval: int  # the least between two requests to what sub-cores share
+    port_bytes: int  # per clock, of shared memory and L1 together
+    shared_latency: int  # from a load's last wavefront to its result
+    operands_read: int  # from issue until a load's address register may be overwritten
+    copy_read: int  # the same of a copy
+    l2_latency: int
+    fill_bytes: int  # per clock, from L2
+    constant_latency: int
+    other_latency: int  # of S2R, MUFU and what else is waited for by a scoreboard
+
+
+SOURCES: Mapping[str, str] = {
+    "device": "whose figures the others are",
+    "products_per_clk": "device.py: mma_fma_per_clk x mma_sync_share of its data sheets; A100: 1004 of 1024 measured by " + SUN,
+    "sparse_ratio": f"2: 1979 of 2048 measured on an A100, {SUN}; 1.5 on sm_90a and 16/9 on sm_100a, where ptxas spaces sparse "
+    "products further apart (8 against 6, 9 against 8 clocks)",
+    "mma_depth": f"m16n8k16 completes in 24.7 and m16n8k32 sparse in 24.7 clocks on an A100, 8 of them its interval, {SUN}; on "
+    "other devices assumed to be as deep",
+    "alu_interval": f"64 results a clock and SM, {GUIDE}",
+    "fma_interval": f"64 results a clock and SM on sm_80, 128 elsewhere, {GUIDE}",
+    "imad_interval": f"64 results a clock and SM, {GUIDE}",
+    "xu_interval": f"16 results a clock and SM, {GUIDE}",
+    "to_port": f"the sixth load in a row issues when the first has left, 11 clocks behind it, table 1 of {HUERTA}",
+    "address_interval": f"table 1 of {HUERTA}",
+    "port_interval": f"table 1 of {HUERTA}",
+    "port_bytes": f"128 bytes a clock and SM, {GUIDE} (32 banks of 4 bytes)",
+    "shared_latency": f"LDS of 32, 64, 128 bits: 24, 24, 26 clocks, table 2 of {HUERTA}",
+    "operands_read": f"table 2 of {HUERTA}: 9 (shared memory) to 11 (global memory)",
+    "copy_read": f"table 2 of {HUERTA}: LDGSTS",
+    "l2_latency": f"A100 261, RTX 4090 273 (taken for sm_86 and sm_120 too), {LUO}; Hopper assumed as the A100",
+    "fill_bytes": "64 bytes a clock and SM, GA100 whitepaper (L2 read bandwidth 5120 bytes a clock over 80 ports); "
+    "assumed for the others",
+    "constant_latency": f"table 2 of {HUERTA}",
+    "other_latency": "assumed as that of shared memory",
+}
+
+SPARSE_RATIO = {90: 1.5, 100: 16 / 9, 103: 16 / 9}
+L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
+
+
+def machine(device: Device) -> Machine:
+    """The SM of a device."""
+    return Machine(
+        device=device.title, products_per_clk=device.mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
+        sparse_ratio=SPARSE_RATIO.get(device.cc, 2.0), mma_depth=17, alu_interval=2, fma_interval=2 if device.cc == 80 else 1,
+        imad_interval=2, xu_interval=8, to_port=11, address_interval=4, port_interval=2, port_bytes=128, shared_latency=11,
+        operands_read=9, copy_read=13, l2_latency=L2_LATENCY.get(device.cc, 273), fill_bytes=64, constant_latency=29,
+        other_latency=24,
+    )  # fmt: skip
+
+
+def device_of(sm: str) -> Device:
+    """The named device that stands for an architecture where none is given: the first at full rate. ValueError."""
+    found = [d for d in NAMED.values() if d.sm == sm]
+    if not found:
+        raise ValueError(f"architecture {sm}: expected one of {', '.join(sorted({d.sm for d in NAMED.values()}))}")
+    return max(found, key=lambda d: d.mma_fma_per_clk)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What nobody has published. `arbitration`: which warp of a sub-core issues, where several may; all but "round robin" go
+    on with the one that issued last. `copy`: clocks that the request of a copy (LDGSTS) takes of the port, beside the write of
+    its data; `hold`: clocks that these data wait at most while other requests take the port. `queue`: memory instructions that
+    a sub-core holds. `barrier`: clocks from the last warp's arrival to the others' going on."""
+
+    arbitration: str
+    copy: int
+    hold: int
+    queue: int
+    barrier: int
+
+
+YOUNGEST, OLDEST, ROUND_ROBIN = "greedy, then youngest", "greedy, then oldest", "round robin"
+SWEPT: Mapping[str, tuple] = {
+    "arbitration": (YOUNGEST, OLDEST, ROUND_ROBIN), "copies": ((4, 0), (2, 256)), "queue": (5, 8), "barrier": (10, 30),
+}  # fmt: skip
+SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in product(*SWEPT.values()))
+CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
+SWEEP_SOURCES: Mapping[str, str] = {
+    "arbitration": f"the youngest, {HUERTA}, on GA102; the oldest and round robin are what simulators before it took",
+    "copies": "unpublished: from the least that any request takes, data written when the port is free, to four clocks, one for "
+    "each line of L2, and data first; at eight clocks CUTLASS's sparse loop would stay below its published rate",
+    "queue": f"5 on GA102, table 1 of {HUERTA}; more is assumed to be possible elsewhere",
+    "barrier": "unpublished",
+}
+
+
+def interval(machine: Machine, i: Instruction) -> int:
+    """Clocks of a sub-core's tensor core that one product takes. ValueError for those that the table does not have."""
+    m = MMA.match(i.opcode)
+    if m is None or m["sum"] != "F32":
+        raise ValueError(f"{i.opcode} at {i.address:#x}: no published rate is in the table; expected HMMA with FP32 sums")
+    products = {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32}[m["shape"]]
+    return max(1, round(products / machine.products_per_clk / (machine.sparse_ratio if m["sparse"] else 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """What runs on an SM at a time: `blocks` of `warps` each. `limit`: what keeps another block out."""
+
+    warps: int
+    blocks: int
+    limit: str = ""
+
+
+def residency(device: Device, threads: int, registers: int, smem: int) -> Residency:
+    """Of blocks of `threads`, each thread with `registers`, with `smem` bytes of static and dynamic shared memory. ValueError
+    where not one fits."""
+    warps = -(-threads // 32)
+    per_warp = -(-registers // 8) * 8 * 32  # allocated by 256 registers of a warp
+    fits = {
+        "registers": device.regs_per_sm // SUB_CORES // per_warp * SUB_CORES // warps,
+        "shared memory": device.smem_per_sm // (smem + 1024),
+        "threads": device.max_threads_per_sm // (32 * warps),
+        "blocks": device.max_blocks_per_sm,
+    }
+    limit = min(fits, key=lambda name: fits[name])
+    if fits[limit] < 1:
+        raise ValueError(f"{limit}: no block of {threads} threads of {registers} registers, {smem} bytes fits {device.title}")
+    return Residency(warps, fits[limit], limit)
+
+
+def with_blocks(r: Residency, blocks: int) -> Residency:
+    """At most so many blocks: a grid that does not fill the device."""
+    return replace(r, blocks=min(r.blocks, blocks), limit=r.limit if blocks >= r.blocks else "the grid")

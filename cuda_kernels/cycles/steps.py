@@ -1,0 +1,80 @@
+"""One iteration's instructions, decoded once for the simulation: their kind, pipe and wavefronts, and what they wait for."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cuda_kernels.cycles.machine import Machine, interval
+from cuda_kernels.cycles.sass import Instruction
+
+PLAIN, LOAD, STORE, COPY, GLOBAL, SYNC, COUNTED, COMMIT, OTHER = range(9)
+KINDS = {
+    "LDS": LOAD, "LDSM": LOAD, "LDL": LOAD, "ATOMS": LOAD, "STS": STORE, "STSM": STORE, "STL": STORE, "LDGSTS": COPY,
+    "LDG": GLOBAL, "LD": GLOBAL, "ATOM": GLOBAL, "ATOMG": GLOBAL, "STG": STORE, "ST": STORE, "RED": STORE, "REDG": STORE,
+    "BAR": SYNC, "DEPBAR": COUNTED, "LDGDEPBAR": COMMIT,
+}  # fmt: skip
+ALU = frozenset("IADD3 LOP3 ISETP SEL LEA SHF IMNMX PRMT IABS VIADD VIADDMNMX VIMNMX FSETP FSEL FMNMX PLOP3 MOV F2FP".split())
+FMA = frozenset("FFMA FADD FMUL HADD2 HMUL2 HFMA2".split())
+XU = frozenset("MUFU I2F F2I F2F I2I POPC FLO BREV".split())
+TENSOR_PIPE, ALU_PIPE, FMA_PIPE, XU_PIPE = range(4)
+
+
+class Step:
+    """An instruction of the simulated path, decoded once."""
+
+    __slots__ = ("at", "kind", "stall", "waits", "write", "read", "after", "pipe", "interval", "latency", "wavefronts",
+                 "allowed", "counted")  # fmt: skip
+
+    def __init__(self, at: int, i: Instruction, machine: Machine, wavefronts: int | None) -> None:
+        root = i.opcode.split(".")[0]
+        self.at = at
+        self.kind = PLAIN if i.nothing else KINDS.get(root, OTHER if i.write_barrier is not None else PLAIN)
+        self.stall = max(i.stall, 2 if i.yields else 1)
+        self.waits = tuple(b for b in range(6) if i.wait_mask >> b & 1)
+        self.write, self.read = i.write_barrier, i.read_barrier
+        self.after: tuple[int, ...] = ()  # products whose results it reads
+        self.pipe, self.interval = _pipe(root, i, machine)
+        self.latency = machine.constant_latency if root == "LDC" else machine.other_latency
+        self.wavefronts = usual_wavefronts(i) if wavefronts is None else wavefronts
+        self.counted, self.allowed = 0, 0
+        if self.kind == COUNTED:
+            self.counted = int(i.operands[0].removeprefix("SB"))
+            self.allowed = int(i.operands[1], 16) if len(i.operands) > 1 else 0
+
+
+def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
+    """(pipe, clocks that it is taken), -1 for none."""
+    if i.mma:
+        return TENSOR_PIPE, interval(machine, i)
+    if root == "IMAD":
+        return FMA_PIPE, machine.imad_interval
+    for names, pipe, clocks in ((ALU, ALU_PIPE, machine.alu_interval), (FMA, FMA_PIPE, machine.fma_interval),
+                                (XU, XU_PIPE, machine.xu_interval)):  # fmt: skip
+        if root in names:
+            return pipe, clocks
+    return -1, 0
+
+
+def usual_wavefronts(i: Instruction) -> int:
+    """Of a memory instruction without bank conflicts, whose lanes read words side by side: 128 bytes each."""
+    parts = i.opcode.split(".")
+    if parts[0] in ("LDSM", "STSM"):
+        return int(parts[-1]) if parts[-1].isdigit() else 1
+    return 4 if "128" in parts else 2 if "64" in parts else 1
+
+
+@lru_cache(maxsize=32)
+def steps(path: tuple[Instruction, ...], machine: Machine, wavefronts: tuple[tuple[int, int], ...]) -> tuple[Step, ...]:
+    """Decoded, with the products whose results each reads: of its own iteration or, where none is ahead, of the one before."""
+    given = dict(wavefronts)
+    found = tuple(Step(n, i, machine, given.get(i.address)) for n, i in enumerate(path))
+    writer: dict[str, int] = {}
+    for _ in range(2):
+        for step, i in zip(found, path, strict=True):
+            step.after = tuple({writer[name] for name in (*i.reads, *i.writes) if name in writer})
+            for name in i.writes:
+                if i.mma:
+                    writer[name] = step.at
+                else:
+                    writer.pop(name, None)
+    return found
