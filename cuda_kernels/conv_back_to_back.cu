@@ -30,29 +30,40 @@ __device__ __forceinline__ void multiply_again(const BackToBackParams& p, u32 z,
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tile_m = m2 / 16 + warp / WARPS_N * MT, warp_n = warp % WARPS_N * WN;
   const int row = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3) & 1;
+  const u32 z_row = z + (warp_n + row) * BM * 2, chunk = (half ^ (row & 7)) * 16;  // swizzled: a step's chunks come by an XOR
   const uint4* from[MT];  // rows past the last read it again and are never stored
 #pragma unroll
   for (int i = 0; i < MT; ++i) from[i] = p.w2 + static_cast<long long>(min(tile_m + i, p.m16 - 1)) * p.steps * 32 + lane;
-#pragma unroll 2
-  for (int k = 0; k < p.steps; ++k) {
-    uint4 a[MT];
+  uint4 a[2][MT], b[2][NT / 2];
+  const auto fetch = [&](int k, int set) {
 #pragma unroll
-    for (int i = 0; i < MT; ++i) a[i] = ldg_128(from[i] + k * 32);
+    for (int i = 0; i < MT; ++i) a[set][i] = ldg_128(from[i] + k * 32);
+#pragma unroll
+    for (int j = 0; j < NT / 2; ++j) b[set][j] = ldmatrix_x4(z_row + (k * 32 ^ chunk) + j * 16 * BM * 2);
+  };
+  const auto add = [&](int set) {
 #pragma unroll
     for (int j = 0; j < NT; j += 2) {
-      const uint4 b = ldmatrix_x4(z + swizzled<BM / 8>(warp_n + j * 8 + row, k * 2 + half));
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
-        mma_16816(acc[i][j], a[i], b.x, b.y);
-        mma_16816(acc[i][j + 1], a[i], b.z, b.w);
+        mma_16816(acc[i][j], a[set][i], b[set][j / 2].x, b[set][j / 2].y);
+        mma_16816(acc[i][j + 1], a[set][i], b[set][j / 2].z, b[set][j / 2].w);
       }
     }
+  };
+  // Fetched a step ahead; the last one again, for nobody.
+  fetch(0, 0);
+  for (int k = 0; k < p.steps; k += 2) {
+    fetch(min(k + 1, p.steps - 1), 1);
+    add(0);
+    if (k + 1 == p.steps) break;
+    fetch(min(k + 2, p.steps - 1), 0);
+    add(1);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_back_to_back(const __grid_constant__ BackToBackParams p) {
-  const auto add_stage = [](const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) { multiply(p, stage, acc); };
-  convolve<A_TILE, 0, true>(p.c, add_stage, [&](const ConvParams& c, float (&acc)[MT][NT][4], u32 smem, int, int pixel0) {
+  convolve<DenseProduct, true>(p.c, [&](const ConvParams& c, float (&acc)[MT][NT][4], u32 smem, int, int pixel0) {
     ConvParams first = c;
     first.k = p.k1, first.bias = p.bias1, first.slope = p.slope1, first.alpha = p.alpha1, first.beta = p.beta1;
     stage_results<ACT1, 0>(first, acc, smem, 0, [](int) { return 0; });

@@ -11,5 +11,5 @@
 #include "dense_stage.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_dense(const __grid_constant__ ConvParams p) {
-  convolve<A_TILE, 0>(p, [](const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) { multiply(p, stage, acc); });
+  convolve<DenseProduct>(p);
 }

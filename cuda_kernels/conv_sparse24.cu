@@ -12,39 +12,64 @@
 #include "implicit_gemm.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
-constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
-constexpr int E_TILE = 32 * 4;   // its metadata
-constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE;
 
-__device__ __forceinline__ void multiply(const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int tile_m = warp / WARPS_N * MT, warp_n = warp % WARPS_N * WN;
-  u32 e[MT];
+struct SparseProduct {
+  static constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
+  static constexpr int E_TILE = 32 * 4;   // its metadata
+  static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE;
+  static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
+  static constexpr int STEPS = 2 * PARTS;
+  u32 a_at, b_at;  // of this lane in a stage, first step
+  uint4 a[2][MT], b[2][PART];
+  u32 e[MT], next_e[MT];
+  Prologue chunk[2][4];
+
+  __device__ __forceinline__ SparseProduct() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
+    a_at = warp / WARPS_N * MT * A_TILE + lane * 16;
+    b_at = B_AT + swizzled<CHUNKS>(warp % WARPS_N * WN + (lane & 7), lane >> 3);
+  }
+
+  __device__ __forceinline__ void fetch(u32 stage, int step) {
+    const int k = step / PARTS, part = step % PARTS, tile_m = threadIdx.x / 32 / WARPS_N * MT, lane = threadIdx.x % 32;
+    if (step == 0) {
 #pragma unroll
-  for (int i = 0; i < MT; ++i) e[i] = lds_32(stage + E_AT + (tile_m + i) * E_TILE + lane * 4);
+      for (int i = 0; i < MT; ++i) next_e[i] = lds_32(stage + E_AT + (tile_m + i) * E_TILE + lane * 4);
+    }
+    if (part == 0) {
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    uint4 a[MT];
+      for (int i = 0; i < MT; ++i) a[k][i] = lds_128(stage + a_at + i * A_TILE + k * 512);
 #pragma unroll
-    for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
-    const u32 constants = stage + B_AT + B_BYTES;
-    const Prologue f0(p, constants, k * 4), f1(p, constants, k * 4 + 1), f2(p, constants, k * 4 + 2), f3(p, constants, k * 4 + 3);
+      for (int i = 0; i < 4; ++i) chunk[k][i].load(stage + B_AT + B_BYTES, k * 4 + i);
+    }
+    // A k32 step is four chunks: what it adds to the chunk, the swizzle's XOR leaves to an XOR, for stages begin at whole rows.
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
-      uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + (lane & 7), k * 4 + (lane >> 3)));
-      b.x = f0(b.x), b.y = f1(b.y), b.z = f2(b.z), b.w = f3(b.w);
+    for (int j = 0; j < PART; ++j)
+      b[step % 2][j] = ldmatrix_x4(((stage + b_at) ^ k * 64) + (part * PART + j) * 8 * CHUNKS * 16);
+  }
+
+  __device__ __forceinline__ void multiply(const ConvParams& p, int step, float (&acc)[MT][NT][4]) {
+    const int k = step / PARTS, part = step % PARTS;
+    if (step == 0) {
+#pragma unroll
+      for (int i = 0; i < MT; ++i) e[i] = next_e[i];
+    }
+#pragma unroll
+    for (int j = 0; j < PART; ++j) {
+      uint4 v = b[step % 2][j];
+      v.x = chunk[k][0](p, v.x), v.y = chunk[k][1](p, v.y), v.z = chunk[k][2](p, v.z), v.w = chunk[k][3](p, v.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
         if (k == 0)
-          mma_sp_16832<0>(acc[i][j], a[i], b, e[i]);
+          mma_sp_16832<0>(acc[i][part * PART + j], a[k][i], v, e[i]);
         else
-          mma_sp_16832<1>(acc[i][j], a[i], b, e[i]);
+          mma_sp_16832<1>(acc[i][part * PART + j], a[k][i], v, e[i]);
       }
     }
   }
-}
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_sparse24(const __grid_constant__ ConvParams p) {
-  convolve<A_TILE, E_TILE>(p, [](const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) { multiply(p, stage, acc); });
+  convolve<SparseProduct>(p);
 }

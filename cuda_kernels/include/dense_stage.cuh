@@ -2,30 +2,51 @@
 #pragma once
 #include "implicit_gemm.cuh"
 
-constexpr int A_TILE = BK / 16 * 512;  // bytes of one 16-row tile per stage
-constexpr int B_AT = BM / 16 * A_TILE;
+struct DenseProduct {
+  static constexpr int A_TILE = BK / 16 * 512, E_TILE = 0;  // bytes of one 16-row tile per stage
+  static constexpr int B_AT = BM / 16 * A_TILE;
+  // Of a k16 step, along pixels. With 2, fewer registers hold pixels (30 of 238), and the next stage's are fetched later: where
+  // a warp has 64 x 64 results and stream-K's way from tile to tile, a gate's product or a norm's sums would spill.
+  static constexpr int PARTS = MT * NT >= 32 && (SPLIT == 2 || GATE || NORM) ? 2 : 1;
+  static constexpr int PAIRS = NT / 2 / PARTS;  // of 8 pixels
+  static constexpr int STEPS = BK / 16 * PARTS;
+  u32 a_at, b_at;  // of this lane in a stage, first step
+  uint4 a[2][MT], b[2][PAIRS];
+  Prologue low[2], high[2];
 
-__device__ __forceinline__ void multiply(const ConvParams& p, u32 stage, float (&acc)[MT][NT][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int tile_m = warp / WARPS_N * MT, warp_n = warp % WARPS_N * WN;
-  // ldmatrix.x4: matrices 0, 1 are K halves of pixels 0-7, matrices 2, 3 of pixels 8-15.
-  const int row = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3) & 1;
+  __device__ __forceinline__ DenseProduct() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // ldmatrix.x4: matrices 0, 1 are K halves of pixels 0-7, matrices 2, 3 of pixels 8-15.
+    const int row = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3) & 1;
+    a_at = warp / WARPS_N * MT * A_TILE + lane * 16;
+    b_at = B_AT + swizzled<CHUNKS>(warp % WARPS_N * WN + row, half);
+  }
+
+  __device__ __forceinline__ void fetch(u32 stage, int step) {
+    const int k = step / PARTS, part = step % PARTS;
+    if (part == 0) {
 #pragma unroll
-  for (int k = 0; k < BK / 16; ++k) {
-    uint4 a[MT];
+      for (int i = 0; i < MT; ++i) a[k % 2][i] = lds_128(stage + a_at + i * A_TILE + k * 512);
+      low[k % 2].load(stage + B_AT + B_BYTES, k * 2);
+      high[k % 2].load(stage + B_AT + B_BYTES, k * 2 + 1);
+    }
+    // A k16 step is two chunks: what it adds to the chunk, the swizzle's XOR leaves to an XOR, for stages begin at whole rows.
 #pragma unroll
-    for (int i = 0; i < MT; ++i) a[i] = lds_128(stage + (tile_m + i) * A_TILE + k * 512 + lane * 16);
-    const u32 constants = stage + B_AT + B_BYTES;
-    const Prologue low(p, constants, k * 2), high(p, constants, k * 2 + 1);
+    for (int j = 0; j < PAIRS; ++j)
+      b[step % 2][j] = ldmatrix_x4(((stage + b_at) ^ k * 32) + (part * PAIRS + j) * 16 * CHUNKS * 16);
+  }
+
+  __device__ __forceinline__ void multiply(const ConvParams& p, int step, float (&acc)[MT][NT][4]) const {
+    const int set = step / PARTS % 2, first = step % PARTS * PAIRS * 2;
 #pragma unroll
-    for (int j = 0; j < NT; j += 2) {
-      uint4 b = ldmatrix_x4(stage + B_AT + swizzled<CHUNKS>(warp_n + j * 8 + row, k * 2 + half));
-      b.x = low(b.x), b.y = high(b.y), b.z = low(b.z), b.w = high(b.w);
+    for (int j = 0; j < PAIRS; ++j) {
+      uint4 v = b[step % 2][j];
+      v.x = low[set](p, v.x), v.y = high[set](p, v.y), v.z = low[set](p, v.z), v.w = high[set](p, v.w);
 #pragma unroll
       for (int i = 0; i < MT; ++i) {
-        mma_16816(acc[i][j], a[i], b.x, b.y);
-        mma_16816(acc[i][j + 1], a[i], b.z, b.w);
+        mma_16816(acc[i][first + 2 * j], a[set][i], v.x, v.y);
+        mma_16816(acc[i][first + 2 * j + 1], a[set][i], v.z, v.w);
       }
     }
   }
-}
+};

@@ -1,31 +1,59 @@
 // The main loop of conv_dense.cu and conv_sparse24.cu: a block's tile of Y, accumulated stage by stage over K.
 #pragma once
+#include "addresses.cuh"
 #include "grouped.cuh"
 #include "pixels.cuh"
 #include "prologue.cuh"
 
-// Operand A: `BYTES` of every 16-row tile of the block, contiguous in global memory, copied as they lie.
-// `stride`: bytes between 16-row tiles in global memory; past the last tile that one is read again (rows never stored, but
-// metadata must be legal and no product may be NaN).
+// Copies operand A: `BYTES` of every 16-row tile of the block, contiguous in global memory, as they lie. A thread's pieces of
+// 16 bytes lie constants apart, in as few tiles as can be: one address serves all that it has of a tile.
 template <int BYTES>
-__device__ __forceinline__ void load_weights(const char* from, long long stride, int tiles, u32 smem) {
-  constexpr int PIECES = BM / 16 * (BYTES / 16);
-#pragma unroll
-  for (int i = 0; i < (PIECES + THREADS - 1) / THREADS; ++i) {
-    const int id = threadIdx.x + i * THREADS;
-    const int tile = id / (BYTES / 16), piece = id % (BYTES / 16);
-    if (PIECES % THREADS == 0 || id < PIECES)
-      cp_async_16(smem + id * 16, from + min(tile, tiles - 1) * stride + piece * 16, 16);
-  }
-}
+struct WeightLoader {
+  static constexpr int LANES = BYTES / 16 < 32 ? BYTES / 16 : 32;  // which copy neighbouring pieces, a run
+  static constexpr int RUNS = BYTES / 16 / LANES, ALL = BM / 16 * RUNS, TEAMS = THREADS / LANES;
+  static constexpr int OWN = ALL < TEAMS ? 1 : ALL / TEAMS, TILES = OWN < RUNS ? 1 : OWN / RUNS;  // runs, and their tiles
+  static_assert(ALL < TEAMS || (ALL % TEAMS == 0 && OWN % TILES == 0 && (OWN % RUNS == 0 || RUNS % OWN == 0)), "whole runs");
+  const char* from[TILES];
 
-// A kernel's file gives the bytes of one 16-row tile per stage, A_TILE of weights and E_TILE of metadata (0: dense), and
-// Multiply(p, stage, acc), which adds one stage's products, and Finish(p, acc, smem, m0, pixel0), which stores the tile: epilogue,
-// unless ONE_M_TILE says that a block has all channels, of which another product may be made first. A stage in shared memory: weights | metadata | pixels | prologue.
-template <int A_TILE, int E_TILE, bool ONE_M_TILE, class Multiply, class Finish>
-__device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply, Finish finish) {
+  // `stride`: bytes between 16-row tiles in global memory; past the last of `tiles` that one is read again (rows never stored,
+  // but metadata must be legal and no product may be NaN).
+  __device__ __forceinline__ void init(const char* first_tile, long long stride, int tiles) {
+    const int first = threadIdx.x / LANES * OWN;
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+      from[i] = first_tile + min(first / RUNS + i, tiles - 1) * stride + (first % RUNS * LANES + threadIdx.x % LANES) * 16;
+  }
+
+  // The next stage's, if `wanted`.
+  __device__ __forceinline__ void load(u32 smem, bool wanted) {
+    const int first = threadIdx.x / LANES * OWN;
+    const u32 to = smem + (first * LANES + threadIdx.x % LANES) * 16;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)
+      cp_async_16_if(wanted && (ALL >= TEAMS || first < ALL), to + i * LANES * 16, from[i / RUNS] + i % RUNS * LANES * 16, 16);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) from[i] += BYTES;
+  }
+};
+
+// A kernel's Product holds the fragments that the tensor cores multiply. It gives
+//   A_TILE, E_TILE           bytes of one 16-row tile per stage, of weights and of metadata (0: dense)
+//   STEPS                    of a stage, an even number
+//   fetch(stage, step)       loads a step's fragments from shared memory into one of two sets of registers, in turn
+//   multiply(p, step, acc)   adds the products of that step
+// Finish(p, acc, smem, m0, pixel0) stores the tile: the epilogue, unless ONE_M_TILE says that a block has all channels, of which
+// another product may be made first. A stage in shared memory: weights | metadata | pixels | prologue.
+//
+//   turn t      step 0           step 1           ..   last step                 Fragments are fetched a step ahead, also
+//   tensor      t, 0             t, 1                  t, last                   across the barrier: after it every warp has
+//   fetch       t, 1             t, 2                  barrier; t + 1, 0         a step's products to make.
+//   copies      t + STAGES - 1   into the stage of turn t - 1, which every warp has fetched before the barrier
+template <class Product, bool ONE_M_TILE, class Finish>
+__device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
+  constexpr int A_TILE = Product::A_TILE, E_TILE = Product::E_TILE, STEPS = Product::STEPS;
   constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE, STAGE_BYTES = B_AT + B_BYTES + PRO_BYTES;
-  static_assert(B_AT % 128 == 0, "rows of B keep their phase against the banks");
+  static_assert(B_AT % 128 == 0 && STAGE_BYTES % 128 == 0, "rows of B keep their phase against the banks");
+  static_assert(STEPS % 2 == 0, "a stage's first step has the same registers in every turn");
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
   const ConvParams& p = of_group<A_TILE, E_TILE>(all);
@@ -35,52 +63,66 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
   release_next_launch();
 
   for (Share share = first_share(p); share.count; share = next_share(p, share)) {
-    const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN;
-    const char* weights = reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride + share.first * A_TILE;
-    const char* metadata = reinterpret_cast<const char*>(p.meta) + m0 / 16 * e_stride + share.first * E_TILE;
-    const int a_tiles = p.m16 - m0 / 16;
-    auto load_a = [&](int tile, u32 to) {
-      load_weights<A_TILE>(weights + tile * A_TILE, a_stride, a_tiles, to);
-      if (E_TILE) load_weights<E_TILE>(metadata + tile * E_TILE, e_stride, a_tiles, to + E_AT);
-      load_constants(p, share.first + tile, to + B_AT + B_BYTES);
-    };
+    const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN, a_tiles = p.m16 - m0 / 16;
+    WeightLoader<A_TILE> weights;
+    weights.init(reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride + share.first * A_TILE, a_stride, a_tiles);
+    WeightLoader<E_TILE ? E_TILE : 16> metadata;
+    if (E_TILE) metadata.init(reinterpret_cast<const char*>(p.meta) + m0 / 16 * e_stride + share.first * E_TILE, e_stride, a_tiles);
     Pixels pixels;
     pixels.init(p, pixel0, share.first);
+    Product product;
     float acc[MT][NT][4] = {};
     PixelSums sums;
 
+    auto load_weights = [&](int tile, u32 to, bool wanted) {
+      weights.load(to, wanted);
+      if (E_TILE) metadata.load(to + E_AT, wanted);
+      load_constants(p, share.first + tile, to + B_AT + B_BYTES, wanted);
+    };
+    auto load_pixels = [&](int tile, u32 to, bool wanted) {
+      pixels.load(p, to + B_AT, wanted);
+      load_gate(p, share.first + tile, to + B_AT + B_BYTES, wanted);
+    };
+    auto wait_for_stage = [&] {
+      cp_async_wait<STAGES - 2>();
+      __syncthreads();
+    };
+
     // Fill all stages but one: weights first, for they depend on no other launch.
-    for (int stage = 0; stage < STAGES - 1; ++stage)
-      if (stage < share.count) load_a(stage, smem + stage * STAGE_BYTES);
+    for (int stage = 0; stage < STAGES - 1; ++stage) load_weights(stage, smem + stage * STAGE_BYTES, stage < share.count);
     wait_for_previous_launch();
     for (int stage = 0; stage < STAGES - 1; ++stage) {
-      const u32 to = smem + stage * STAGE_BYTES + B_AT;
-      if (stage < share.count) {
-        pixels.load(p, to);
-        pixels.finish(to);
-        load_gate(p, share.first + stage, to + B_BYTES);
-      }
+      load_pixels(stage, smem + stage * STAGE_BYTES, stage < share.count);
+      pixels.finish(smem + stage * STAGE_BYTES + B_AT, stage < share.count);
       cp_async_commit();
     }
 
-    // Each turn: wait for the oldest stage, refill the one read last turn, multiply.
-    int read = 0, write = STAGES - 1;
+    u32 read = 0, write = (STAGES - 1) * STAGE_BYTES;  // bytes from the first stage
+    wait_for_stage();
+    product.fetch(smem, 0);
     for (int tile = 0; tile < share.count; ++tile) {
-      cp_async_wait<STAGES - 2>();
-      __syncthreads();
       const bool more = tile + STAGES - 1 < share.count;
-      const u32 to = smem + write * STAGE_BYTES;
-      if (more) {
-        pixels.load(p, to + B_AT);
-        load_a(tile + STAGES - 1, to);
-        load_gate(p, share.first + tile + STAGES - 1, to + B_AT + B_BYTES);
+      const u32 here = smem + read, to = smem + write;
+      write = read;
+      read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
+      const u32 next = tile + 1 < share.count ? smem + read : here;  // after the last turn nobody multiplies what is fetched
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        if (step < STEPS - 1) {
+          product.fetch(here, step + 1);
+        } else {
+          pixels.finish(to + B_AT, more);
+          wait_for_stage();
+          product.fetch(next, 0);
+        }
+        if (step == 0) {
+          load_pixels(tile + STAGES - 1, to, more);
+          load_weights(tile + STAGES - 1, to, more);
+          cp_async_commit();
+          sums.add(p, tile, here + B_AT);
+        }
+        product.multiply(p, step, acc);
       }
-      cp_async_commit();
-      sums.add(p, tile, smem + read * STAGE_BYTES + B_AT);
-      multiply(p, smem + read * STAGE_BYTES, acc);
-      if (more) pixels.finish(to + B_AT);
-      read = read + 1 == STAGES ? 0 : read + 1;
-      write = write + 1 == STAGES ? 0 : write + 1;
     }
 
     sums.normalize(p, acc, smem, m0);
@@ -88,9 +130,9 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Multiply multipl
   }
 }
 
-template <int A_TILE, int E_TILE, class Multiply>
-__device__ __forceinline__ void convolve(const ConvParams& all, Multiply multiply) {
-  convolve<A_TILE, E_TILE, false>(all, multiply, [](const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
+template <class Product>
+__device__ __forceinline__ void convolve(const ConvParams& all) {
+  convolve<Product, false>(all, [](const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
     epilogue(p, acc, smem, m0, pixel0);
   });
 }

@@ -1,13 +1,16 @@
 // Operand B of the implicit GEMM: a stage's chunks of 8 channels of the tile's pixels, taps and zero padding included.
 #pragma once
+#include "addresses.cuh"
 #include "conv.cuh"
 
 // Vector formats: a thread owns one chunk column and every (THREADS / CHUNKS)-th pixel of the tile. At most 15 x 15 taps.
 struct PixelLoader {
   static constexpr int ROWS = BN * CHUNKS / THREADS;
+  static_assert(THREADS / CHUNKS % 8 == 0, "a thread's rows have one phase of the swizzle: they are constants apart");
   int row_offset[ROWS];  // element offset of tap (0, 0), channel 0; 32 bits: the host refuses larger tensors
   u32 row_taps[ROWS];    // which taps lie inside the image: bit r for kernel row r, bit 16 + s for column s
   int r, s, c8;          // where this thread's chunk column stands in K
+  int r_step, s_step, c8_step;  // CHUNKS further in K, as digits of that number: a stage spans taps where channels are few
 
   // Bit t: 0 <= first + t * step < size, for t < taps.
   static __device__ __forceinline__ u32 inside(int first, int step, int taps, int size) {
@@ -30,33 +33,36 @@ struct PixelLoader {
       row_taps[i] = pixel < pixels ? taps : 0;
       row_offset[i] = n * p.x_n + (h * p.w_in + w) * p.x_pixel;
     }
-    const int chunk = first_tile * CHUNKS + threadIdx.x % CHUNKS, tap = chunk / p.c8;
+    const int chunk = first_tile * CHUNKS + threadIdx.x % CHUNKS, tap = chunk / p.c8, taps = CHUNKS / p.c8;
     c8 = chunk - tap * p.c8, r = tap / p.s, s = tap - r * p.s;
+    c8_step = CHUNKS - taps * p.c8, r_step = taps / p.s, s_step = taps - r_step * p.s;
   }
 
-  __device__ __forceinline__ void wrap(const ConvParams& p) {
-    while (c8 >= p.c8) {
-      c8 -= p.c8;
-      if (++s == p.s) s = 0, ++r;
-    }
+  // To the next stage: digits add up with carries, without a branch.
+  __device__ __forceinline__ void advance(const ConvParams& p) {
+    c8 += c8_step;
+    const bool next_tap = c8 >= p.c8;
+    c8 -= next_tap ? p.c8 : 0;
+    s += s_step + next_tap;
+    const bool next_row = s >= p.s;
+    s -= next_row ? p.s : 0;
+    r += r_step + next_row;
   }
 
-  __device__ __forceinline__ void load(const ConvParams& p, u32 smem) {
+  // Nothing is copied unless `wanted`; outside of the image zeros are, and the address is not read.
+  __device__ __forceinline__ void load(const ConvParams& p, u32 smem, bool wanted) {
     const int c = c8 * 8;
     const int tap = (r * p.dil_h * p.w_in + s * p.dil_w) * p.x_pixel + (c >> p.x_log2v) * p.x_block + (c & ((1 << p.x_log2v) - 1));
-    const u32 need = r < p.r ? 1u << r | 0x10000u << s : ~0u;  // past the end of K: bit 15 is never set
+    const __half* from = element_at(p.x, tap);
+    const u32 need = 1u << min(r, 15) | 0x10000u << s;  // past the end of K: bit 15 is never set
+    const u32 to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const bool ok = (row_taps[i] & need) == need;
-      const int row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS);
-      const __half* from = p.x + (ok ? row_offset[i] + tap : 0);
-      cp_async_16(smem + swizzled<CHUNKS>(row, threadIdx.x % CHUNKS), from, ok ? 16 : 0);
-    }
-    c8 += CHUNKS;
-    wrap(p);
+    for (int i = 0; i < ROWS; ++i)
+      cp_async_16_if(wanted, to + i * THREADS * 16, element_at(from, row_offset[i]), (need & ~row_taps[i]) == 0 ? 16 : 0);
+    advance(p);
   }
 
-  __device__ __forceinline__ void finish(u32) {}
+  __device__ __forceinline__ void finish(u32, bool) {}
 };
 
 // Linear input: neighbouring threads take neighbouring pixels, 8 plain loads per chunk; `load` fetches into
@@ -70,7 +76,8 @@ struct LinearLoader {
     pixel0 = first_pixel, tile = first_tile;
   }
 
-  __device__ __forceinline__ void load(const ConvParams& p, u32) {
+  __device__ __forceinline__ void load(const ConvParams& p, u32, bool wanted) {
+    if (!wanted) return;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int id = threadIdx.x + i * THREADS;
@@ -90,7 +97,8 @@ struct LinearLoader {
     ++tile;
   }
 
-  __device__ __forceinline__ void finish(u32 smem) {
+  __device__ __forceinline__ void finish(u32 smem, bool wanted) {
+    if (!wanted) return;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int id = threadIdx.x + i * THREADS;

@@ -8,47 +8,43 @@
 //     W ((x - mean) / std) = (W x - mean * sum of W's row) / std
 // While a stage is in shared memory, each warp adds up some of its pixels on the tensor cores.
 #pragma once
+#include "addresses.cuh"
 #include "conv.cuh"
 
 constexpr int PRO_BYTES = PRO ? 2 * BK * 2 : GATE ? 128 : 0;  // of a stage; rows of pixels keep their phase against the banks
 
 // What no launch writes.
-__device__ __forceinline__ void load_constants(const ConvParams& p, int tile, u32 smem) {
+__device__ __forceinline__ void load_constants(const ConvParams& p, int tile, u32 smem, bool wanted) {
 #if PRO
-  if (threadIdx.x < PRO_BYTES / 16) cp_async_16(smem + threadIdx.x * 16, p.affine + tile * PRO_BYTES + threadIdx.x * 16, 16);
+  const int piece = threadIdx.x * 16;
+  cp_async_16_if(wanted && piece < PRO_BYTES, smem + piece, p.affine + tile * PRO_BYTES + piece, 16);
 #endif
 }
 
 // What a launch before this one has written.
-__device__ __forceinline__ void load_gate(const ConvParams& p, int tile, u32 smem) {
+__device__ __forceinline__ void load_gate(const ConvParams& p, int tile, u32 smem, bool wanted) {
 #if GATE
   const int chunk = tile * CHUNKS + threadIdx.x, c = chunk * 8;
-  if (threadIdx.x < CHUNKS)
-    cp_async_16(smem + threadIdx.x * 16, p.gate + (chunk < p.c8 ? (c >> p.g_log2v) * p.g_block + (c & ((1 << p.g_log2v) - 1)) : 0),
-                chunk < p.c8 ? 16 : 0);
+  cp_async_16_if(wanted && threadIdx.x < CHUNKS, smem + threadIdx.x * 16,
+                 p.gate + (c >> p.g_log2v) * p.g_block + (c & ((1 << p.g_log2v) - 1)), chunk < p.c8 ? 16 : 0);
 #endif
 }
 
+// The constants of one chunk of a stage, and what they do to its words.
 struct Prologue {
   u32 scale, shift;
-#if GATE > 1
-  __half2 low, high;
-#endif
 
   // Of chunk `chunk` of the stage whose constants are at `stage_constants`.
-  __device__ __forceinline__ Prologue(const ConvParams& p, u32 stage_constants, int chunk) {
+  __device__ __forceinline__ void load(u32 stage_constants, int chunk) {
 #if PRO
     const u32 at = stage_constants + chunk / 4 * 128 + chunk % 4 * 16 + threadIdx.x % 4 * 4;
     scale = lds_32(at), shift = lds_32(at + 64);
 #elif GATE
     scale = lds_32(stage_constants + chunk * 16 + threadIdx.x % 4 * 4);
 #endif
-#if GATE > 1
-    low = __float2half2_rn(GATE == 2 ? 0.f : p.low), high = __float2half2_rn(p.high);
-#endif
   }
 
-  __device__ __forceinline__ u32 operator()(u32 v) const {
+  __device__ __forceinline__ u32 operator()(const ConvParams& p, u32 v) const {
     if (!PRO && !GATE) return v;
     const __half2 x = *reinterpret_cast<const __half2*>(&v), s = *reinterpret_cast<const __half2*>(&scale);
 #if PRO
@@ -57,10 +53,10 @@ struct Prologue {
     __half2 y = __hmul2(x, s);
 #endif
 #if GATE > 1
-    y = __hmax2(y, low);
+    y = __hmax2(y, __float2half2_rn(GATE == 2 ? 0.f : p.low));
 #endif
 #if GATE > 2
-    y = __hmin2(y, high);
+    y = __hmin2(y, __float2half2_rn(p.high));
 #endif
     return *reinterpret_cast<const u32*>(&y);
   }

@@ -1,0 +1,32 @@
+"""What stands in the main loop's machine code: that tensor cores need not wait for addresses, branches or fragments."""
+
+import pytest
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.cycles.sass import Instruction, program
+
+# Of a convolution's large tiles: BM, BN, BK, WARPS_M, WARPS_N, STAGES; the most instructions per product.
+LOOPS = [("conv_dense", (128, 256, 32, 2, 4, 3), 2.6), ("conv_sparse24", (256, 128, 64, 4, 2, 3), 3.1)]
+
+
+def main_loop(kernel: str, tile: tuple[int, ...]) -> tuple[Instruction, ...]:
+    """The main loop's instructions, with vectors in and out."""
+    values = dict(zip(("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES"), tile, strict=True))
+    values |= {"IN_LINEAR": 0, "OUT_LINEAR": 0, "ACT": 1, "RES": 0, "SPLIT": 0}
+    code = program(compile_kernel(kernel, values, "sm_80").cubin)
+    return code.instructions[code.main_loop.first : code.main_loop.last + 1]
+
+
+@pytest.mark.parametrize("kernel, tile, most", LOOPS, ids=lambda v: str(v))
+def test_main_loops_multiply_beside_their_loads(kernel, tile, most):
+    """64 products of a warp per stage, one branch, one barrier; behind the barrier fragments of the next stage are loaded while
+    there are products left, and none of these reads them."""
+    loop = main_loop(kernel, tile)
+    assert sum(i.mma for i in loop) == 64 and len(loop) <= most * 64
+    assert [i.opcode for i in loop if i.target is not None] == ["BRA"] and loop[-1].opcode == "BRA"
+    (barrier,) = [n for n, i in enumerate(loop) if i.opcode.startswith("BAR")]
+    behind = loop[barrier + 1 :]
+    loads = [n for n, i in enumerate(behind) if i.opcode.startswith(("LDSM", "LDS.128"))]
+    assert loads and sum(i.mma for i in behind[loads[0] :]) >= 16
+    for n in loads:
+        assert not any(set(behind[n].writes) & set(i.reads) for i in behind[n + 1 :] if i.mma)
