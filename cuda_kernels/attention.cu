@@ -111,12 +111,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
       }
 
     // ---- their share of the softmax, and of the outputs under the maximum that there is now
+    float down[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
+      // exp(x - most) is 2^(x log2 e + down), product and sum in one. All weights share the rounding of `down`: no product that
+      // makes one is fused. Where there is nothing yet, 2^(-infinity + 0) is 0, which without the 0 were NaN.
       now[e] = most_of_quad(now[e]);
-      const float before = __expf(most[e] - (now[e] == MINUS_INFINITY ? 0.f : now[e]));
+      down[e] = now[e] == MINUS_INFINITY ? 0.f : __fmul_rn(now[e], -LOG2_E);
+      const float before = ex2_approx(__fmul_rn(most[e], LOG2_E) + down[e]);
       most[e] = now[e], sum[e] *= before;
-      if (now[e] == MINUS_INFINITY) now[e] = 0.f;  // nothing yet: exp(-infinity - 0) is 0, without it NaN
 #pragma unroll
       for (int c = 0; c < 2 * STEPS; ++c) y[c][2 * e] *= before, y[c][2 * e + 1] *= before;
     }
@@ -125,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
       float w[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        w[e] = __expf(s[2 * j + e / 4][e % 4] - now[e % 4 / 2]);
+        w[e] = ex2_approx(fmaf(s[2 * j + e / 4][e % 4], LOG2_E, down[e % 4 / 2]));
         sum[e % 4 / 2] += w[e];
       }
       const uint4 left = make_uint4(halves(w[0], w[1]), halves(w[2], w[3]), halves(w[4], w[5]), halves(w[6], w[7]));

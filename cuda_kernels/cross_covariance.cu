@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cross_covariance(const 
 #pragma unroll
     for (int c = 0; c < (DIM + 31) / 32; ++c) {
       const int j = c * 32 + lane;
-      const float e = j < p.columns ? __expf(x[c] - most) : 0.f;
+      const float e = j < p.columns ? fast_exp(x[c] - most) : 0.f;
       if (j < DIM) weight[i * LD + j] = __float2half_rn(i < p.rows ? e : 0.f);
       sum += e;
     }

@@ -11,10 +11,6 @@ enum Act {
   ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS
 };
 
-// exp(v): 0 below v = -87.3. Rounding v log2 e first adds |v| 0.7 ulp.
-constexpr float LOG2_E = 1.44269504f;
-__device__ __forceinline__ float fast_exp(float v) { return ex2_approx(v * LOG2_E); }
-
 // 1 / (1 + exp(-v)); below v = -87.3 that is less than 2^-126, and 0 here. NaN stays NaN.
 __device__ __forceinline__ float logistic(float v) { return rcp_approx(1.f + fast_exp(-v)); }
 
