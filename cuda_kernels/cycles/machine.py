@@ -14,10 +14,10 @@ from cuda_kernels.cycles.sass import MMA, Instruction
 from cuda_kernels.device import NAMED, Device
 
 SUB_CORES = 4  # of an SM, each with a scheduler and a tensor core
-HUERTA = "Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores, arXiv 2503.20481"
-SUN = "Sun et al., Dissecting Tensor Cores via Microbenchmarks, arXiv 2206.02874"
-LUO = "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture, arXiv 2402.13499"
-GUIDE = "CUDA C++ Programming Guide, throughput of arithmetic instructions"
+HUERTA = "arXiv 2503.20481"  # Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores
+SUN = "arXiv 2206.02874"  # Sun et al., Dissecting Tensor Cores via Microbenchmarks
+LUO = "arXiv 2402.13499"  # Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture
+GUIDE = "CUDA C++ Programming Guide, throughput of instructions"
 
 
 @dataclass(frozen=True, slots=True)

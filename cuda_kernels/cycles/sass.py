@@ -194,7 +194,8 @@ def disassembly(cubin: bytes) -> str:
         file.flush()
         done = subprocess.run([tool, "-c", "-hex", file.name], capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"nvdisasm does not read these {len(cubin)} bytes: {done.stderr.strip()}; expected a cubin")
+        why = done.stderr.strip().replace(file.name, "it")
+        raise ValueError(f"nvdisasm does not read these {len(cubin)} bytes: {why}; expected a cubin")
     return done.stdout
 
 

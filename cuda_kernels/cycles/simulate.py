@@ -382,6 +382,6 @@ class Share:
 
 def share_of_peak(program: Program, r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None,
                   taken: Mapping[int, bool] | None = None) -> Share:  # fmt: skip
-    """Over the sweep, as `steady` has it."""
-    found = [steady(program, r, machine, sweep, wavefronts, taken).mma_share for sweep in SWEEP]
-    return Share(min(found), steady(program, r, machine, CENTRE, wavefronts, taken).mma_share, max(found))
+    """Over the sweep and its centre, as `steady` has it."""
+    centre, *found = (steady(program, r, machine, sweep, wavefronts, taken).mma_share for sweep in (CENTRE, *SWEEP))
+    return Share(min(centre, *found), centre, max(centre, *found))

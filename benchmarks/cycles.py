@@ -1,0 +1,224 @@
+"""Where a kernel's main loop waits, by a simulation of its machine code (cuda_kernels/cycles, docs/cycles.md).
+
+    python -m benchmarks.cycles conv_dense 128x256x32 --sm sm_80
+    python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
+    python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
+    python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
+
+Prints one iteration of the loop: when a warp issues each instruction, how long it waited before and for what, in Nsight
+Compute's words; then the share of the tensor cores' peak, over what is not published about the hardware.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import click
+
+from cuda_kernels.compile import CompileError, compile_kernel
+from cuda_kernels.cycles.machine import (
+    CENTRE,
+    SOURCES,
+    SWEEP,
+    SWEEP_SOURCES,
+    SWEPT,
+    Machine,
+    Residency,
+    Sweep,
+    device_of,
+    machine,
+    residency,
+)
+from cuda_kernels.cycles.sass import Instruction, Program, ToolMissing, program
+from cuda_kernels.cycles.simulate import REASONS, Steady, steady
+from cuda_kernels.device import Device, named
+from tactics.families.conv_gemm import conv_smem, launches
+from tactics.format import HALF_FORMATS
+from tactics.problems.epilogue import Activation, Epilogue
+from tactics.problems.problem import ConvProblem
+from tactics.tactic import Tactic, Tile
+from tactics.tiles import DENSE_TILES, SPARSE_TILES
+
+TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
+NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")
+LAYER = ConvProblem(
+    32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True, act=Activation("relu"))
+)
+VECTORS = next(f for f in HALF_FORMATS if f.layout == "hwc8")
+WIDTH = 120
+PIPE = "math pipe throttle"
+FEW = 10  # instructions at which warps wait longest, of the summary
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A kernel's machine code, and what a block of it takes."""
+
+    title: str
+    program: Program
+    threads: int
+    registers: int
+    smem: int
+
+
+def tile(kernel: str, text: str) -> Tile:
+    """The tile of that name, or of which it is the beginning. click.UsageError."""
+    if m := NAME.fullmatch(text):
+        return Tile(*map(int, m.groups()))
+    found = [t for t in TILES[kernel] if str(t).startswith(f"{text}_")]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(map(str, found or TILES[kernel]))
+    raise click.UsageError(
+        f"tile {text!r}: {'several begin so' if found else f'{kernel} has no such tile'}; expected one of {names}"
+    )
+
+
+def tactic(kernel: str, at: Tile) -> Tactic:
+    return Tactic(kernel, at, (VECTORS,), VECTORS)
+
+
+def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int]) -> Code:
+    """Our kernel as it is launched for a 3x3 convolution with bias and ReLU, with other values where `defined`."""
+    values: dict[str, int | str] = dict(launches(LAYER, tactic(kernel, at))[0].values)
+    values |= defined
+    compiled = compile_kernel(kernel, values, sm)
+    extra = "".join(f" {name}={value}" for name, value in defined.items())
+    smem = conv_smem(tactic(kernel, at)) + compiled.static_smem
+    return Code(f"{kernel} {at}{extra}", program(compiled.cubin, kernel), at.threads, compiled.regs, smem)
+
+
+def listing(found: Steady) -> str:
+    """One iteration, an instruction a line."""
+    lines = [f"{'address':>7} {'issued':>7} {'waited':>7}  {'for':27} instruction"]
+    for i, issued, waited in zip(found.instructions, found.issued_at, found.waited, strict=True):
+        clocks = sum(waited.values())
+        reason = max(waited, key=lambda name: waited[name]) if clocks >= 1 else ""
+        many = " and more" if reason and waited[reason] < 0.9 * clocks else ""
+        shown = f"{clocks:7.0f}" if clocks >= 1 else " " * 7
+        lines.append(f"{i.address:7x} {issued:7.0f} {shown}  {reason + many:27} {i}"[:WIDTH].rstrip())
+    return "\n".join(lines)
+
+
+def summary(found: Steady, r: Residency, at: Machine, code: Code) -> str:
+    per_warp = dict.fromkeys(REASONS, 0.0)
+    for _, waited in rows(found):
+        for name, clocks in waited.items():
+            per_warp[name] += clocks
+    mma = sum(i.mma for i in found.instructions)
+    blocks = "1 block" if r.blocks == 1 else f"{r.blocks} blocks"
+    lines = [
+        f"{code.title} on {at.device}",
+        f"{blocks} of {r.warps} warps on an SM, limited by {r.limit}: {code.registers} registers a thread, "
+        f"{code.smem} bytes of shared memory",
+        f"One iteration of a warp: {len(found.instructions)} instructions, {mma} products. Of all warps of an SM: "
+        f"{found.clocks_per_stage:.0f} clocks",
+        f"Busy: tensor cores {found.mma_share:.1%}, port of shared memory {found.port_share:.1%}, issue slots "
+        f"{found.issue_share:.1%}",
+        "Clocks that a warp waits: " + (", ".join(f"{name} {x:.0f}" for name, x in per_warp.items() if x >= 1) or "none"),
+        "Longest at, but for products that wait for products:",
+    ]
+    waits = [{name: x for name, x in waited.items() if not (i.mma and name == PIPE)} for i, waited in rows(found)]
+    for i, waited in sorted(zip(found.instructions, waits, strict=True), key=lambda row: -sum(row[1].values()))[:FEW]:
+        if why := ", ".join(f"{name} {x:.0f}" for name, x in sorted(waited.items(), key=lambda x: -x[1]) if x >= 1):
+            lines.append(f"  {i.address:5x} {str(i)[:56]:56} {why}"[:WIDTH])
+    return "\n".join(lines)
+
+
+def rows(found: Steady) -> Iterator[tuple[Instruction, Mapping[str, float]]]:
+    return zip(found.instructions, found.waited, strict=True)
+
+
+def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
+    """The share over the sweep: the whole range, and by each parameter's values the mean."""
+    shares = {point: steady(code.program, r, at, point).mma_share for point in SWEEP}
+    every = [centre, *shares.values()]
+    lines = [
+        f"Share of the tensor cores' peak: {centre:.0%} (from {min(every):.0%} to {max(every):.0%} over {len(SWEEP)} points)"
+    ]
+    for field in fields(Sweep):
+        of: dict[object, list[float]] = {}
+        for point, share in shares.items():
+            value = {f.name: getattr(point, f.name) for f in fields(Sweep)}[field.name]
+            of.setdefault(value, []).append(share)
+        lines.append(f"  {field.name}: " + ", ".join(f"{value} {sum(x) / len(x):.0%}" for value, x in of.items()))
+    return "\n".join(lines)
+
+
+def sourced(at: Machine) -> str:
+    """A table of figures and sources, in Markdown."""
+    rows = [(f"`{name}`", str(getattr(at, name)), source) for name, source in SOURCES.items() if name != "device"]
+    rows += [(f"`{name}`", " or ".join(map(_shown, values)), SWEEP_SOURCES[name]) for name, values in SWEPT.items()]
+    lines = [f"| {' | '.join(row)} |" for row in (("figure", f"on an {at.device}", "source"), ("---", "--:", "---"), *rows)]
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    return f"{value[0]} and {value[1]}" if isinstance(value, tuple) else str(value)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("kernel", default="")
+@click.argument("tile_name", metavar="[TILE]", default="")
+@click.option("--sm", default="sm_80", show_default=True, help="architecture; simulated at its full rate of products")
+@click.option("--device", help="a named device, such as rtx4090, instead of an architecture")
+@click.option("-D", "defined", multiple=True, metavar="NAME=VALUE", help="compile-time value")
+@click.option("--function", default="", help="of a cubin: its kernel; otherwise the one with most products")
+@click.option("--threads", type=int, help="of a cubin: threads of a block")
+@click.option("--smem", type=int, default=0, help="of a cubin: bytes of shared memory of a block")
+@click.option("--registers", type=int, help="of a cubin: registers of a thread, if not those that it names")
+@click.option("--blocks", type=int, help="blocks on an SM, if fewer than fit")
+@click.option("--brief", is_flag=True, help="without the listing and the sweep")
+@click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
+def main(kernel: str, tile_name: str, sm: str, device: str | None, defined: tuple[str, ...], function: str, threads: int | None,
+         smem: int, registers: int | None, blocks: int | None, brief: bool, figures: bool) -> None:  # fmt: skip
+    """Simulate KERNEL's main loop: conv_dense or conv_sparse24 with a TILE, or a file that ends in .cubin."""
+    try:
+        on = named(device) if device else device_of(sm)
+        if figures:
+            return click.echo(sourced(machine(on)))
+        if kernel.endswith(".cubin"):
+            code = _file(Path(kernel), function, threads, smem, registers)
+        elif kernel in TILES:
+            code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
+        else:
+            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(TILES)} or a file that ends in .cubin")
+        show(code, on, blocks, brief)
+    except (ValueError, CompileError, ToolMissing, OSError) as e:
+        raise click.ClickException(str(e)) from None
+
+
+def show(code: Code, device: Device, blocks: int | None, brief: bool) -> None:
+    at = machine(device)
+    fit = residency(device, code.threads, code.registers, code.smem)
+    if blocks is not None and not 1 <= blocks <= fit.blocks:
+        raise click.UsageError(f"--blocks {blocks}: expected 1 to {fit.blocks}, which fit an SM of {device.title}")
+    r = Residency(fit.warps, blocks, "--blocks") if blocks else fit
+    found = steady(code.program, r, at, CENTRE)
+    if not brief:
+        click.echo(listing(found) + "\n")
+    click.echo(summary(found, r, at, code))
+    if not brief:
+        click.echo(ranges(code, r, at, found.mma_share))
+
+
+def _file(path: Path, function: str, threads: int | None, smem: int, registers: int | None) -> Code:
+    if threads is None:
+        raise click.UsageError(f"{path.name}: expected --threads, how many a block has; the cubin does not say")
+    found = program(path.read_bytes(), function)
+    return Code(f"{path.name} {found.name[:60]}", found, threads, registers or found.registers, smem)
+
+
+def _values(defined: tuple[str, ...]) -> list[tuple[str, int]]:
+    found = [re.fullmatch(r"(\w+)=(\d+)", text) for text in defined]
+    if None in found:
+        raise click.UsageError(f"-D {defined[found.index(None)]}: expected NAME=VALUE with a whole number, such as GATE=1")
+    return [(m[1], int(m[2])) for m in found if m]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

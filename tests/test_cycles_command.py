@@ -1,0 +1,90 @@
+"""`python -m benchmarks.cycles`: what it prints of our kernels, and what it says of bad input."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import cycles
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.cycles.machine import SWEEP
+from cuda_kernels.cycles.simulate import REASONS
+from tactics.tiles import DENSE_TILES, SPARSE_TILES
+
+
+def run(*args: str):
+    return CliRunner().invoke(cycles.main, list(args))
+
+
+def test_a_loop_is_listed_and_summed_up(monkeypatch):
+    monkeypatch.setattr(cycles, "SWEEP", SWEEP[::7])
+    result = run("conv_dense", "64x64x64", "--sm", "sm_80")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 120
+    listed = [line for line in lines if re.match(r" *[0-9a-f]+ +\d+ ", line)]
+    issued = [int(line.split()[1]) for line in listed]
+    assert issued == sorted(issued) and "HMMA" in result.output and "BAR.SYNC" in result.output
+    words = {line[25:52].strip().removesuffix(" and more") for line in listed} - {""}
+    assert words and words <= set(REASONS)
+    assert sum("HMMA" in line for line in listed) == 32
+    assert "conv_dense 64x64x64_w2x2_s4 on A100" in result.output and "limited by " in result.output
+    centre, low, high = map(int, re.search(r"peak: (\d+)% \(from (\d+)% to (\d+)%", result.output).groups())
+    assert 20 < low <= centre <= high <= 100
+
+
+def test_slower_tensor_cores_are_busier():
+    busy = {}
+    for device in ("a100", "a10", "rtx3090"):
+        result = run("conv_sparse24", "64x64x64_w2x2_s4", "--device", device, "--brief")
+        assert result.exit_code == 0, result.output
+        busy[device] = float(re.search(r"tensor cores ([\d.]+)%", result.output)[1])
+    assert busy["a100"] < busy["a10"] < busy["rtx3090"] <= 100
+
+
+def test_a_cubin_is_read_as_our_kernels_are(tmp_path):
+    tile = next(t for t in DENSE_TILES if str(t) == "64x32x64_w2x2_s4")
+    code = cycles.ours("conv_dense", tile, "sm_86", {})
+    direct = run("conv_dense", str(tile), "--sm", "sm_86", "--brief").output
+    path = tmp_path / "some.cubin"
+    launch = cycles.launches(cycles.LAYER, cycles.tactic("conv_dense", tile))[0]
+    path.write_bytes(compile_kernel("conv_dense", dict(launch.values), "sm_86").cubin)
+    result = run(str(path), "--sm", "sm_86", "--threads", str(code.threads), "--smem", str(code.smem), "--brief",
+                 "--registers", str(code.registers))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1:] == direct.splitlines()[1:] and result.output.startswith("some.cubin conv_dense on ")
+    fewer = run("conv_dense", str(tile), "--sm", "sm_86", "--brief", "--blocks", "1").output
+    assert "1 block of 4 warps on an SM, limited by --blocks" in fewer
+
+
+def test_every_tile_has_one_name():
+    for kernel, tiles in cycles.TILES.items():
+        assert [cycles.tile(kernel, str(t)) for t in tiles] == list(tiles)
+    assert set(DENSE_TILES) | set(SPARSE_TILES) == {t for tiles in cycles.TILES.values() for t in tiles}
+    assert str(cycles.tile("conv_dense", "128x256x32")) == "128x256x32_w2x4_s3"
+    assert str(cycles.tile("conv_dense", "128x256x32_w2x4_s2")) == "128x256x32_w2x4_s2", (
+        "one that is not tried can be looked at"
+    )
+
+
+@pytest.mark.parametrize("args, says", [
+    ((), "kernel '': expected conv_dense, conv_sparse24 or a file that ends in .cubin"),
+    (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
+    (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
+    (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),
+    (("conv_dense", "64x64x64", "--device", "t4"), "compute capability 7.5"),
+    (("conv_dense", "64x64x64", "-D", "GATE"), "-D GATE: expected NAME=VALUE with a whole number"),
+    (("conv_dense", "64x64x64", "--blocks", "99"), "--blocks 99: expected 1 to "),
+    (("absent.cubin", "--threads", "256"), "absent.cubin"),
+    (("absent.cubin",), "expected --threads, how many a block has"),
+])  # fmt: skip
+def test_bad_input_is_said(args, says):
+    result = run(*args)
+    assert result.exit_code != 0 and says in result.output and "Traceback" not in result.output
+
+
+def test_what_is_no_cubin_is_said(tmp_path):
+    path = tmp_path / "text.cubin"
+    path.write_text("not machine code")
+    result = run(str(path), "--threads", "32")
+    assert result.exit_code == 1 and "nvdisasm does not read these 16 bytes" in result.output
