@@ -6,8 +6,8 @@ struct DenseProduct {
   static constexpr int A_TILE = BK / 16 * 512, E_TILE = 0;  // bytes of one 16-row tile per stage
   static constexpr int B_AT = BM / 16 * A_TILE;
   // Of a k16 step, along pixels. With 2, fewer registers hold pixels (30 of 238), and the next stage's are fetched later: where
-  // a warp has 64 x 64 results and stream-K's way from tile to tile, a gate's product or a norm's sums would spill.
-  static constexpr int PARTS = MT * NT >= 32 && (SPLIT == 2 || GATE || NORM) ? 2 : 1;
+  // a warp has 64 x 64 results, and stream-K's way from tile to tile, a linear input's loads, a prologue or a norm would spill.
+  static constexpr int PARTS = MT * NT >= 32 && (SPLIT == 2 || IN_LINEAR || PRO || GATE || NORM) ? 2 : 1;
   static constexpr int PAIRS = NT / 2 / PARTS;  // of 8 pixels
   static constexpr int STEPS = BK / 16 * PARTS;
   u32 a_at, b_at;  // of this lane in a stage, first step
