@@ -34,7 +34,7 @@ from cuda_kernels.cycles.machine import (
     residency,
 )
 from cuda_kernels.cycles.sass import Instruction, Program, ToolMissing, program
-from cuda_kernels.cycles.simulate import REASONS, Steady, steady
+from cuda_kernels.cycles.simulate import REASONS, Steady, steady, tile_clocks
 from cuda_kernels.device import Device, named
 from tactics.families.conv_gemm import conv_smem, launches
 from tactics.format import HALF_FORMATS
@@ -172,10 +172,12 @@ def _shown(value: object) -> str:
 @click.option("--smem", type=int, default=0, help="of a cubin: bytes of shared memory of a block")
 @click.option("--registers", type=int, help="of a cubin: registers of a thread, if not those that it names")
 @click.option("--blocks", type=int, help="blocks on an SM, if fewer than fit")
+@click.option("--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop")
 @click.option("--brief", is_flag=True, help="without the listing and the sweep")
 @click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
 def main(kernel: str, tile_name: str, sm: str, device: str | None, defined: tuple[str, ...], function: str, threads: int | None,
-         smem: int, registers: int | None, blocks: int | None, brief: bool, figures: bool) -> None:  # fmt: skip
+         smem: int, registers: int | None, blocks: int | None, stages: int | None, brief: bool,
+         figures: bool) -> None:  # fmt: skip
     """Simulate KERNEL's main loop: conv_dense or conv_sparse24 with a TILE, or a file that ends in .cubin."""
     try:
         on = named(device) if device else device_of(sm)
@@ -187,12 +189,12 @@ def main(kernel: str, tile_name: str, sm: str, device: str | None, defined: tupl
             code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
         else:
             raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(TILES)} or a file that ends in .cubin")
-        show(code, on, blocks, brief)
+        show(code, on, blocks, stages, brief)
     except (ValueError, CompileError, ToolMissing, OSError) as e:
         raise click.ClickException(str(e)) from None
 
 
-def show(code: Code, device: Device, blocks: int | None, brief: bool) -> None:
+def show(code: Code, device: Device, blocks: int | None, stages: int | None, brief: bool) -> None:
     at = machine(device)
     fit = residency(device, code.threads, code.registers, code.smem)
     if blocks is not None and not 1 <= blocks <= fit.blocks:
@@ -202,6 +204,10 @@ def show(code: Code, device: Device, blocks: int | None, brief: bool) -> None:
     if not brief:
         click.echo(listing(found) + "\n")
     click.echo(summary(found, r, at, code))
+    if stages is not None:
+        clocks = tile_clocks(code.program, stages, r, at)
+        loop = found.clocks_per_stage * stages
+        click.echo(f"Tiles of {stages} stages: {clocks} clocks or more, of them {loop:.0f} as in the steady state")
     if not brief:
         click.echo(ranges(code, r, at, found.mma_share))
 

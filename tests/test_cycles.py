@@ -7,6 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import cycle_shares, cycles
+from cuda_kernels.compile import compile_kernel, source_hash
+from cuda_kernels.compile import nvrtc_version as nvrtc
+from cuda_kernels.cycles import shares
 from cuda_kernels.cycles.machine import (
     CENTRE,
     SOURCES,
@@ -20,12 +24,14 @@ from cuda_kernels.cycles.machine import (
     machine,
     residency,
 )
-from cuda_kernels.cycles.sass import Instruction
-from cuda_kernels.cycles.simulate import Sm, steady_of
+from cuda_kernels.cycles.sass import Instruction, Program, program
+from cuda_kernels.cycles.simulate import Share, Sm, steady, steady_of, tile_clocks
 from cuda_kernels.cycles.steps import LOAD, TENSOR_PIPE, steps
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 
 A100 = machine(named("a100"))
+PLAIN = {"ACT": 3, "RES": 1, "IN_LINEAR": 0, "OUT_LINEAR": 0, "SPLIT": 0}
+SMALL = PLAIN | {"BM": 64, "BN": 64, "BK": 64, "WARPS_M": 2, "WARPS_N": 2, "STAGES": 4}
 ONE_EACH, TWO_EACH = Residency(4, 1), Residency(8, 1)  # warps of a sub-core
 
 
@@ -179,6 +185,64 @@ def test_no_loop_is_faster_than_its_pipes_port_and_issue(data):
     assert clocks >= warps * sum(max(2, s.wavefronts) for s in path if s.kind == LOAD)
     assert clocks >= sum(s.stall for s in path) * min(1, warps / (4 * -(-warps // 4)))
     assert all(sum(w.values()) >= 0 for w in found.waited) and len(found.issued_at) == len(loop)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 40])
+def test_a_tile_has_what_is_around_its_loop_once(stages):
+    """Before: three instructions. Four products of 8 clocks an iteration, whose branch fits between them. Behind: what reads
+    the last product, 25 clocks after that, and the end."""
+    rows = (*["NOP"] * 3, *products(4), "@P0 BRA `(.L_x_0)", "FADD R0, R44, R45", "EXIT")
+    flat = list(code(*rows))
+    flat[7] = replace(flat[7], target=flat[3].address)
+    whole = Program("f", "sm_80", tuple(flat))
+    assert [len(part) for part in whole.around(whole.main_loop)] == [3, 2]
+    last = 3 + 32 * stages - 8  # the clock at which the last product issues
+    assert tile_clocks(whole, stages, ONE_EACH, A100) == last + 25 + 2
+    with pytest.raises(ValueError, match="0 stages: expected one or more"):
+        tile_clocks(whole, 0, ONE_EACH, A100)
+
+
+def test_a_tile_takes_its_steady_state_for_each_further_stage():
+    found = compile_kernel("conv_dense", SMALL, "sm_80")
+    whole, r = program(found.cubin), Residency(4, 2)
+    one, two = (tile_clocks(whole, n, r, A100) for n in (20, 60))
+    assert (two - one) / 40 == pytest.approx(steady(whole, r, A100).clocks_per_stage, rel=0.05)
+    assert one > 20 * steady(whole, r, A100).clocks_per_stage
+
+
+def test_shares_are_believed_while_the_sources_are_those_of_the_table(monkeypatch):
+    rows = {"64x64x64_w2x2_s4": {"sm_80": [0.5, 0.6, 0.7]}}
+    both = {"9.1.0": {"conv_dense": {"source": source_hash("conv_dense"), "shares": rows}},
+            "13.0.88": {"conv_dense": {"source": "another", "shares": rows}}}  # fmt: skip
+    monkeypatch.setattr(shares, "table", lambda: both)
+    assert shares.share("conv_dense", "64x64x64_w2x2_s4", "sm_80") == Share(0.5, 0.6, 0.7)
+    assert shares.share("conv_dense", "64x64x64_w2x2_s4", "sm_86") is None
+    assert shares.share("conv_dense", "64x64x64_w2x2_s3", "sm_80") is None
+    assert shares.share("conv_sparse24", "64x64x64_w2x2_s4", "sm_80") is None
+    both["9.1.0"]["conv_dense"]["source"] = "of before"
+    assert shares.share("conv_dense", "64x64x64_w2x2_s4", "sm_80") is None
+
+
+def test_the_table_of_shares_is_well_formed_and_as_written():
+    tables = shares.table()
+    for kernels in tables.values():
+        for kernel, of in kernels.items():
+            assert set(of) == {"source", "shares"} and kernel in cycles.TILES
+            assert all(0 < low <= centre <= high <= 1 for row in of["shares"].values() for low, centre, high in row.values())
+    assert not tables or cycle_shares.written(tables) == shares.TABLE.read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+def test_a_row_of_the_table_is_what_the_simulation_says(kernel):
+    of = shares.table().get(nvrtc(), {}).get(kernel)
+    if of is None or of["source"] != source_hash(kernel):
+        pytest.skip("the table is of other sources or another compiler: python -m benchmarks.cycle_shares")
+    at = next(t for t in cycles.TILES[kernel] if str(t) == "64x64x64_w2x2_s4")
+    found = cycle_shares.simulated(kernel, at, "sm_80")
+    assert found is not None and of["shares"][str(at)]["sm_80"] == pytest.approx(
+        [found.low, found.centre, found.high], abs=6e-4
+    )
 
 
 def test_a_sub_core_without_room_is_said():

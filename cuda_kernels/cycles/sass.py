@@ -148,18 +148,29 @@ class Program:
         """What a warp commonly issues in one iteration. Of conditional branches, those that leave the loop and those back
         inside it are not taken; one ahead is taken unless it skips loads, copies, barriers or products. `taken` says
         otherwise, by a branch's address."""
+        return self._path(loop.first, loop.last, taken or {})
+
+    def around(self, loop: Loop, taken: Mapping[int, bool] | None = None) -> tuple[tuple[Instruction, ...], ...]:
+        """What a warp commonly issues before the loop and behind it, until it ends; other loops count once."""
+        ends = [n for n, i in enumerate(self.instructions) if n > loop.last and i.opcode == "EXIT" and not i.predicate]
+        end = ends[-1] if ends else len(self.instructions) - 1
+        return self._path(0, loop.first - 1, taken or {}), self._path(loop.last + 1, end, taken or {})
+
+    def _path(self, first: int, last: int, taken: Mapping[int, bool]) -> tuple[Instruction, ...]:
         at = {i.address: n for n, i in enumerate(self.instructions)}
-        path, n = [], loop.first
-        while n <= loop.last:
+        path, n = [], first
+        while n <= last:
             i = self.instructions[n]
             path.append(i)
             n += 1
-            if not i.opcode.startswith("BRA") or i.target is None or n > loop.last:
+            if i.opcode == "EXIT" and not i.predicate:
+                break
+            if not i.opcode.startswith("BRA") or i.target is None or n > last:
                 continue
             to = at[i.target]
-            ahead = n <= to <= loop.last
+            ahead = n <= to <= last
             usual = ahead and (not i.conditional or not any(map(_works, self.instructions[n:to])))
-            if (taken or {}).get(i.address, usual):
+            if taken.get(i.address, usual):
                 if to < n:
                     raise ValueError(f"{self.name}: a branch back, at {i.address:#x}, cannot be taken within one iteration")
                 n = to

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cuda_kernels.cycles.machine import CENTRE, ROUND_ROBIN, SUB_CORES, SWEEP, YOUNGEST, Machine, Residency, Sweep
+from cuda_kernels.cycles.machine import CENTRE, OLDEST, ROUND_ROBIN, SUB_CORES, SWEEP, YOUNGEST, Machine, Residency, Sweep
 from cuda_kernels.cycles.sass import Instruction, Program
 from cuda_kernels.cycles.steps import COMMIT, COPY, COUNTED, GLOBAL, LOAD, OTHER, SYNC, TENSOR_PIPE, Step, steps
 
@@ -78,14 +78,15 @@ class Steady:
 class Sm:
     """The state of one simulated SM."""
 
-    def __init__(self, path: Sequence[Step], first: int, last: int, r: Residency, machine: Machine, sweep: Sweep) -> None:
+    def __init__(self, path: Sequence[Step], first: int, last: int, r: Residency, machine: Machine, sweep: Sweep,
+                 repeats: int = 0) -> None:  # fmt: skip
         self.path, self.first, self.last, self.machine, self.sweep = path, first, last, machine, sweep
         self.cores = [Core() for _ in range(SUB_CORES)]
         self.warps = []
         busy = sum(s.interval for s in path[first : last + 1] if s.pipe == TENSOR_PIPE) * r.warps // SUB_CORES
         for number in range(r.warps * r.blocks):
             block = number // r.warps
-            self.warps.append(warp := Warp(number, block, busy * block // r.blocks))
+            self.warps.append(warp := Warp(number, block, 0 if repeats else busy * block // r.blocks))
             self.cores[warp.core].warps.append(warp)
         for core in self.cores:
             core.next = 0 if core.warps else NEVER
@@ -98,7 +99,7 @@ class Sm:
         self.port_free, self.port_next, self.turn = 0, NEVER, 0
         self.fills: deque = deque()  # data on their way from L2: (clock, warp, group of copies, wavefronts), in order
         self.fill_free = 0
-        self.repeats = 0  # of the loop, 0 for ever
+        self.repeats = repeats  # of the loop, 0 for ever
         self.slots: list[list[int]] = []  # of each step: issues, clocks after its iteration's start, clocks waited by reason
 
     def run(self, marks: int) -> None:
@@ -368,6 +369,21 @@ def _port(s: Step, machine: Machine, sweep: Sweep) -> int:
     return max(machine.port_interval, s.wavefronts) if LOAD <= s.kind <= GLOBAL else 0
 
 
+def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, sweep: Sweep = CENTRE,
+                wavefronts: Mapping[int, int] | None = None, taken: Mapping[int, bool] | None = None) -> int:  # fmt: skip
+    """Clocks from the start of an SM's blocks to the end of the last, each of so many iterations of the main loop, with what is
+    before it and behind it once: loops there count once too, and all loads come from L2, so that it is the least."""
+    if stages < 1:
+        raise ValueError(f"{stages} stages: expected one or more")
+    loop = program.main_loop
+    before, behind = program.around(loop, taken)
+    once = program.iteration(loop, taken)
+    path = steps(before + once + behind, machine, tuple((wavefronts or {}).items()))
+    sm = Sm(path, len(before), len(before) + len(once) - 1, r, machine, sweep, stages)
+    sm.run(stages * len(sm.warps))
+    return max(warp.marks[-1] for warp in sm.warps)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
@@ -382,6 +398,8 @@ class Share:
 
 def share_of_peak(program: Program, r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None,
                   taken: Mapping[int, bool] | None = None) -> Share:  # fmt: skip
-    """Over the sweep and its centre, as `steady` has it."""
-    centre, *found = (steady(program, r, machine, sweep, wavefronts, taken).mma_share for sweep in (CENTRE, *SWEEP))
+    """Over the sweep and its centre, as `steady` has it. With two warps a sub-core the youngest but one is the oldest."""
+    few = r.warps * r.blocks <= 2 * SUB_CORES
+    points = (CENTRE, *(sweep for sweep in SWEEP if not (few and sweep.arbitration == OLDEST)))
+    centre, *found = (steady(program, r, machine, sweep, wavefronts, taken).mma_share for sweep in points)
     return Share(min(centre, *found), centre, max(centre, *found))

@@ -1,0 +1,86 @@
+"""Write cuda_kernels/cycles/shares.json: the share of the tensor cores' peak of each tile on each architecture, simulated.
+
+    python -m benchmarks.cycle_shares                       # what is missing or of other sources: a quarter of an hour
+    python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
+
+Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop, are of a 3x3 convolution with bias and ReLU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+
+import click
+
+from benchmarks.cycles import TILES, ours
+from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
+from cuda_kernels.cycles.machine import device_of, machine, residency
+from cuda_kernels.cycles.sass import ToolMissing
+from cuda_kernels.cycles.shares import TABLE, table
+from cuda_kernels.cycles.simulate import Share, share_of_peak
+from cuda_kernels.device import ARCHITECTURES
+from tactics.tactic import Tile
+
+DIGITS = 3
+
+
+def simulated(kernel: str, at: Tile, sm: str) -> Share | None:
+    """None where no block fits."""
+    device = device_of(sm)
+    code = ours(kernel, at, sm, {})
+    if code.smem > device.smem_per_block:
+        return None
+    return share_of_peak(code.program, residency(device, code.threads, code.registers, code.smem), machine(device))
+
+
+def rows(sms: tuple[str, ...], known: Mapping[str, Mapping]) -> Iterator[tuple[str, str, str, list[float]]]:
+    """(kernel, tile, architecture, [low, centre, high]), those of `known` as they stand there."""
+    for kernel, tiles in TILES.items():
+        old = known.get(kernel, {})
+        shares = old["shares"] if old and old["source"] == source_hash(kernel) else {}
+        for at in tiles:
+            for sm in sms:
+                if found := shares.get(str(at), {}).get(sm):
+                    yield kernel, str(at), sm, found
+                elif share := simulated(kernel, at, sm):
+                    yield kernel, str(at), sm, [round(x, DIGITS) for x in (share.low, share.centre, share.high)]
+
+
+def written(tables: Mapping[str, Mapping]) -> str:
+    """JSON with a line for each tile."""
+    versions = []
+    for version, kernels in sorted(tables.items()):
+        blocks = []
+        for kernel, of in sorted(kernels.items()):
+            lines = ",\n".join(f"   {json.dumps(at)}: {json.dumps(row, sort_keys=True)}" for at, row in of["shares"].items())
+            blocks.append(f'  {json.dumps(kernel)}: {{"source": "{of["source"]}", "shares": {{\n{lines}\n  }}}}')
+        versions.append(f" {json.dumps(version)}: {{\n" + ",\n".join(blocks) + "\n }")
+    return "{\n" + ",\n".join(versions) + "\n}\n"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--sm", "sms", multiple=True, type=click.Choice(ARCHITECTURES), help="architectures; default: all")
+@click.option("--print", "only_print", is_flag=True, help="print the table instead of writing it")
+def main(sms: tuple[str, ...], only_print: bool) -> None:
+    """Simulate the main loops of conv_dense and conv_sparse24."""
+    if sms and not only_print:
+        raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
+    try:
+        version = nvrtc_version()
+        kernels: dict[str, dict] = {}
+        for kernel, at, sm, share in rows(sms or ARCHITECTURES, table().get(version, {})):
+            of = kernels.setdefault(kernel, {"source": source_hash(kernel), "shares": {}})
+            of["shares"].setdefault(at, {})[sm] = share
+            if only_print:
+                click.echo(f"{kernel:14} {at:22} {sm:7} {Share(*share)}")
+    except (CompileError, ToolMissing) as e:
+        raise click.ClickException(str(e)) from None
+    if not only_print:
+        TABLE.write_text(written({**table(), version: kernels}))
+        click.echo(f"{TABLE.name}: {sum(len(of['shares']) for of in kernels.values())} tiles for NVRTC {version}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
