@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.bench_sass import Row, main, side_by_side
-from benchmarks.sass.kernels import DENSE, KERNELS, SPARSE, Assembled, Kernel, missing, selected
+from benchmarks.bench_sass import SHARES, Row, main, share_line, side_by_side
+from benchmarks.published_rows import product, together
+from benchmarks.sass.clocks import Simulated, stage_clocks
+from benchmarks.sass.kernels import DENSE, KERNELS, SPARSE, STAGES, Assembled, Kernel, missing, selected
+from benchmarks.sass.published import Timed, again, estimates, few, verdict
+from benchmarks.sass.required import Requirement, beside, held, peak
 from benchmarks.sass.runs import counts, kept, operands, places, run
 from cuda_kernels.device import named
+from cuda_kernels.rates import rates
 
 WHY = missing(Kernel("CUTLASS", "conv", DENSE[0]))
 needs_cutlass = pytest.mark.skipif(bool(WHY), reason=WHY)
@@ -59,7 +64,8 @@ def test_our_main_loop_counted(kernel):
 def test_tables_fit_a_terminal():
     stats = counts(*(run(KERNELS[0], c).stats for c in (64, 128)))
     rows = [Row(k, "sm_86", Assembled(b"", 222, 0, 0), k.tile.threads, 64 << 10, stats, True) for k in KERNELS]
-    assert max(map(len, side_by_side(rows, "sm_86").splitlines())) <= 128
+    lines = [*side_by_side(rows, "sm_86").splitlines(), *SHARES.splitlines(), share_line(rows[0], None)]
+    assert max(map(len, lines)) <= 128 and "does not fit" in lines[-1]
     assert "WRONG" in side_by_side([Row(KERNELS[0], "sm_86", rows[0].code, 128, 0, stats, False)], "sm_86")
 
 
@@ -76,6 +82,74 @@ def test_what_is_not_downloaded_is_left_out_with_the_reason(tmp_path, monkeypatc
     assert "left out: ours conv_dense 128x256x32" in done.output and "make truth" in done.output
 
 
+A100 = named("a100")
+TILE = Timed(DENSE[1], False, (1100.0,), 2000.0)
+
+
+def us(m: int, n: int, k: int, *tiles: Timed) -> float:
+    return float(estimates(product(m, n, k, 1.0), A100, tiles or (TILE,)).min())
+
+
+def test_a_round_more_takes_a_round_longer():
+    """128 x 256 outputs for each of 108 SMs; one column more begins the next round."""
+    stored = 128 * 256 * 2 / rates(A100).sm_l2
+    one = (2000 + 1100 * 64 + stored) / A100.clock_mhz
+    assert us(1536, 2304, 2048) == pytest.approx(A100.launch_us + one)  # 12 x 9 tiles
+    assert us(1536, 2305, 2048) == pytest.approx(A100.launch_us + 2 * one)
+    assert us(128, 256, 2048) == pytest.approx(A100.launch_us + one)
+
+
+def test_few_blocks_on_an_sm_are_faster_than_many():
+    pair = Timed(DENSE[0], False, (600.0, 1000.0), 0.0)
+    alone, both = us(1536, 1152, 2048, pair), us(1536, 1153, 2048, pair)
+    assert us(1536, 2304, 2048, pair) == both and 64 * 395 / A100.clock_mhz < both - alone < 64 * 440 / A100.clock_mhz
+
+
+def test_l2_and_dram_bound_what_the_main_loop_does_not():
+    quick = Timed(DENSE[1], False, (10.0,), 0.0)
+    a_round = 64 * (128 + 256) * 32 * 2 / rates(A100).sm_l2 / A100.clock_mhz
+    assert us(1536, 2304, 2048, quick) > A100.launch_us + a_round
+    large = product(16384, 16384, 16384, 1.0)
+    read = float(again(large, A100, quick)[0])
+    assert read > 10 * 3 * 2 * 16384**2 and us(16384, 16384, 16384, quick) >= read / (A100.dram_gbps * 1e3 * 0.87)
+    assert float(again(large, A100, Timed(SPARSE[0], True, (10.0,), 0.0))[0]) < read
+
+
+def test_rows_with_fewer_tiles_than_sms():
+    work = together([r for m in (128, 4096) if (r := _row(m))])
+    assert few(work, A100, [DENSE[0]] * 2).tolist() == [True, False]
+    found = verdict(np.array([1.0, 4.0]), np.array([2.0, 2.0]))
+    assert found.bias == pytest.approx(0) and found.error == pytest.approx(np.log(2))
+
+
+def _row(m: int):
+    from benchmarks.published_rows import Row as Published
+
+    return Published("gemm", "a100", "", 1.0, True, product(m, 1024, 64, 1.0))
+
+
+def test_what_the_best_loop_does_not_explain_is_the_clock():
+    full = Timed(DENSE[1], False, (stage_clocks(DENSE[1], False, 1.0, 1, A100),), 0.0)
+    assert peak(A100, full) == pytest.approx(1) and held(A100, [TILE, full]) == pytest.approx(rates(A100).sync_share)
+    assert held(A100, [Timed(DENSE[1], False, (9999.0,), 0.0)]) == 1
+    assert stage_clocks(SPARSE[0], True, 0.5, 1, A100) == 2 * 256 * 128 * 64 / 2048
+
+
+def test_ours_is_held_to_the_best_of_theirs_at_each_point():
+    ours, (theirs, deeper) = OURS[0], (Kernel("CUTLASS", "conv", tile) for tile in (DENSE[0], STAGES[0]))
+    found = {(ours, "sm_80"): Simulated((0.9, 0.8, 0.9)), (theirs, "sm_80"): Simulated((0.9, 0.6, 0.8)),
+             (deeper, "sm_80"): Simulated((0.8, 0.9, 0.8)), (theirs, "sm_89"): Simulated((1.0, 1.0, 1.0)),
+             (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0))}  # fmt: skip
+    centre, worst = beside(found)
+    assert (centre.found, centre.met, worst.found, worst.met) == ("1.000", True, "0.889", False)
+    sparse = {(Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
+              (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,))}  # fmt: skip
+    (line,) = beside(sparse)
+    assert not line.met and line.found == "0.833" and "aim 1.05" in line.what
+    words = [str(Requirement("x" * 82, "within 7%", "0.573, bias +0.509", met)).split()[-1] for met in (True, False, None)]
+    assert words == ["yes", "no", "-"] and len(str(line)) <= 128
+
+
 @pytest.mark.full
 @needs_cutlass
 def test_beside_cutlass(tmp_path):
@@ -85,6 +159,12 @@ def test_beside_cutlass(tmp_path):
     rows = {row["kernel"]: row for row in json.loads(out.read_text())["rows"]}
     mine, theirs = (rows[f"{who} {DENSE[0]}"] for who in ("ours conv_dense", "CUTLASS conv"))
     assert mine["answers_equal"] and theirs["answers_equal"] and mine["spills"] == theirs["spills"] == 0
+    for row in rows.values():
+        share = row["share_of_peak"]
+        assert 0.3 < share["low"] <= share["centre"] <= share["high"] <= 1 and len(share["points"]) == 25
+        assert row["tile_clocks"]["4608"] > 7 * row["tile_clocks"]["576"] - 20000
+    required = json.loads(out.read_text())["requirements"]
+    assert [r["required"] for r in required] == [">= 1", ">= 0.92"] and "published" not in done.output
     for figure in ("loads", "copies", "shared_bytes", "excess"):  # the same tile reads and writes the same
         assert mine["per_product"][figure] == theirs["per_product"][figure]
 

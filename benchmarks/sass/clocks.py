@@ -1,0 +1,92 @@
+"""Shares of the tensor cores' peak of main loops by cuda_kernels/cycles, at every point of its sweep, cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from cuda_kernels import cycles
+from cuda_kernels.cycles.machine import CENTRE, SWEEP, Residency, Sweep, machine
+from cuda_kernels.cycles.sass import program
+from cuda_kernels.cycles.simulate import steady
+from cuda_kernels.device import Device, named
+from cuda_kernels.files import cache_dir, write
+from tactics.families.conv_gemm import EPILOGUE_CLK, FILL_CLK
+from tactics.tactic import Tile
+
+POINTS = (CENTRE, *SWEEP)  # the centre comes first
+ONCE_CLK = FILL_CLK + EPILOGUE_CLK  # of a tile beside its stages, as the planner has it; nothing simulates it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be simulated: a main loop with so many warps of a block and blocks on an SM of a device."""
+
+    cubin: bytes
+    device: str
+    warps: int
+    blocks: int
+    every_point: bool = True
+
+    @property
+    def points(self) -> tuple[Sweep, ...]:
+        return POINTS if self.every_point else POINTS[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The tensor cores' share at each point, the centre first."""
+
+    shares: tuple[float, ...]
+
+    @property
+    def centre(self) -> float:
+        return self.shares[0]
+
+    @property
+    def low(self) -> float:
+        return min(self.shares)
+
+    @property
+    def high(self) -> float:
+        return max(self.shares)
+
+
+def stage_clocks(tile: Tile, sparse: bool, share: float, blocks: int, device: Device) -> float:
+    """From a block's stage to its next, where tensor cores are busy for that share of the clocks."""
+    at = machine(device)
+    return blocks * tile.m * tile.n * tile.k / (4 * at.products_per_clk * (at.sparse_ratio if sparse else 1) * share)
+
+
+@lru_cache(maxsize=1)
+def _sources() -> bytes:
+    folder = Path(next(iter(cycles.__path__)))
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+def _path(asked: Asked) -> Path:
+    parts = asked.cubin, _sources(), repr((named(asked.device), asked.warps, asked.blocks, asked.every_point)).encode()
+    return cache_dir() / "independent" / f"shares-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.json"
+
+
+def _simulate(asked: Asked) -> Simulated:
+    code, at = program(asked.cubin), machine(named(asked.device))
+    return Simulated(tuple(steady(code, Residency(asked.warps, asked.blocks), at, p).mma_share for p in asked.points))
+
+
+def simulated(asked: Sequence[Asked]) -> list[Simulated]:
+    """Each from the cache or, those that are not there, simulated on all cores."""
+    new = [a for a in dict.fromkeys(asked) if not _path(a).exists()]
+    if new:
+        workers = min(len(new), os.cpu_count() or 1)
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # this process may have threads
+            for a, found in zip(new, pool.map(_simulate, new), strict=True):
+                write(_path(a), json.dumps(found.shares).encode())
+    return [Simulated(tuple(json.loads(_path(a).read_text()))) for a in asked]

@@ -1,0 +1,114 @@
+"""What is required of our main loops beside CUTLASS's, and of the simulation beside what was measured: required, found, met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.bench_predictions import LONG_US, faster, ours
+from benchmarks.published_rows import Row as PublishedRow
+from benchmarks.published_rows import product, together
+from benchmarks.sass.clocks import Simulated
+from benchmarks.sass.kernels import Kernel
+from benchmarks.sass.published import Timed, estimates, few, verdict
+from cuda_kernels.device import Device, named
+from cuda_kernels.rates import rates
+
+WORST, CENTRE, SPARSE_AIM = 0.92, 1.0, 1.05
+# cutlass#408: 16384^3 in FP16 on an A100 at 1410 MHz, 484 TFLOP/s sparse and 302 dense, by CUTLASS's own kernels.
+CUBE, SPARSE_TFLOPS, DENSE_TFLOPS, WITHIN = 16384, 484, 302, 0.08
+MOST_ERROR, MOST_BIAS, MOST_FASTER = {"a100": 0.15, "l40s": 0.20}, 0.07, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One line: `found` in words, and whether that is what is required."""
+
+    what: str
+    required: str
+    found: str
+    met: bool | None  # None: nothing is required
+
+    def __str__(self) -> str:
+        met = "-" if self.met is None else "yes" if self.met else "no"
+        return f"{self.what:<82} {self.required:>10} {self.found:>20}  {met}"
+
+
+HEADER = f"{'':<82} {'required':>10} {'found':>20}  met"
+
+
+def ratios(mine: Simulated, theirs: Sequence[Simulated]) -> tuple[float, float]:
+    """Our share of the peak over the best of theirs: (at the centre, at the worst point of the sweep)."""
+    best = [max(each) for each in zip(*(t.shares for t in theirs), strict=True)]
+    over = [a / b for a, b in zip(mine.shares, best, strict=True)]
+    return over[0], min(over)
+
+
+def beside(found: Mapping[tuple[Kernel, str], Simulated]) -> Iterator[Requirement]:
+    """Each of our tiles against CUTLASS's with the same block, whatever its stages; `found`: by kernel and architecture."""
+    for (kernel, sm), mine in found.items():
+        theirs = [s for (k, at), s in found.items() if k.maker == "CUTLASS" and at == sm and _same(k, kernel)]
+        if kernel.maker != "ours" or not theirs:
+            continue
+        centre, worst = ratios(mine, theirs)
+        name = f"{sm} {kernel.name} {_block(kernel)} over CUTLASS"
+        aim = f" (aim {SPARSE_AIM:g})" if kernel.sparse else ""
+        yield Requirement(f"{name}, centre{aim}", f">= {CENTRE:g}", f"{centre:.3f}", centre >= CENTRE)
+        if not kernel.sparse:
+            yield Requirement(f"{name}, worst of the sweep", f">= {WORST:g}", f"{worst:.3f}", worst >= WORST)
+
+
+def _same(a: Kernel, b: Kernel) -> bool:
+    return a.sparse == b.sparse and _block(a) == _block(b) and a.tile.threads == b.tile.threads
+
+
+def _block(kernel: Kernel) -> str:
+    return f"{kernel.tile.m}x{kernel.tile.n}x{kernel.tile.k}"
+
+
+def cube(dense: Sequence[Timed], sparse: Sequence[Timed]) -> Iterator[Requirement]:
+    """CUTLASS's own gain from 2:4 where it was measured, at the clock that was locked; and the two rates."""
+    device, work, what = named("a100"), product(CUBE, CUBE, CUBE, 1.0), f"sm_80 CUTLASS's product of {CUBE}^3, "
+    tiles = {"sparse": sparse, "dense": dense}
+    rate = {kind: 2e-6 * CUBE**3 / float(estimates(work, device, of).min()) for kind, of in tiles.items()}
+    measured = SPARSE_TFLOPS / DENSE_TFLOPS
+    found = rate["sparse"] / rate["dense"]
+    yield Requirement(f"{what}sparse over dense, measured {measured:.2f}", f"within {WITHIN:.0%}",
+                      f"{found:.2f} ({found / measured - 1:+.1%})", abs(found / measured - 1) <= WITHIN)  # fmt: skip
+    for kind, tflops in (("sparse", SPARSE_TFLOPS), ("dense", DENSE_TFLOPS)):
+        words = f"{rate[kind]:.0f} ({rate[kind] / tflops - 1:+.1%})"
+        yield Requirement(f"{what}{kind} TFLOP/s, measured {tflops}", "apart", words, None)
+
+
+def held(device: Device, tiles: Sequence[Timed]) -> float:
+    """The clock, of the data sheet's, at which the best tile's main loop reaches what products reach on the card at most: what
+    the loop does not explain is taken for the power limit's."""
+    return min(1.0, rates(device).sync_share / max(peak(device, t) for t in tiles))
+
+
+def peak(device: Device, timed: Timed) -> float:
+    """The share of the tensor cores' peak that a tile's main loop reaches when the SM is full."""
+    t = timed.tile
+    return t.m * t.n * t.k * timed.blocks / (timed.stage[-1] * device.mma_fma_per_clk)
+
+
+def against_cublas(device: Device, tiles: Sequence[Timed], rows: Sequence[PublishedRow]) -> Iterator[Requirement]:
+    """CUTLASS's tiles, of each row the best, and our own kernels' predictions, on published rows."""
+    work, us, clock = together(rows), np.array([r.us for r in rows]), held(device, tiles)
+    found = estimates(work, device, tiles, clock)
+    apart = few(work, device, [tiles[i].tile for i in found.argmin(0)])
+    best, most = found.min(0), MOST_ERROR[device.name]
+    name = f"{device.title}, CUTLASS's best tile against cuBLAS, "
+    of = verdict(best[~apart], us[~apart])
+    yield Requirement(f"{name}{of.rows} rows, mean |log error|", f"<= {most:.2f}", f"{of.error:.3f}", of.error <= most)
+    within = abs(of.bias) <= MOST_BIAS
+    yield Requirement(f"{name}bias (clock {clock:.0%})", f"within {MOST_BIAS:.0%}", f"{of.bias:+.3f}", within)
+    if apart.any():
+        of = verdict(best[apart], us[apart])
+        yield Requirement(f"{name}{of.rows} rows of few tiles", "apart", f"{of.error:.3f}, bias {of.bias:+.3f}", None)
+    long = [r for r in rows if r.us >= LONG_US]
+    share = faster(np.array([ours(r) for r in long]), np.array([r.us for r in long]))
+    yield Requirement(f"{device.title}, ours predicted > 10 % faster than cuBLAS, {len(long)} rows", f"<= {MOST_FASTER:.0%}",
+                      f"{share:.1%}", share <= MOST_FASTER)  # fmt: skip
