@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.bench_predictions import by_device
 from benchmarks.published_rows import FOLDER, read
-from benchmarks.sass.clocks import ONCE_CLK, Asked, Simulated, simulated, stage_clocks
+from benchmarks.sass.clocks import Asked, Simulated, simulated, stage_clocks
 from benchmarks.sass.kernels import (
     DEVICES,
     GEMMS,
@@ -79,16 +79,16 @@ class Row:
         path = code.iteration(code.main_loop)
         return len(path) / sum(i.mma for i in path)
 
-    def tile_clocks(self, share: float, k: int) -> float:
-        """Of a tile, when its SM is full: its stages, and what a tile takes beside them."""
-        tile = self.kernel.tile
-        return ONCE_CLK + -(-k // tile.k) * stage_clocks(tile, self.kernel.sparse, share, self.blocks, DEVICES[self.sm])
+    def tile_clocks(self, found: Simulated, k: int) -> float:
+        """Of a tile, when its SM is full, where the sweep is centred."""
+        tile, device = self.kernel.tile, DEVICES[self.sm]
+        return found.once + -(-k // tile.k) * stage_clocks(tile, self.kernel.sparse, found.centre, self.blocks, device)
 
     def record(self, found: Simulated | None) -> dict[str, Any]:
         tile = {"m": self.kernel.tile.m, "n": self.kernel.tile.n, "k": self.kernel.tile.k, "stages": self.kernel.tile.stages}
         code = {"registers": self.code.regs, "spills": self.code.spills, "shared_memory": self.smem + self.code.static_smem}
         share = found and {"centre": found.centre, "low": found.low, "high": found.high, "points": found.shares}
-        clocks = found and {str(k): self.tile_clocks(found.centre, k) for k in DEEP}
+        clocks = found and {str(k): self.tile_clocks(found, k) for k in DEEP}
         return {
             "kernel": str(self.kernel), "sm": self.sm, "tile": tile, "threads": self.threads, "blocks_per_sm": self.blocks,
             **code, "per_product": asdict(self.counts), "machine_instructions_per_product": self.instructions,
@@ -136,10 +136,11 @@ def timed(kernels: list[Kernel], sm: str) -> list[Timed]:
         for blocks in range(1, code.resident(device, ran.threads, ran.smem) + 1):
             asked.append(Asked(code.cubin, device.name, ran.threads // 32, blocks, every_point=False))
             where.append((kernel, blocks))
-    stages: dict[Kernel, list[float]] = {}
+    clocks: dict[Kernel, list[tuple[float, float]]] = {}
     for (kernel, blocks), found in zip(where, simulated(asked), strict=True):
-        stages.setdefault(kernel, []).append(stage_clocks(kernel.tile, kernel.sparse, found.centre, blocks, device))
-    return [Timed(kernel.tile, kernel.sparse, tuple(clocks), ONCE_CLK) for kernel, clocks in stages.items()]
+        stage = stage_clocks(kernel.tile, kernel.sparse, found.centre, blocks, device)
+        clocks.setdefault(kernel, []).append((stage, found.once))
+    return [Timed(kernel.tile, kernel.sparse, *map(tuple, zip(*of, strict=True))) for kernel, of in clocks.items()]
 
 
 HEADS = (("block", "KiB"), ("blocks", "per SM"), ("PTX", "instr."), ("", "loads"), ("", "copies"), ("shared", "bytes"),
@@ -161,7 +162,7 @@ def line(row: Row) -> str:
 def share_line(row: Row, found: Simulated | None) -> str:
     if found is None:
         return f"{row.kernel!s:<{NAME_WIDTH}} does not fit an SM"
-    clocks = " ".join(f"{row.tile_clocks(found.centre, k):>7.0f}" for k in DEEP)
+    clocks = " ".join(f"{row.tile_clocks(found, k):>7.0f}" for k in DEEP)
     return (f"{row.kernel!s:<{NAME_WIDTH}} {row.instructions:>7.2f} {found.low:>7.1%} {found.centre:>7.1%} {found.high:>7.1%} "
             f"{clocks}")  # fmt: skip
 

@@ -22,8 +22,8 @@ needs_cutlass = pytest.mark.skipif(bool(WHY), reason=WHY)
 
 @pytest.mark.parametrize("regs, threads, smem, device, blocks", [
     (232, 128, 64 << 10, "a100", 2), (232, 128, 64 << 10, "l40s", 1), (168, 256, 0, "a100", 1), (128, 256, 0, "a100", 2),
-    (129, 256, 0, "a100", 1), (32, 1024, 0, "l40s", 1), (32, 1024, 0, "a100", 2), (16, 32, 0, "a100", 32),
-    (128, 256, 164 << 10, "a100", 0), (128, 256, 102 << 10, "a40", 0), (128, 256, 0, "a40", 2),
+    (129, 256, 0, "a100", 1), (32, 1024, 0, "l40s", 1), (32, 1024, 0, "a100", 2), (128, 1024, 0, "a100", 0),
+    (16, 32, 0, "a100", 32), (128, 256, 164 << 10, "a100", 0), (128, 256, 102 << 10, "a40", 0), (128, 256, 0, "a40", 2),
 ])  # fmt: skip
 def test_blocks_that_fit_an_sm(regs, threads, smem, device, blocks):
     assert Assembled(b"", regs, 0, 0).resident(named(device), threads, smem) == blocks
@@ -83,7 +83,7 @@ def test_what_is_not_downloaded_is_left_out_with_the_reason(tmp_path, monkeypatc
 
 
 A100 = named("a100")
-TILE = Timed(DENSE[1], False, (1100.0,), 2000.0)
+TILE = Timed(DENSE[1], False, (1100.0,), (2000.0,))
 
 
 def us(m: int, n: int, k: int, *tiles: Timed) -> float:
@@ -92,27 +92,26 @@ def us(m: int, n: int, k: int, *tiles: Timed) -> float:
 
 def test_a_round_more_takes_a_round_longer():
     """128 x 256 outputs for each of 108 SMs; one column more begins the next round."""
-    stored = 128 * 256 * 2 / rates(A100).sm_l2
-    one = (2000 + 1100 * 64 + stored) / A100.clock_mhz
+    one = (2000 + 1100 * 64) / A100.clock_mhz
     assert us(1536, 2304, 2048) == pytest.approx(A100.launch_us + one)  # 12 x 9 tiles
     assert us(1536, 2305, 2048) == pytest.approx(A100.launch_us + 2 * one)
     assert us(128, 256, 2048) == pytest.approx(A100.launch_us + one)
 
 
 def test_few_blocks_on_an_sm_are_faster_than_many():
-    pair = Timed(DENSE[0], False, (600.0, 1000.0), 0.0)
+    pair = Timed(DENSE[0], False, (600.0, 1000.0), (2000.0, 2500.0))
     alone, both = us(1536, 1152, 2048, pair), us(1536, 1153, 2048, pair)
-    assert us(1536, 2304, 2048, pair) == both and 64 * 395 / A100.clock_mhz < both - alone < 64 * 440 / A100.clock_mhz
+    assert us(1536, 2304, 2048, pair) == both and both - alone == pytest.approx((500 + 64 * 400) / A100.clock_mhz)
 
 
 def test_l2_and_dram_bound_what_the_main_loop_does_not():
-    quick = Timed(DENSE[1], False, (10.0,), 0.0)
+    quick = Timed(DENSE[1], False, (10.0,), (0.0,))
     a_round = 64 * (128 + 256) * 32 * 2 / rates(A100).sm_l2 / A100.clock_mhz
-    assert us(1536, 2304, 2048, quick) > A100.launch_us + a_round
+    assert us(1536, 2304, 2048, quick) == pytest.approx(A100.launch_us + a_round)
     large = product(16384, 16384, 16384, 1.0)
     read = float(again(large, A100, quick)[0])
     assert read > 10 * 3 * 2 * 16384**2 and us(16384, 16384, 16384, quick) >= read / (A100.dram_gbps * 1e3 * 0.87)
-    assert float(again(large, A100, Timed(SPARSE[0], True, (10.0,), 0.0))[0]) < read
+    assert float(again(large, A100, Timed(SPARSE[0], True, (10.0,), (0.0,)))[0]) < read
 
 
 def test_rows_with_fewer_tiles_than_sms():
@@ -129,9 +128,9 @@ def _row(m: int):
 
 
 def test_what_the_best_loop_does_not_explain_is_the_clock():
-    full = Timed(DENSE[1], False, (stage_clocks(DENSE[1], False, 1.0, 1, A100),), 0.0)
+    full = Timed(DENSE[1], False, (stage_clocks(DENSE[1], False, 1.0, 1, A100),), (0.0,))
     assert peak(A100, full) == pytest.approx(1) and held(A100, [TILE, full]) == pytest.approx(rates(A100).sync_share)
-    assert held(A100, [Timed(DENSE[1], False, (9999.0,), 0.0)]) == 1
+    assert held(A100, [Timed(DENSE[1], False, (9999.0,), (0.0,))]) == 1
     assert stage_clocks(SPARSE[0], True, 0.5, 1, A100) == 2 * 256 * 128 * 64 / 2048
 
 

@@ -1,4 +1,4 @@
-"""Shares of the tensor cores' peak of main loops by cuda_kernels/cycles, at every point of its sweep, cached by content."""
+"""What main loops and tiles take by cuda_kernels/cycles, at every point of its sweep, cached by content."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from pathlib import Path
 from cuda_kernels import cycles
 from cuda_kernels.cycles.machine import CENTRE, SWEEP, Residency, Sweep, machine
 from cuda_kernels.cycles.sass import program
-from cuda_kernels.cycles.simulate import steady
+from cuda_kernels.cycles.simulate import steady, tile_clocks
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
-from tactics.families.conv_gemm import EPILOGUE_CLK, FILL_CLK
 from tactics.tactic import Tile
 
 POINTS = (CENTRE, *SWEEP)  # the centre comes first
-ONCE_CLK = FILL_CLK + EPILOGUE_CLK  # of a tile beside its stages, as the planner has it; nothing simulates it
+ITERATIONS = 16  # of the main loop, of the tile that is simulated whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The tensor cores' share at each point, the centre first."""
+    """The tensor cores' share at each point, the centre first; `once`: there, clocks of a tile beside its main loop."""
 
     shares: tuple[float, ...]
+    once: float = 0.0
 
     @property
     def centre(self) -> float:
@@ -73,12 +73,14 @@ def _sources() -> bytes:
 
 def _path(asked: Asked) -> Path:
     parts = asked.cubin, _sources(), repr((named(asked.device), asked.warps, asked.blocks, asked.every_point)).encode()
-    return cache_dir() / "independent" / f"shares-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.json"
+    return cache_dir() / "independent" / f"clocks-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.json"
 
 
 def _simulate(asked: Asked) -> Simulated:
-    code, at = program(asked.cubin), machine(named(asked.device))
-    return Simulated(tuple(steady(code, Residency(asked.warps, asked.blocks), at, p).mma_share for p in asked.points))
+    code, at, r = program(asked.cubin), machine(named(asked.device)), Residency(asked.warps, asked.blocks)
+    found = [steady(code, r, at, point) for point in asked.points]
+    once = tile_clocks(code, ITERATIONS, r, at) - ITERATIONS * found[0].clocks_per_stage
+    return Simulated(tuple(s.mma_share for s in found), once)
 
 
 def simulated(asked: Sequence[Asked]) -> list[Simulated]:
@@ -88,5 +90,6 @@ def simulated(asked: Sequence[Asked]) -> list[Simulated]:
         workers = min(len(new), os.cpu_count() or 1)
         with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # this process may have threads
             for a, found in zip(new, pool.map(_simulate, new), strict=True):
-                write(_path(a), json.dumps(found.shares).encode())
-    return [Simulated(tuple(json.loads(_path(a).read_text()))) for a in asked]
+                write(_path(a), json.dumps([found.shares, found.once]).encode())
+    kept = [json.loads(_path(a).read_text()) for a in asked]
+    return [Simulated(tuple(shares), once) for shares, once in kept]

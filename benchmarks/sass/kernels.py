@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cuda_kernels.compile import virtual
+from cuda_kernels.cycles.machine import residency
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
 from tactics.tactic import Tile
@@ -29,8 +30,6 @@ from tests.independent.triton_programs import Triton
 
 HERE = Path(__file__).parent
 DEVICES = {"sm_80": named("a100"), "sm_86": named("a40"), "sm_89": named("l40s")}  # of each architecture one of full rate
-REGISTER_UNIT = 256  # registers are given to warps in such portions: CUDA Occupancy Calculator, 8.0 to 8.9
-RESERVED = 1024  # bytes of shared memory that each block takes besides its own, from 8.0 on
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -130,14 +129,10 @@ class Assembled:
     def resident(self, device: Device, threads: int, dynamic_smem: int) -> int:
         """Blocks that an SM holds at a time; 0 where not even one fits."""
         smem = self.static_smem + dynamic_smem
-        if smem > device.smem_per_block:
+        try:
+            return residency(device, threads, self.regs, smem).blocks if smem <= device.smem_per_block else 0
+        except ValueError:
             return 0
-        per_warp = -(-32 * self.regs // REGISTER_UNIT) * REGISTER_UNIT
-        warps = device.regs_per_sm // 4 // per_warp * 4  # each quarter of an SM has its own
-        return min(
-            device.smem_per_sm // (smem + RESERVED), device.max_threads_per_sm // threads, warps // (threads // 32),
-            device.max_blocks_per_sm,
-        )  # fmt: skip
 
 
 def assemble(ptx: str, sm: str) -> Assembled:

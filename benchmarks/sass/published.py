@@ -1,7 +1,7 @@
 """Published times of matrix products, and what the simulated main loops of CUTLASS's tiles would take for them.
 
-A row's time, in whole rounds of the blocks that all SMs hold: of each round the stages' clocks with as many blocks on an SM as
-the round gives it, at the least what their operands take through L2, a tile's start and end, and its output through L2; then
+A row's time, in whole rounds of the blocks that all SMs hold: of each round the clocks of its stages and of a tile's start and
+end, simulated with as many blocks on an SM as the round gives it, of stages what operands take from L2 if that is more; then
 DRAM's time, if that is longer, and a launch. Rates of L2 and DRAM are measured ones (cuda_kernels/rates.py), none fitted here.
 """
 
@@ -23,13 +23,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A tile as it was simulated. `stage`: by the blocks on an SM (1 is the first), clocks from a block's stage to its next;
-    `once`: clocks of a tile beside its stages."""
+    """A tile as it was simulated. By the blocks on an SM, 1 is the first: `stage`, clocks from a block's stage to its next, and
+    `once`, clocks of a tile beside its stages."""
 
     tile: Tile
     sparse: bool
     stage: tuple[float, ...]
-    once: float
+    once: tuple[float, ...]
 
     @property
     def blocks(self) -> int:
@@ -50,10 +50,9 @@ def _of_tile(work: Work, device: Device, timed: Timed, mhz: float) -> Floats:
     last = np.ceil(rest / device.num_sms)  # blocks on the fullest SM of the last round
     loaded = (t.m * share + t.n) * t.k * 2  # bytes of a stage
     drawn = min(at.sm_l2, at.l2 / device.num_sms)  # bytes per clock of an SM
-    stored = np.minimum(t.m, work.m) * np.minimum(t.n, work.n) * 2 / drawn
     total = np.zeros(len(work.m))
     for blocks in range(1, timed.blocks + 1):
-        clocks = timed.once + blocks * stored + stages * max(timed.stage[blocks - 1], blocks * loaded / drawn)
+        clocks = timed.once[blocks - 1] + stages * max(timed.stage[blocks - 1], blocks * loaded / drawn)
         total += clocks * (whole * (blocks == timed.blocks) + (last == blocks))
     dram = again(work, device, timed) / (device.dram_gbps * 1e3 * at.dram_share)
     return device.launch_us + np.maximum(total / mhz, dram)
