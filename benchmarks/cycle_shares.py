@@ -3,7 +3,8 @@
     python -m benchmarks.cycle_shares                       # what is missing or of other sources: a quarter of an hour
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
 
-Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop, are of a 3x3 convolution with bias and ReLU.
+Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop, are of a 3x3
+convolution with bias and ReLU.
 """
 
 from __future__ import annotations
@@ -75,10 +76,11 @@ def main(sms: tuple[str, ...], only_print: bool) -> None:
             of["shares"].setdefault(at, {})[sm] = share
             if only_print:
                 click.echo(f"{kernel:14} {at:22} {sm:7} {Share(*share)}")
+            else:  # what there is: an interrupted run goes on where it was
+                TABLE.write_text(written({**table(), version: table().get(version, {}) | kernels}))
     except (CompileError, ToolMissing) as e:
         raise click.ClickException(str(e)) from None
     if not only_print:
-        TABLE.write_text(written({**table(), version: kernels}))
         click.echo(f"{TABLE.name}: {sum(len(of['shares']) for of in kernels.values())} tiles for NVRTC {version}")
 
 

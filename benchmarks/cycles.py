@@ -207,7 +207,7 @@ def show(code: Code, device: Device, blocks: int | None, stages: int | None, bri
     if stages is not None:
         clocks = tile_clocks(code.program, stages, r, at)
         loop = found.clocks_per_stage * stages
-        click.echo(f"Tiles of {stages} stages: {clocks} clocks or more, of them {loop:.0f} as in the steady state")
+        click.echo(f"Tiles of {stages} stages: about {clocks} clocks, {loop:.0f} of them for the steady state")
     if not brief:
         click.echo(ranges(code, r, at, found.mma_share))
 

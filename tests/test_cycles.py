@@ -26,7 +26,7 @@ from cuda_kernels.cycles.machine import (
 )
 from cuda_kernels.cycles.sass import Instruction, Program, program
 from cuda_kernels.cycles.simulate import Share, Sm, steady, steady_of, tile_clocks
-from cuda_kernels.cycles.steps import LOAD, TENSOR_PIPE, steps
+from cuda_kernels.cycles.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 
 A100 = machine(named("a100"))
@@ -119,6 +119,14 @@ def test_a_load_takes_its_latency(row, latency):
     assert found.waited[1] == {"short scoreboard": latency - 1}
 
 
+@pytest.mark.parametrize("opcode, wavefronts", [
+    ("LDS", 1), ("LDS.64", 2), ("LDS.U.128", 4), ("LDSM.16.M88", 1), ("LDSM.16.MT88.2", 2), ("LDSM.16.M88.4", 4),
+    ("STS.128", 4), ("LDGSTS.E.BYPASS.LTC128B.128", 4), ("LDGSTS.E.LTC128B.64", 2), ("LDGSTS.E", 1), ("LDG.E.128", 4),
+])  # fmt: skip
+def test_wavefronts_without_conflicts(opcode, wavefronts):
+    assert usual_wavefronts(code(f"{opcode} R0, [R1]")[0]) == wavefronts
+
+
 @pytest.mark.parametrize("barrier", [10, 30])
 def test_a_barrier_waits_for_the_last_warp(barrier):
     sweep = replace(CENTRE, barrier=barrier)
@@ -142,6 +150,10 @@ def test_stalls_and_scoreboards():
     assert steady_of(code("NOP", "NOP", stalls={0: 5, 1: 3}), ONE_EACH, A100).clocks_per_stage == 8
     s2r = code("S2R R0, SR_TID.X", "IADD3 R1, R0, R0, RZ", write={0: 3}, wait={1: 8})
     assert steady_of(s2r, ONE_EACH, A100).clocks_per_stage == A100.other_latency + 1
+    listed = code("LDS R8, [R0]", "S2R R1, SR_TID.X", "DEPBAR.LE SB0, 0x1, {2,1}", write={0: 0, 1: 2}, stalls={1: 2})
+    found = steady_of(listed, Residency(1, 1), A100)
+    latency = A100.other_latency
+    assert found.clocks_per_stage == 1 + latency + 1 and found.waited[2] == {"short scoreboard": latency - 2}
     # Two groups of copies, of which the first must have landed: as much of a copy's latency as one iteration does not hide.
     ring = code("LDGSTS.E.128 [R0], [R2.64]", "LDGDEPBAR", "DEPBAR.LE SB0, 0x1", "NOP", write={1: 0}, stalls={2: 4})
     found = steady_of(ring, Residency(1, 1), A100)
@@ -166,6 +178,9 @@ ROWS = (
 )  # fmt: skip
 
 
+STAGES = 40
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_no_loop_is_faster_than_its_pipes_port_and_issue(data):
@@ -176,13 +191,14 @@ def test_no_loop_is_faster_than_its_pipes_port_and_issue(data):
     loop = code(*rows, stalls={n: 1 + x % 11 for n, x in draw.items()}, write=boards, wait=waits)
     r = Residency(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)))
     m = machine(NAMED[data.draw(st.sampled_from(sorted(NAMED)))])
-    found = steady_of(loop, r, m, data.draw(st.sampled_from(SWEEP)), stages=32)
+    found = steady_of(loop, r, m, data.draw(st.sampled_from(SWEEP)), stages=STAGES)
     warps, path = r.warps * r.blocks, steps(loop, m, ())
-    # Over each block's iterations: what all warps of the SM take of a sub-core, of its tensor core, of the port.
-    assert 0 <= found.mma_share <= 1.02 and found.issue_share <= 1.02 and found.port_share <= 1.02
-    clocks = 1.02 * found.clocks_per_stage
+    # Of all warps of the SM; between two of many iterations' beginnings, at each of which some warp is in the middle of one.
+    slack = 1 + 2 / STAGES
+    assert 0 <= found.mma_share <= slack and found.issue_share <= slack
+    clocks = slack * found.clocks_per_stage
     assert clocks * 4 >= warps * max(len(loop), sum(s.interval for s in path if s.pipe == TENSOR_PIPE))
-    assert clocks >= warps * sum(max(2, s.wavefronts) for s in path if s.kind == LOAD)
+    assert clocks >= warps * sum(max(2, s.wavefronts if s.kind == LOAD else 0) for s in path if LOAD <= s.kind <= GLOBAL)
     assert clocks >= sum(s.stall for s in path) * min(1, warps / (4 * -(-warps // 4)))
     assert all(sum(w.values()) >= 0 for w in found.waited) and len(found.issued_at) == len(loop)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from cuda_kernels.cycles.machine import CENTRE, OLDEST, ROUND_ROBIN, SUB_CORES, SWEEP, YOUNGEST, Machine, Residency, Sweep
 from cuda_kernels.cycles.sass import Instruction, Program
-from cuda_kernels.cycles.steps import COMMIT, COPY, COUNTED, GLOBAL, LOAD, OTHER, SYNC, TENSOR_PIPE, Step, steps
+from cuda_kernels.cycles.steps import COMMIT, COPY, COUNTED, GLOBAL, LOAD, OTHER, PIPES, SYNC, TENSOR_PIPE, Step, steps
 
 STAGES = 8  # over which the steady state is averaged
 WARM = 4  # stages before those
@@ -55,7 +55,7 @@ class Core:
 
     def __init__(self) -> None:
         self.warps: list[Warp] = []
-        self.pipes = [0, 0, 0, 0]
+        self.pipes = [0] * PIPES
         self.queue: deque = deque()  # of (clock from which it may leave, warp, step, board entries)
         self.next, self.last, self.request = 0, -1, 0
 
@@ -128,17 +128,17 @@ class Sm:
                 warp.next = clock + 1  # looked at again; why it waits is found then
                 continue
             step = self.path[warp.at]
-            until, reason = self.blocked(warp, core, step, clock)
+            until, reason = (core.pipes[step.pipe], MATH) if step.simple else self.blocked(warp, core, step, clock)
             if self.slots:
                 self.account(warp, step, clock)
-            warp.reason = reason
             if until > clock:
-                warp.next = until
+                warp.next, warp.reason = until, reason
                 continue
+            warp.reason = NOT_SELECTED
             issued = True
             done = self.issue(warp, core, step, clock)
             core.last = warp.number
-        core.next = min([warp.next for warp in warps])
+        core.next = warps[0].next if len(warps) == 1 else min([warp.next for warp in warps])
         return done
 
     def put_first(self, core: Core, due: list[Warp]) -> None:
@@ -157,11 +157,7 @@ class Sm:
             warp.since = clock
 
     def blocked(self, warp: Warp, core: Core, step: Step, clock: int) -> tuple[int, int]:
-        """(clock before which the warp cannot issue, why); the clock itself and "not selected" where it can."""
-        if warp.free > clock:
-            return warp.free, WAIT
-        if warp.arrived:
-            return NEVER, BARRIER
+        """(clock before which the warp cannot issue, why); no later than this clock where it can."""
         for b in step.waits:
             if board := warp.boards[b]:
                 until, reason = max(board)
@@ -176,33 +172,32 @@ class Sm:
         for product in step.after:
             if warp.ready.get(product, 0) > clock:
                 return warp.ready[product], WAIT
-        if step.pipe >= 0 and core.pipes[step.pipe] > clock:
+        if core.pipes[step.pipe] > clock:
             return core.pipes[step.pipe], MATH
         if LOAD <= step.kind <= GLOBAL and len(core.queue) >= self.sweep.queue:
             return NEVER, MIO
         return clock, NOT_SELECTED
 
     def issue(self, warp: Warp, core: Core, step: Step, clock: int) -> int:
+        warp.free = warp.next = warp.since = clock + step.stall
+        core.pipes[step.pipe] = clock + step.interval
         kind = step.kind
-        warp.free = warp.next = clock + step.stall
-        if step.pipe >= 0:
-            core.pipes[step.pipe] = clock + step.interval
-            if step.pipe == TENSOR_PIPE:
-                warp.ready[step.at] = clock + step.interval + self.machine.mma_depth
-                self.release(warp, step, clock + step.interval + self.machine.mma_depth, clock + step.interval)
-        if LOAD <= kind <= GLOBAL:
+        if step.pipe == TENSOR_PIPE:
+            done = clock + step.interval + self.machine.mma_depth
+            warp.ready[step.at] = done
+            self.release(warp, step, done, clock + step.interval)
+        elif LOAD <= kind <= GLOBAL:
             self.send(warp, core, step, clock)
+        elif kind == OTHER:
+            self.release(warp, step, clock + step.latency, clock + step.latency)
         elif kind == SYNC:
             self.arrive(warp, clock)
         elif kind == COMMIT:
             self.commit(warp, step, clock)
-        elif kind == OTHER and step.pipe != TENSOR_PIPE:
-            self.release(warp, step, clock + step.latency, clock + step.latency)
         if self.slots and warp.marks:
             slot = self.slots[step.at]
             slot[0] += 1
             slot[1] += clock - warp.marks[-1]
-        warp.since = warp.free
         return self.advance(warp, clock)
 
     def advance(self, warp: Warp, clock: int) -> int:
@@ -226,10 +221,11 @@ class Sm:
             warp.boards[step.read].append([read, reason])
 
     def arrive(self, warp: Warp, clock: int) -> None:
-        warp.arrived = True
+        warp.arrived, warp.reason = True, BARRIER
         count, last = self.arrived[warp.block]
         self.arrived[warp.block] = count + 1, max(last, clock)
         if count + 1 < self.block_warps:
+            warp.next = NEVER
             return
         going_on = max(last, clock) + self.sweep.barrier
         self.arrived[warp.block] = 0, 0
@@ -372,7 +368,7 @@ def _port(s: Step, machine: Machine, sweep: Sweep) -> int:
 def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, sweep: Sweep = CENTRE,
                 wavefronts: Mapping[int, int] | None = None, taken: Mapping[int, bool] | None = None) -> int:  # fmt: skip
     """Clocks from the start of an SM's blocks to the end of the last, each of so many iterations of the main loop, with what is
-    before it and behind it once: loops there count once too, and all loads come from L2, so that it is the least."""
+    before it and behind it on its commonest path: loops there count once, and all loads come from L2."""
     if stages < 1:
         raise ValueError(f"{stages} stages: expected one or more")
     loop = program.main_loop

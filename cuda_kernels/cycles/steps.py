@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from cuda_kernels.cycles.machine import Machine, interval
@@ -16,14 +17,14 @@ KINDS = {
 ALU = frozenset("IADD3 LOP3 ISETP SEL LEA SHF IMNMX PRMT IABS VIADD VIADDMNMX VIMNMX FSETP FSEL FMNMX PLOP3 MOV F2FP".split())
 FMA = frozenset("FFMA FADD FMUL HADD2 HMUL2 HFMA2".split())
 XU = frozenset("MUFU I2F F2I F2F I2I POPC FLO BREV".split())
-TENSOR_PIPE, ALU_PIPE, FMA_PIPE, XU_PIPE = range(4)
+TENSOR_PIPE, ALU_PIPE, FMA_PIPE, XU_PIPE, NO_PIPE = range(PIPES := 5)
 
 
 class Step:
     """An instruction of the simulated path, decoded once."""
 
     __slots__ = ("at", "kind", "stall", "waits", "write", "read", "after", "pipe", "interval", "latency", "wavefronts",
-                 "allowed", "counted")  # fmt: skip
+                 "simple", "allowed", "counted")  # fmt: skip
 
     def __init__(self, at: int, i: Instruction, machine: Machine, wavefronts: int | None) -> None:
         root = i.opcode.split(".")[0]
@@ -36,14 +37,16 @@ class Step:
         self.pipe, self.interval = _pipe(root, i, machine)
         self.latency = machine.constant_latency if root == "LDC" else machine.other_latency
         self.wavefronts = usual_wavefronts(i) if wavefronts is None else wavefronts
+        self.simple = False  # waits for nothing but its pipe
         self.counted, self.allowed = 0, 0
         if self.kind == COUNTED:
             self.counted = int(i.operands[0].removeprefix("SB"))
             self.allowed = int(i.operands[1], 16) if len(i.operands) > 1 else 0
+            self.waits += tuple(int(digit) for digit in re.findall(r"\d", "".join(i.operands[2:])))  # "{4,3}": none of those
 
 
 def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
-    """(pipe, clocks that it is taken), -1 for none."""
+    """(pipe, clocks that it is taken)."""
     if i.mma:
         return TENSOR_PIPE, interval(machine, i)
     if root == "IMAD":
@@ -52,7 +55,7 @@ def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
                                 (XU, XU_PIPE, machine.xu_interval)):  # fmt: skip
         if root in names:
             return pipe, clocks
-    return -1, 0
+    return NO_PIPE, 0
 
 
 def usual_wavefronts(i: Instruction) -> int:
@@ -72,6 +75,7 @@ def steps(path: tuple[Instruction, ...], machine: Machine, wavefronts: tuple[tup
     for _ in range(2):
         for step, i in zip(found, path, strict=True):
             step.after = tuple({writer[name] for name in (*i.reads, *i.writes) if name in writer})
+            step.simple = not (step.waits or step.after or step.kind == COUNTED or LOAD <= step.kind <= GLOBAL)
             for name in i.writes:
                 if i.mma:
                     writer[name] = step.at
