@@ -185,17 +185,26 @@ __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
 template <bool TO_SHARED>
 __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
   if (OUT_LINEAR) {  // padded channels (chw2) are stored too: the staging tile holds zeros there
+    constexpr int ALL = (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN, AT_ONCE = TO_SHARED ? 8 : 1;  // loads that do not wait
     const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
-    for (int id = threadIdx.x; id < (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN; id += THREADS) {
-      const int m = id / (BLOCK * BN) * BLOCK + id % BLOCK - early, n = id / BLOCK % BN;
-      if (BLOCK > 1 && (m < 0 || m >= BM)) continue;
-      const int offset = static_cast<int>(lds_32(rows + n * 4));
-      const bool ok = offset >= 0 && m0 + m < output_rows(p);
-      __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
-      if (TO_SHARED)
-        sts_16(staged(staging, m, n), ok ? __half_as_ushort(*at) : u16(0));
-      else if (ok)
-        *at = __ushort_as_half(lds_16(staged(staging, m, n)));
+    for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+      u16 loaded[AT_ONCE];
+      u32 to[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int id = first + i * THREADS, m = id / (BLOCK * BN) * BLOCK + id % BLOCK - early, n = id / BLOCK % BN;
+        const int offset = static_cast<int>(lds_32(rows + n * 4));
+        const bool inside = m >= 0 && m < BM, ok = inside && offset >= 0 && m0 + m < output_rows(p);
+        __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
+        to[i] = inside ? staged(staging, m, n) : ~0u;
+        if (TO_SHARED)
+          loaded[i] = ok ? __half_as_ushort(*at) : u16(0);
+        else if (ok)
+          *at = __ushort_as_half(lds_16(to[i]));
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+        if (TO_SHARED && to[i] != ~0u) sts_16(to[i], loaded[i]);
     }
     return;
   }
@@ -204,8 +213,8 @@ __device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
     __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
-    if (TO_SHARED)
-      sts_128(staged(staging, m, n), ok ? ldg_128(at) : make_uint4(0, 0, 0, 0));
+    if (TO_SHARED)  // copies, of which none waits for another, as loads into registers would before they are stored
+      cp_async_16(staged(staging, m, n), ok ? at : tensor, ok ? 16 : 0);
     else if (ok)
       stg_128(at, lds_128(staged(staging, m, n)));
   }
@@ -219,6 +228,12 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
   const u32 staging = smem, rows = smem + STAGING_BYTES;
 
+  float biases[2 * MT];
+#pragma unroll
+  for (int i = 0; i < 2 * MT; ++i) {
+    const int channel = m0 + warp_m + i * 8 + g;
+    biases[i] = real_row(p, channel) ? p.bias[channel] : 0.f;
+  }
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
   __syncthreads();
@@ -226,9 +241,15 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
     for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, residual_offset(p, offset_of(n)));
     __syncthreads();
     move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
+    cp_async_commit();
     __syncthreads();
   }
+  // While the residual is under way: where y's pixels lie.
   for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
+  if (ORDER) {
+    cp_async_wait<0>();
+    __syncthreads();
+  }
 
   Watch watch;
 #pragma unroll
@@ -237,7 +258,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
     for (int half_tile = 0; half_tile < 2; ++half_tile) {  // rows g and g + 8 of the MMA tile
       const int m = warp_m + i * 16 + half_tile * 8, channel = m0 + m + g;
       const bool real = real_row(p, channel);
-      const float bias = real ? p.bias[channel] : 0.f;
+      const float bias = biases[2 * i + half_tile];
       const float slope = KIND == ACT_PRELU && real ? p.slope[channel] : 0.f;
       const Tail tail = tail_of(p, real ? channel : 0);
 #pragma unroll
