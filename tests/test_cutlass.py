@@ -141,5 +141,12 @@ def test_cubs_merge_sort_notices_a_dropped_wait(kernel):
     assert code != 0 and "launch refused: dependent launch" in out, out
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["0", "3", "7"])
+def test_lanes_that_leave_a_loop_one_by_one_keep_their_flags(seed):
+    out, code = run("divergence", (), "--seed", seed)
+    assert code == 0 and "Passed" in out, out
+
+
 def test_there_is_a_run_of_every_example():
-    assert {"scan", "merge_sort", "grid_sync", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)
+    assert {"scan", "merge_sort", "divergence", "grid_sync", "gemm_stream_k"} | {name for name, *_ in RUNS} == set(EXAMPLES)

@@ -10,7 +10,7 @@ from cuda_kernels.emulator import EmulatorError, load
 from cuda_kernels.sparse24 import compress, pack_fragments, pack_metadata, prune
 from tests.independent import layouts, micro, packages
 from tests.independent.layouts import places, table
-from tests.independent.products import Mma, dense_name, moved_wrong, sparse_operands, wrong
+from tests.independent.products import Mma, dense_name, loaded_wrong, moved_wrong, sparse_operands, wrong
 
 FACTORS = ("f16", "bf16", "tf32", "e4m3")
 SHAPES = [Mma(k, factor, total, sparse) for sparse in (False, True) for k in (4, 8, 16, 32, 64)
@@ -45,17 +45,7 @@ def test_the_shapes_that_are_executed():
 @pytest.mark.parametrize("trans", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix_has_the_layout_of_cute(count, trans):
-    """Every lane stores 16 bytes into shared memory, rows in an order of their own, and loads a fragment."""
-    rng = np.random.default_rng(count)
-    halves, row = rng.permutation(256).astype(np.uint16).reshape(32, 8), rng.permutation(32)
-    body = (
-        "mov.u32 %t0, tile; mad.lo.u32 %t1, %i4, 16, %t0; st.shared.v4.b32 [%t1], {%i0, %i1, %i2, %i3}; bar.sync 0;\n"
-        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 {micro.group('o', 0, count)}, [%t1];"
-    )
-    given = np.concatenate([micro.words(halves), row[:, None].astype(np.uint32)], axis=1)
-    got = micro.run(micro.ptx(body, 5, count, shared=512), given, count).view(np.uint16).reshape(32, -1)
-    at = table()[f"ldmatrix x{count}{' trans' if trans else ''}"]["at"]
-    np.testing.assert_array_equal(got, halves.reshape(-1)[at])
+    assert loaded_wrong(count, trans) == 0
 
 
 def test_movmatrix_is_a_store_and_a_transposed_load():

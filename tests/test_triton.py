@@ -14,7 +14,7 @@ NAMES = (
     "matmul matmul_128x128 matmul_128x64 matmul_one_warp matmul_transposed_a matmul_transposed_b matmul_half_sums "
     "matmul_bfloat16 matmul_odd matmul_float_result matmul_float conv_stride1 conv_stride2 attention softmax layer_norm scan "
     "sort argmax transpose histogram functions numbers counters dependent words shorts compared masks "
-    "carried gathered_lanes gathered_half roots"
+    "carried gathered_lanes gathered_half rounded roots"
 ).split()
 needs_triton = pytest.mark.skipif(not triton_programs.installed(), reason="Triton is not installed: make truth")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from cuda_kernels.emulator import EmulatorError, Memory, Options, Stats, launch, load
 from cuda_kernels.emulator.run import parsed
 from cuda_kernels.files import cache_dir, write
-from tests.independent import faults, packages
+from tests.independent import faults, interpreter, packages
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-shared", "-Xcompiler", "-fPIC",
@@ -71,6 +71,7 @@ EXAMPLES = {
     }),
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
+    "divergence": Example("divergence.cu", beside=True),
     "merge_sort": Example("merge_sort.cu", beside=True, capability=90, reads_ahead=True),
     "conv_grouped": Example("42_ampere_tensorop_group_conv/ampere_tensorop_group_conv.cu"),
 }
@@ -244,11 +245,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resident", type=int, default=0, help="places for blocks; 0: as many as cores")
     parser.add_argument("--fault", help="an instruction's form that the emulator is to take for something else (faults.py)")
+    parser.add_argument("--emulator", type=Path, help="a folder with the interpreter's sources, to run on that one")
     parser.add_argument("--replace", help="JSON: a text in the PTX -> what stands for it, to see that the example notices")
     own, words = sys.argv[1:], []
     if "--" in own:
         own, words = own[: own.index("--")], own[own.index("--") + 1 :]
     given = parser.parse_args(own)
+    if given.emulator:
+        interpreter.use(given.emulator)
 
     def change(text: str) -> str:
         for old, new in json.loads(given.replace or "{}").items():

@@ -88,6 +88,20 @@ def moved_wrong(text: str = "") -> int:
     return int((got != stored[table()["ldmatrix x1 trans"]["at"]]).sum())
 
 
+def loaded_wrong(count: int, trans: bool) -> int:
+    """How many halves of an ldmatrix lie elsewhere than CuTe says: every lane stores 16 bytes into shared memory, rows in an
+    order of their own, and loads a fragment."""
+    rng = np.random.default_rng(count)
+    halves, row = rng.permutation(256).astype(np.uint16).reshape(32, 8), rng.permutation(32)
+    body = (
+        "mov.u32 %t0, tile; mad.lo.u32 %t1, %i4, 16, %t0; st.shared.v4.b32 [%t1], {%i0, %i1, %i2, %i3}; bar.sync 0;\n"
+        f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 {micro.group('o', 0, count)}, [%t1];"
+    )
+    given = np.concatenate([micro.words(halves), row[:, None].astype(np.uint32)], axis=1)
+    got = micro.run(micro.ptx(body, 5, count, shared=512), given, count).view(np.uint16).reshape(32, -1)
+    return int((got != halves.reshape(-1)[table()[f"ldmatrix x{count}{' trans' if trans else ''}"]["at"]]).sum())
+
+
 def wrong(m: Mma, seed: int = 0, text: str = "", options: Options = Options()) -> int:  # noqa: B008  (frozen)
     """How many of the 128 results differ from the product of drawn whole numbers; `text`: PTX to run instead of its own."""
     rng = np.random.default_rng(seed)

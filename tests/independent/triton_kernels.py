@@ -175,7 +175,7 @@ def words(x, w, y, n, B: tl.constexpr):
     """64-bit whole numbers; quotients of their low words."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=1), tl.load(w + i, mask=i < n, other=1)
-    total = tl.where(a >= b, a & b, a | b) + a % b + tl.where(a == b - 1, b, a)
+    total = tl.where(a >= b, a & b, a | b) + a % b + b // a + tl.where(a == b - 1, b, a)
     tl.store(y + i, total + (a.to(tl.uint32) // b.to(tl.uint32)).to(tl.int64), mask=i < n)
 
 
@@ -196,7 +196,7 @@ def compared(x, w, y, n, B: tl.constexpr):
     a = tl.load(x + i, mask=i < n, other=0.0, cache_modifier=".cg")
     b = tl.load(w + i, mask=i < n, other=0.0, cache_modifier=".cg")
     total = tl.where(a < b, 1, 0) + tl.where(a <= b, 0, 2) + tl.where(a > b, 0, 4) + tl.where(a != a, 8, 0)
-    tl.store(y + i, total + tl.where((a == a) & (b == b), 0, 16), mask=i < n)
+    tl.store(y + i, total + tl.where((a != a) | (b != b), 16, 0), mask=i < n)
 
 
 @triton.jit
@@ -232,6 +232,21 @@ def gathered(x, w, y, B: tl.constexpr):
     """By another's lane where one warp holds all, through shared memory where several do."""
     i = tl.arange(0, B)
     tl.store(y + i, tl.gather(tl.load(x + i), tl.load(w + i), 0))
+
+
+@triton.jit
+def rounded(x, w, y, n, B: tl.constexpr):
+    """To halves, to nearest and toward zero, to bfloat16 and to whole numbers; what a product loses by rounding, which a fused
+    multiplication and addition knows. One of y's five rows each."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    inside = i < n
+    a, b = tl.load(x + i, mask=inside, other=0.0), tl.load(w + i, mask=inside, other=0.0)
+    tl.store(y + i, a.to(tl.float16).to(tl.float32), mask=inside)
+    tl.store(y + n + i, a.to(tl.float16, fp_downcast_rounding="rtz").to(tl.float32), mask=inside)
+    tl.store(y + 2 * n + i, a.to(tl.bfloat16).to(tl.float32), mask=inside)
+    tl.store(y + 3 * n + i, a.to(tl.int32).to(tl.float32), mask=inside)
+    product = a * b
+    tl.store(y + 4 * n + i, tl.fma(a, b, -product), mask=inside)
 
 
 @triton.jit
@@ -302,6 +317,7 @@ CASES = {
     "carried": Case(carried, {"x": INT, "y": INT, "n": "i32"}, {"B": 32}, warps=1),
     "gathered_lanes": Case(gathered, {"x": INT, "w": INT, "y": INT}, {"B": 32}, warps=1),
     "gathered_half": Case(gathered, {"x": HALF, "w": INT, "y": HALF}, {"B": 256}),
+    "rounded": Case(rounded, {"x": SINGLE, "w": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}),
     "roots": Case(roots, {"x": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}, options={"enable_reflect_ftz": False}),
 }  # fmt: skip
 

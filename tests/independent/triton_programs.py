@@ -25,7 +25,7 @@ FOLDER = HERE / "triton"
 # launches that may begin early, whole numbers of 8 to 64 bits, comparisons.
 COMMITTED = (
     "matmul", "attention", "softmax", "transpose", "dependent", "words", "shorts", "compared", "masks", "carried",
-    "gathered_lanes", "gathered_half",
+    "gathered_lanes", "gathered_half", "rounded",
 )  # fmt: skip
 ABOUT = ("entry", "shared", "warps", "dependent", "arguments", "constants")
 SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text

@@ -83,7 +83,9 @@ def tiles(size: int, tile: int) -> int:
 def matmuls(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     c = k.constants
     bm, bn, bk = c["BM"], c["BN"], c["BK"]
-    sizes = [(61, 67, 37), (129, 70, 101)] if k.name == "matmul_odd" else [(bm, bn, 2 * bk), (bm + 16, 2 * bn, 96)]
+    sizes = [(bm, bn, 2 * bk), (bm + 16, 2 * bn, 80)]  # 80: K ends within a tile
+    if k.name == "matmul_odd":
+        sizes = [(61, 67, 37), (129, 70, 101)]
     for m, n, depth in sizes:
         a, b = whole(rng, m, depth, most=3), whole(rng, depth, n, most=3)  # sums stay below 2048: a half holds them
         left, right = (a.T if "a_m" in c else a), (b.T if "b_k" in c else b)
@@ -204,7 +206,7 @@ def words(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     a, b = drawn(rng, 46, n), drawn(rng, 46, n)  # below 2^53 a float of 64 bits holds what comes out
     b[::5] = a[::5] + 1
     b = np.where(b.astype(np.uint32) == 0, b + 1, b)
-    want = np.where(a >= b, a & b, a | b) + np.fmod(a, b) + np.where(a == b - 1, b, a)
+    want = np.where(a >= b, a & b, a | b) + np.fmod(a, b) + divided(b, a) + np.where(a == b - 1, b, a)
     want += (a.astype(np.uint32) // b.astype(np.uint32)).astype(np.int64)
     yield Run((3, 1, 1), {"x": a, "w": b}, "y", want.astype(np.float64), {"n": n})
 
@@ -250,6 +252,24 @@ def carried(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     yield Run((2, 1, 1), {"x": x}, "y", want, {"n": 7}, zeroed=True)
 
 
+def rounded(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    """Halfway between two halves, or two of bfloat16, just beside, below the smallest normal half, and anything."""
+    n = 256
+    near = 2048.0 + np.arange(64)  # every other one lies halfway between two halves
+    odd = 1 + np.arange(64) / 256.0  # of bfloat16 likewise
+    tiny = np.arange(64) * 2.0**-26
+    x = np.concatenate([near, -odd, tiny, 100 * rng.standard_normal(64)]).astype(np.float32)
+    x[7::16] = np.nextafter(x[7::16], np.float32(np.inf))
+    w = rng.standard_normal(n).astype(np.float32)
+    half = x.astype(np.float16)
+    over = np.abs(half.astype(np.float64)) > np.abs(x.astype(np.float64))
+    cut = np.where(over, np.nextafter(half, np.float16(0)), half)
+    brain = (bfloat16(x).astype(np.uint32) << 16).view(np.float32)
+    lost = x.astype(np.float64) * w - (x * w)
+    want = np.stack([half, cut, brain, np.trunc(x), lost]).astype(np.float32)
+    yield Run((2, 1, 1), {"x": x, "w": w}, "y", want.astype(np.float64), {"n": n})
+
+
 def gathers(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     n = k.constants["B"]
     x, at = whole(rng, n, most=1000), rng.integers(0, n, n)
@@ -265,7 +285,7 @@ def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
     "matmul": matmuls, "conv": convs, "attention": attentions, "transpose": transposes, "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
-    "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "roots": roots,
+    "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,
 }  # fmt: skip
 
 

@@ -1,0 +1,190 @@
+"""Wrong emulators, one fault each, in the interpreter's own source: a witness must notice each of them.
+
+    python -m tests.independent.wrong_emulators [NAME ...]      asks the witnesses of all faults, or of these
+
+faults.py changes what a program says; here the interpreter is changed, so that what no PTX can say wrong is tried too:
+orders of lanes, groups of copies, barriers, checks that are blind or see what is not. A fault is a text of the interpreter's
+source and what stands for it (wrong_emulators.json). The changed sources are compiled by themselves, in some seconds, and
+cached by content. A witness is a program or a table of others and what must come of it; some are broken on purpose, to be
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cuda_kernels.emulator import EmulatorError, Options, build
+from tests.independent import cuda_programs, interpreter
+from tests.independent.cuda_programs import ALL_AT_ONCE
+from tests.independent.products import Mma, loaded_wrong, moved_wrong, wrong
+from tests.independent.triton_programs import Triton, committed
+from tests.independent.triton_runs import execute, runs, worst
+
+SOURCES = build.SOURCES
+TABLE = Path(__file__).with_suffix(".json")
+ROOT = Path(__file__).parents[2]
+SECONDS = 120  # a fault may make a loop endless
+DENSE = [Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32")]
+SPARSE = [Mma(32, "f16", sparse=True, selector=selector) for selector in (0, 1)]
+
+
+# ---- witnesses: whether all is as it must be
+
+
+def right(*names: str, late: bool = False, seed: int = 0) -> bool:
+    """Kernels of Triton's compute what NumPy does."""
+    options = Options(async_mode="late" if late else "eager", seed=seed)
+    return all(worst(committed(name), options) <= 1 for name in names)
+
+
+def changed(name: str, old: str, new: str, which: int = 0) -> Triton:
+    """A kernel of Triton's with another text, where that stands: everywhere, or the `which`-th time alone."""
+    kernel = committed(name)
+    parts = kernel.ptx.split(old)
+    if len(parts) <= which or len(parts) == 1:
+        raise ValueError(f"{name} has {len(parts) - 1} times '{old}'")
+    between = [new if which in (0, i) else old for i in range(1, len(parts))]
+    return replace(kernel, ptx="".join(map("".join, zip(parts, [*between, ""], strict=True))))
+
+
+def refused(kernel: Triton, words: str) -> bool:
+    """A kernel that was broken on purpose is refused with a message that begins so."""
+    try:
+        worst(kernel, Options())
+    except EmulatorError as e:
+        return str(e).startswith(words)
+    return False
+
+
+def without_conflicts(name: str) -> bool:
+    """Triton swizzles its tiles so that no ldmatrix and no copy meets a conflict of banks."""
+    kernel = committed(name)
+    excess = [execute(kernel, run, Options())[1].excess for run in runs(kernel)]
+    return all(e["ldmatrix"] == 0 and e["cp.async"] == 0 for e in excess)
+
+
+def placed() -> bool:
+    """Fragments are loaded as CuTe says, and moved as it would store and load them."""
+    return not any(loaded_wrong(count, trans) for count in (1, 2, 4) for trans in (False, True)) and not moved_wrong()
+
+
+def cuda(sources: Path, name: str, words: str, *options: str, change: Mapping[str, str] | None = None) -> bool:
+    """A CUDA program prints these words; with `change`, of its PTX by regular expressions."""
+    more = ("--replace", json.dumps(dict(change))) if change else ()
+    out, _ = cuda_programs.run(name, (), *options, *more, "--emulator", str(sources))
+    return re.search(words, out) is not None
+
+
+GRID, ORDER = ("--resident", "8"), "launch refused: global order"
+WAITS, BARRIER = "cp.async.wait_group \t{};", "bar.sync \t0;"
+WITNESSES: dict[str, Callable[[Path], bool]] = {
+    "CuTe's fragments of mma": lambda s: not any(wrong(m) for m in (*DENSE, *SPARSE)),
+    "CuTe's ldmatrix": lambda s: placed(),
+    "Triton's matmul": lambda s: right("matmul"),
+    "Triton's matmul, late copies": lambda s: right("matmul", late=True),
+    "Triton's matmul, a wait short": lambda s: refused(changed("matmul", WAITS.format(2), WAITS.format(3)), "cp.async"),
+    "Triton's swizzle": lambda s: without_conflicts("matmul"),
+    "Triton's attention": lambda s: right("attention"),
+    "Triton's softmax": lambda s: right("softmax"),
+    "Triton's softmax, no 2nd barrier": lambda s: refused(changed("softmax", BARRIER, "", 2), "race: read after write"),
+    "Triton's softmax, no 3rd barrier": lambda s: refused(changed("softmax", BARRIER, "", 3), "race: write after read"),
+    "Triton's transpose": lambda s: right("transpose"),
+    "Triton's rounded": lambda s: right("rounded"),
+    "Triton's compared and masks": lambda s: right("compared", "masks", "carried"),
+    "Triton's words and shorts": lambda s: right("words", "shorts"),
+    "Triton's gathered_lanes": lambda s: right("gathered_lanes"),
+    "Triton's dependent": lambda s: right("dependent"),
+    "Triton's dependent, no wait": lambda s: refused(changed("dependent", "griddepcontrol.wait ;", ""), "dependent launch"),
+    "nvcc's loops that lanes leave": lambda s: cuda(s, "divergence", "Passed"),
+    "CUB's scan": lambda s: cuda(s, "scan", "Passed", *ALL_AT_ONCE),
+    "CUB's scan, no acquire": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"membar\.gl;": ""}),
+    "CUB's scan, no release": lambda s: cuda(s, "scan", ORDER, *ALL_AT_ONCE, change={r"st\.release\.gpu": "st.relaxed.gpu"}),
+    "CUB's merge sort as shipped": lambda s: cuda(s, "merge_sort", "dependent launch: global load"),
+    "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
+    "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
+}  # fmt: skip
+NEED_CUDA = ("CUB", "cooperative", "nvcc")
+
+
+# ---- faults
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """In `file` of the interpreter stands `after` where `before` does, once; `witness` is the one that must notice."""
+
+    file: str
+    before: str
+    after: str
+    witness: str
+
+
+def faults() -> dict[str, Fault]:
+    """By what they mean, as wrong_emulators.json has them."""
+    return {row.pop("fault"): Fault(**row) for row in json.loads(TABLE.read_text())}
+
+
+def sources(fault: Fault | None, folder: Path) -> Path:
+    """A copy of the interpreter's sources with that fault. ValueError where its text does not stand there once."""
+    for path in (*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")):
+        shutil.copy(path, folder)
+    if fault:
+        text = (folder / fault.file).read_text()
+        if text.count(fault.before) != 1:
+            raise ValueError(f"{fault.file}: '{fault.before}' stands there {text.count(fault.before)} times, expected once")
+        (folder / fault.file).write_text(text.replace(fault.before, fault.after))
+    return folder
+
+
+@contextmanager
+def emulator(fault: Fault | None) -> Iterator[Path]:
+    """The interpreter with that fault, or with none; compiled, but for what is in the cache."""
+    with tempfile.TemporaryDirectory(prefix="gpu_runtime-") as folder:
+        yield sources(fault, Path(folder))
+
+
+def as_it_must_be(witness: str, folder: Path) -> bool:
+    """What the witness says in a process of its own. An emulator that ends it or never ends is wrong."""
+    command = [sys.executable, "-m", "tests.independent.wrong_emulators", "--witness", witness, str(folder)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    if "as it must be" not in done.stdout and done.returncode >= 0:
+        raise RuntimeError(f"{witness} was not asked:\n{done.stdout}{done.stderr}")
+    return "is as it must be" in done.stdout
+
+
+def noticed(fault: Fault) -> bool:
+    with emulator(fault) as folder:
+        return not as_it_must_be(fault.witness, folder)
+
+
+def ask(witness: str, folder: Path) -> None:
+    interpreter.use(folder)
+    try:
+        told = "is" if WITNESSES[witness](folder) else "is not"
+    except EmulatorError as e:
+        told = f"{e}\nis not"
+    print(f"{told} as it must be")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--witness"]:
+        return ask(sys.argv[2], Path(sys.argv[3]))
+    known = faults()
+    for name in sys.argv[1:] or known:
+        print(f"{name}: {'noticed' if noticed(known[name]) else 'NOT NOTICED'} by {known[name].witness}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
