@@ -55,32 +55,39 @@ def test_the_main_loop_is_one_stage(kernel, sm):
     assert found.regs - 1 <= code.registers <= found.regs
 
 
-def test_branches_take_their_commonest_path():
-    code = program(compiled("conv_dense", "sm_80").cubin)
-    loop = code.main_loop
-    once = {i.address for i in code.iteration(loop)}
-    inner = [other for other in code.loops if other in loop]
-    assert inner, "the loop that steps to the next tap"
-    for other in inner:
-        assert code.instructions[other.first].address not in once
-    skipping = next(i for i in code.iteration(loop) if i.opcode == "BRA" and i.target is not None and i.target > i.address)
-    shorter = {i.address for i in code.iteration(loop, {skipping.address: True})}
-    assert shorter < once and not any(skipping.address < a < (skipping.target or 0) for a in shorter)
-    back = code.instructions[inner[0].last]
-    around = max((i for i in code.iteration(loop) if i.opcode == "BRA" and i.address < back.address), key=lambda i: i.address)
-    with pytest.raises(ValueError, match="a branch back"):
-        code.iteration(loop, {around.address: False, back.address: True})
-
-
 def text(*rows: str) -> str:
     """nvdisasm's layout of instructions without control words of note."""
-    lines = ["\t.target\tsm_80", ".text.f:"]
-    for n, row in enumerate(rows):
+    lines, n = ["\t.target\tsm_80", ".text.f:"], 0
+    for row in rows:
         if row.endswith(":"):
             lines.append(row)
         else:
             lines += [f"        /*{16 * n:04x}*/    {row} ;    /* 0x{n:016x} */", f"     /* 0x{0x000FE20000000000:016x} */"]
+            n += 1
     return "\n".join(lines)
+
+
+BRANCHES = (
+    ".L_top:", "BAR.SYNC 0x0", "@P0 BRA `(.L_products)",  # over a copy: not taken
+    "LDGSTS.E.128 [R0], [R2.64]", "@!P1 BRA `(.L_same_tap)",  # over what steps to the next tap: taken
+    ".L_tap:", "IADD3 R4, R4, 0x1, RZ", "@P2 BRA `(.L_tap)",  # back, inside the loop: not taken
+    ".L_same_tap:", "BRA `(.L_products)", "IADD3 R5, R5, 0x1, RZ",  # unconditional: taken
+    ".L_products:", "HMMA.16816.F32 R8, R12, R16, R8", "@P3 BRA `(.L_out)", "@!P4 BRA `(.L_top)",  # out of the loop: not taken
+    ".L_out:", "EXIT",
+)  # fmt: skip
+
+
+def test_branches_take_their_commonest_path(monkeypatch):
+    monkeypatch.setattr(sass, "disassembly", lambda cubin: text(*BRANCHES))
+    f = program(b"branches")
+    assert f.loops == (Loop(0, 10), Loop(4, 5)) and f.main_loop == Loop(0, 10)
+    assert [i.address // 16 for i in f.iteration(f.main_loop)] == [0, 1, 2, 3, 6, 8, 9, 10]
+    assert [i.address // 16 for i in f.iteration(f.main_loop, {3 * 16: False})] == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10]
+    assert [i.address // 16 for i in f.iteration(f.main_loop, {16: True})] == [0, 1, 8, 9, 10]
+    with pytest.raises(ValueError, match="f: a branch back, at 0x50, cannot be taken within one iteration"):
+        f.iteration(f.main_loop, {3 * 16: False, 5 * 16: True})
+    before, behind = f.around(f.main_loop)
+    assert before == () and [i.opcode for i in behind] == ["EXIT"]
 
 
 @pytest.mark.parametrize("row, reads, writes", [
