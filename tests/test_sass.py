@@ -15,6 +15,7 @@ def compiled(kernel: str, sm: str):
     return compile_kernel(kernel, DENSE, sm)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 def test_reuse_bits_are_those_of_the_text(kernel, sm):
@@ -40,6 +41,7 @@ def test_every_scoreboard_that_is_waited_for_was_set(sm):
     assert all(i.write_barrier is None for i in code.instructions if i.opcode.startswith(("IADD3", "LOP3", "IMAD")))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
 def test_the_main_loop_is_one_stage(kernel, sm):
