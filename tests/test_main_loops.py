@@ -30,3 +30,15 @@ def test_main_loops_multiply_beside_their_loads(kernel, tile, most):
     assert loads and sum(i.mma for i in behind[loads[0] :]) >= 16
     for n in loads:
         assert not any(set(behind[n].writes) & set(i.reads) for i in behind[n + 1 :] if i.mma)
+
+
+def test_an_epilogue_waits_once_for_what_it_loads():
+    """Residuals are copied, and biases all loaded, before the first result is made: 8 rows of a warp's 64 have one each."""
+    values = dict(zip(("BM", "BN", "BK", "WARPS_M", "WARPS_N", "STAGES"), (128, 128, 32, 2, 4, 4), strict=True))
+    values |= {"IN_LINEAR": 0, "OUT_LINEAR": 0, "ACT": 1, "RES": 1, "SPLIT": 0}
+    code = program(compile_kernel("conv_dense", values, "sm_80").cubin)
+    behind = [i.opcode for i in code.instructions[code.main_loop.last + 1 :]]
+    results = next(n for n, opcode in enumerate(behind) if opcode.startswith("MOVM"))
+    loads = [n for n, opcode in enumerate(behind) if opcode.split(".")[0] == "LDG"]
+    assert any(opcode.startswith("LDGSTS") for opcode in behind[:results])
+    assert len(loads) == 8 and max(loads) < results, "loads among the results, each of which waits for its own"
