@@ -46,6 +46,16 @@ def out_of_registers(tactic: Tactic) -> bool:
     return (tactic.sparse or linear(tactic.out)) and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
 
 
+def no_room_for_norm(tactic: Tactic) -> str:
+    """Why a norm in front would spill, or an empty string. With 128 dense results per thread the kernel fetches half a step's
+    pixels at a time (include/dense_stage.cuh): room for 20 registers of a norm, whatever the tile takes without one."""
+    kept, t = registers_of_norm(tactic), tactic.gemm
+    if not tactic.sparse and t.m * t.n // t.threads >= 128:
+        return f"norm: {kept} registers per thread, at most 20 surely do not spill" if kept > 20 else ""
+    held = registers(tactic) + kept
+    return f"norm: {held} registers per thread, at most {MOST_REGISTERS} surely do not spill" if held > MOST_REGISTERS else ""
+
+
 def registers(tactic: Tactic) -> int:
     """Registers per thread as compiled; of a tile that the record lacks, roughly: accumulators, operands, addresses."""
     t = tactic.gemm

@@ -45,7 +45,7 @@ from tactics.step import (
     window_args,
 )
 from tactics.tactic import Tactic, Tile, these
-from tactics.tiles import DENSE_TILES, MOST_REGISTERS, SPARSE_TILES, out_of_registers, registers, registers_of_norm
+from tactics.tiles import DENSE_TILES, SPARSE_TILES, no_room_for_norm, out_of_registers, registers, registers_of_norm
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
@@ -181,8 +181,8 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
         return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
     if linear(tactic.ins[0]) and tile.threads % tile.n and tile.n % tile.threads:
         return f"linear input: {tile.n} pixels do not divide over {tile.threads} threads"
-    if prologue.normalized and (held := registers(tactic) + registers_of_norm(tactic)) > MOST_REGISTERS:
-        return f"norm: {held} registers per thread, at most {MOST_REGISTERS} surely do not spill"
+    if prologue.normalized and (reason := no_room_for_norm(tactic)):
+        return reason
     chunks, accumulators = tile.n * tile.k // 8 // tile.threads, tile.m * tile.n // tile.threads
     if linear(tactic.ins[0]) and (chunks > 8 or 4 * chunks + accumulators > 150):
         return f"linear input: {chunks} chunks per thread in registers beside {accumulators} accumulators would spill"
