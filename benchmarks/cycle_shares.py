@@ -12,15 +12,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
 
 import click
 
 from benchmarks.cycles import TILES, ours
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
-from cuda_kernels.cycles.machine import device_of, machine, residency
-from cuda_kernels.cycles.sass import ToolMissing
+from cuda_kernels.cycles.machine import Machine, Residency, device_of, machine, residency
+from cuda_kernels.cycles.sass import Instruction, ToolMissing
 from cuda_kernels.cycles.shares import TABLE, table
-from cuda_kernels.cycles.simulate import Share, share_of_peak
+from cuda_kernels.cycles.simulate import Share, share_of
 from cuda_kernels.device import ARCHITECTURES
 from tactics.tactic import Tile
 
@@ -33,20 +36,27 @@ def simulated(kernel: str, at: Tile, sm: str) -> Share | None:
     code = ours(kernel, at, sm, {})
     if code.smem > device.smem_per_block:
         return None
-    return share_of_peak(code.program, residency(device, code.threads, code.registers, code.smem), machine(device))
+    once = code.program.iteration(code.program.main_loop)
+    r = residency(device, code.threads, code.registers, code.smem)
+    return _share(once, replace(r, limit=""), replace(machine(device), device=""))
+
+
+@lru_cache(maxsize=256)
+def _share(once: tuple[Instruction, ...], r: Residency, at: Machine) -> Share:
+    """Machine code for sm_86 and sm_89 is often the same."""
+    return share_of(once, r, at)
 
 
 def rows(sms: tuple[str, ...], known: Mapping[str, Mapping]) -> Iterator[tuple[str, str, str, list[float]]]:
     """(kernel, tile, architecture, [low, centre, high]), those of `known` as they stand there."""
-    for kernel, tiles in TILES.items():
+    for sm, (kernel, tiles) in product(sms, TILES.items()):
         old = known.get(kernel, {})
         shares = old["shares"] if old and old["source"] == source_hash(kernel) else {}
         for at in tiles:
-            for sm in sms:
-                if found := shares.get(str(at), {}).get(sm):
-                    yield kernel, str(at), sm, found
-                elif share := simulated(kernel, at, sm):
-                    yield kernel, str(at), sm, [round(x, DIGITS) for x in (share.low, share.centre, share.high)]
+            if found := shares.get(str(at), {}).get(sm):
+                yield kernel, str(at), sm, found
+            elif share := simulated(kernel, at, sm):
+                yield kernel, str(at), sm, [round(x, DIGITS) for x in (share.low, share.centre, share.high)]
 
 
 def written(tables: Mapping[str, Mapping]) -> str:
@@ -77,7 +87,7 @@ def main(sms: tuple[str, ...], only_print: bool) -> None:
             if only_print:
                 click.echo(f"{kernel:14} {at:22} {sm:7} {Share(*share)}")
             else:  # what there is: an interrupted run goes on where it was
-                TABLE.write_text(written({**table(), version: table().get(version, {}) | kernels}))
+                TABLE.write_text(written({**table(), version: {**table().get(version, {}), **kernels}}))
     except (CompileError, ToolMissing) as e:
         raise click.ClickException(str(e)) from None
     if not only_print:

@@ -349,10 +349,12 @@ def steady_of(once: Sequence[Instruction], r: Residency, machine: Machine, sweep
     sm.slots = [[0] * (2 + len(REASONS)) for _ in path]
     sm.run(stages * warps)
     marks = sorted(clock for warp in sm.warps for clock in warp.marks)
-    clocks = (marks[(WARM + stages) * warps - 1] - marks[WARM * warps - 1]) / stages  # for one iteration of every warp
-    port = sum(_port(s, machine, sweep) for s in path)
+    span = marks[(WARM + stages) * warps - 1] - marks[WARM * warps - 1]
+    busy = warps * sum(s.interval for s in path if s.pipe == TENSOR_PIPE) / SUB_CORES
+    clocks = max(span / stages, busy)  # a span may begin in the middle of an iteration, and end between two
+    port = warps * sum(_port(s, machine, sweep) for s in path)
     return Steady(
-        clocks, warps * sum(s.interval for s in path if s.pipe == TENSOR_PIPE) / SUB_CORES / clocks, warps * port / clocks,
+        clocks, busy / clocks, port / clocks,
         warps * len(path) / SUB_CORES / clocks, tuple(once), tuple(s[1] / max(1, s[0]) for s in sm.slots),
         tuple({name: s[2 + n] / max(1, s[0]) for n, name in enumerate(REASONS) if s[2 + n]} for s in sm.slots),
     )  # fmt: skip
@@ -394,8 +396,13 @@ class Share:
 
 def share_of_peak(program: Program, r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None,
                   taken: Mapping[int, bool] | None = None) -> Share:  # fmt: skip
-    """Over the sweep and its centre, as `steady` has it. With two warps a sub-core the youngest but one is the oldest."""
+    """Over the sweep and its centre, as `steady` has it."""
+    return share_of(program.iteration(program.main_loop, taken), r, machine, wavefronts)
+
+
+def share_of(once: Sequence[Instruction], r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None) -> Share:
+    """`share_of_peak` of the instructions of one iteration. Of two warps the youngest but one is the oldest."""
     few = r.warps * r.blocks <= 2 * SUB_CORES
     points = (CENTRE, *(sweep for sweep in SWEEP if not (few and sweep.arbitration == OLDEST)))
-    centre, *found = (steady(program, r, machine, sweep, wavefronts, taken).mma_share for sweep in points)
+    centre, *found = (steady_of(once, r, machine, sweep, wavefronts).mma_share for sweep in points)
     return Share(min(centre, *found), centre, max(centre, *found))
