@@ -165,6 +165,7 @@ def test_a_row_is_believed_while_its_sources_are_the_recorded_ones(one_row, monk
 @pytest.mark.parametrize("wish", ["all", "seed:older"])
 def test_a_row_that_is_not_so_is_noticed_where_it_is_compiled_again(one_row, monkeypatch, wish):
     monkeypatch.setenv(recorded.RECOMPILE, wish)
+    monkeypatch.setattr(recorded, "CHANGED", 1)
     assert takes("flush_l2", {}, "sm_80").regs == one_row[1][0]
     one_row[1][0] += 1
     with pytest.raises(AssertionError, match="run `make compiled`"):
@@ -185,12 +186,15 @@ def test_other_sources_are_compiled_and_unknown_variants_asked_for(one_row, monk
         takes("flush_l2", {}, "sm_86")
 
 
-def test_one_row_in_twenty_is_drawn_by_the_seed(monkeypatch):
-    monkeypatch.setenv(recorded.RECOMPILE, "c0ffee")
-    drawn = [i for i in range(4000) if recorded._again("k", f"A={i}", "sm_80", None)]
-    assert 150 < len(drawn) < 250
-    monkeypatch.setenv(recorded.RECOMPILE, "decaf")
-    assert drawn != [i for i in range(4000) if recorded._again("k", f"A={i}", "sm_80", None)]
+def test_rows_are_drawn_by_the_seed_changed_ones_more_often(monkeypatch, one_row):
+    def drawn(known):
+        return [i for i in range(4000) if recorded._again("k", f"A={i}", "sm_80", known)]
+
+    monkeypatch.setenv(recorded.RECOMPILE, "c0ffee:older")
+    found, taken = drawn(None), recorded.Taken(*one_row[1])
+    assert 150 < len(found) < 250 and 900 < len(drawn(taken)) < 1100 and set(found) <= set(drawn(taken))
+    monkeypatch.setenv(recorded.RECOMPILE, "decaf:older")
+    assert drawn(None) != found
 
 
 def test_error_shows_log_and_numbered_source(tmp_path):
