@@ -7,7 +7,7 @@ what a main loop executes for each tensor-core instruction, all answers compared
 peak by cuda_kernels/cycles, its range and centre, with clocks of a tile. Last what is required, what was found and whether that
 is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON.
 
-What nvcc and Triton have not compiled here before takes 15 minutes on 2 cores, what was not simulated 5, the rest half a
+What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 2, the rest half a
 minute. What is not downloaded is left out, and said: make truth.
 """
 
@@ -46,7 +46,7 @@ from cuda_kernels.compile import CompileError
 from cuda_kernels.cycles.sass import program
 from cuda_kernels.device import named
 from cuda_kernels.emulator import EmulatorError
-from cuda_kernels.files import write
+from cuda_kernels.files import fault, write
 
 NAME_WIDTH = 47
 DEEP = (576, 2304, 4608)  # K, of whole tiles' clocks
@@ -217,6 +217,8 @@ def measured() -> list[Requirement]:
 @click.option("--tiles", multiple=True, metavar="MxNxK", help="Kernels with this tile only, as 128x256x32.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there, as JSON.")
 def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None) -> None:
+    if out and (wrong := fault(out, make_folders=True)):
+        raise click.BadParameter(f"{out}: {wrong}", param_hint="--out")
     try:
         kernels = present(selected(KERNELS, tiles))
     except ValueError as e:

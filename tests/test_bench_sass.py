@@ -75,6 +75,12 @@ def test_tiles_are_selected_and_unknown_ones_refused():
     assert done.exit_code == 2 and "100x100x32" in done.output and "128x128x32, 128x256x32" in done.output
 
 
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["--out", str(tmp_path / "file" / "sass.json")])
+    assert done.exit_code == 2 and "is not a folder" in done.output
+
+
 def test_what_is_not_downloaded_is_left_out_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_RUNTIME_CACHE", str(tmp_path))
     done = CliRunner().invoke(main, ["--tiles", "128x256x32"])
