@@ -253,6 +253,8 @@ def main() -> int:
     given = parser.parse_args(own)
     if given.emulator:
         interpreter.use(given.emulator)
+    if given.fault and given.fault not in faults.forms(ptx(given.name)):
+        raise SystemExit(f"{given.name} has no {given.fault}; it has {', '.join(sorted(faults.forms(ptx(given.name))))}")
 
     def change(text: str) -> str:
         for old, new in json.loads(given.replace or "{}").items():

@@ -81,6 +81,8 @@ def cuda(sources: Path, name: str, words: str, *options: str, change: Mapping[st
     """A CUDA program prints these words; with `change`, of its PTX by regular expressions."""
     more = ("--replace", json.dumps(dict(change))) if change else ()
     out, _ = cuda_programs.run(name, (), *options, *more, "--emulator", str(sources))
+    if "Traceback" in out:
+        raise RuntimeError(f"{name} was not run:\n{out}")
     return re.search(words, out) is not None
 
 
@@ -182,6 +184,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--witness"]:
         return ask(sys.argv[2], Path(sys.argv[3]))
     known = faults()
+    if unknown := set(sys.argv[1:]) - set(known):
+        raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are\n  " + "\n  ".join(known))
     for name in sys.argv[1:] or known:
         print(f"{name}: {'noticed' if noticed(known[name]) else 'NOT NOTICED'} by {known[name].witness}", flush=True)
 
