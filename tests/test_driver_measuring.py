@@ -34,7 +34,7 @@ from tactics.problems.prologue import Prologue
 from tactics.tactic import Tactic, Tile
 from tests.conftest import DIGITS
 from tests.emulated_driver import settings
-from tests.on_driver import ON_DRIVER, timed
+from tests.on_driver import ON_DRIVER, finished, started, timed
 from tests.problems import ACTS, CONVS, PROBLEMS, TAILS
 from tests.reference_run import model, node
 from tests.test_properties import conv as geometry
@@ -354,6 +354,39 @@ def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_
     x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
     with engine.context() as context, engine.context(device="emulator") as other:
         assert worker.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+
+
+def built_beside_another() -> None:
+    """The network of FOLDER, measured with the timing cache of both, is run as it was built; prints how many times it read."""
+    timing.ROUNDS = (1, 2, 3)
+    folder = Path(os.environ["FOLDER"])
+    before = len(Cache(folder / "times.jsonl"))
+    (folder / f"ready_{os.getpid()}").touch()
+    while len(list(folder.glob("ready_*"))) < 2:  # both begin at once
+        time.sleep(0.01)
+    with fewer_tactics():
+        engine = gr.build(folder / "net.onnx", sparsity="force", timing_cache=folder / "times.jsonl")
+    x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
+    with engine.context() as context, engine.context(device="emulator") as other:
+        assert worker.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+    print(before, engine.record.timing.kind)
+
+
+@emulated
+def test_two_processes_measure_at_once(driver, network, tmp_path, monkeypatch):
+    """On one GPU, into one timing cache: both end in a plan, no line is torn, and a build after them times nothing."""
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    processes = [started(built_beside_another, checks=False) for _ in range(2)]
+    for process in processes:
+        with process:
+            code, out, err = finished(process, 120)
+        assert code == 0 and out.split() == ["0", "measured"], err[-3000:]
+    times = tmp_path / "times.jsonl"
+    size, found = times.stat().st_size, Cache(times)
+    assert len(found) >= 4 and not found.malformed and times.read_bytes().endswith(b"\n")
+    with fewer_tactics():
+        gr.build(network, sparsity="force", timing_cache=times)
+    assert times.stat().st_size == size
 
 
 @pytest.mark.long
