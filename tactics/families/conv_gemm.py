@@ -55,9 +55,10 @@ GATE_BYTES = 128  # that gates take of a stage
 NORM_INSTRUCTIONS = 9  # of a warp, of 8 pixels x 32 channels, beside their products
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. With it, stages of
-# 128x256x32 reach 62 % of an A100's peak and sparse ones of 256x128x64 56 %; a model of their machine code says 57 to 71 and
-# 48 to 61 %, and for CUTLASS's 82 to 92 and 72 to 86 %.
+# Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. It is that of loops which
+# load a step's fragments and then multiply them: stages of 128x256x32 reach 62 % of an A100's peak, sparse ones of 256x128x64
+# 56 %. The loops load a step ahead since, and cuda_kernels/cycles gives them 98 and 79 %: large tiles are predicted too slow
+# until its table of shares stands here.
 EXPOSED = 1.0
 # Of weights from DRAM behind those of all other blocks: fits to products on an A100 want 361 clocks for each of three stages.
 LOADED_LATENCY_CLK = 1080
