@@ -5,7 +5,7 @@
 # make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
 # make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
 # make test-wheel  build the wheel, install it into clean environments, CUDA 12's and 13's, and use it there (needs a package index)
-# make test-long  the exhaustive runs, those that need a GPU on the emulated driver
+# make test-long  the exhaustive runs, those that need a GPU on the emulated driver; every variant is compiled again
 # make test-compiled  compile again one variant in 20, of those that differ from commit BASE one in 4, drawn by the commit (all: ALL=1)
 # make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
 # make lint       ruff and mypy
@@ -71,6 +71,7 @@ truth: .venv/.truth
 test-long: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "long and not driver" --durations=30
 	$(BIN)/python -m tests.emulated_driver python -m pytest $(ON_GPU) $(PARALLEL) -m "gpu and not driver and (full or long)" --durations=30
+	$(MAKE) test-compiled ALL=1
 
 compiled: $(STAMP)
 	rm -f out/compiled.txt && mkdir -p out

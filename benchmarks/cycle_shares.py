@@ -25,6 +25,7 @@ from cuda_kernels.cycles.sass import Instruction, ToolMissing
 from cuda_kernels.cycles.shares import TABLE, table
 from cuda_kernels.cycles.simulate import Share, share_of
 from cuda_kernels.device import ARCHITECTURES
+from cuda_kernels.files import write
 from tactics.tactic import Tile
 
 DIGITS = 3
@@ -47,13 +48,21 @@ def _share(once: tuple[Instruction, ...], r: Residency, at: Machine) -> Share:
     return share_of(once, r, at)
 
 
+def begun(known: Mapping[str, Mapping]) -> dict[str, dict]:
+    """A table of each kernel, with the tiles that there are and the rows of `known` that are of the present sources."""
+    found: dict[str, dict] = {}
+    for kernel, tiles in TILES.items():
+        old, source = known.get(kernel), source_hash(kernel)
+        rows = old["shares"] if old and old["source"] == source else {}
+        found[kernel] = {"source": source, "shares": {str(at): dict(rows[str(at)]) for at in tiles if str(at) in rows}}
+    return found
+
+
 def rows(sms: tuple[str, ...], known: Mapping[str, Mapping]) -> Iterator[tuple[str, str, str, list[float]]]:
     """(kernel, tile, architecture, [low, centre, high]), those of `known` as they stand there."""
     for sm, (kernel, tiles) in product(sms, TILES.items()):
-        old = known.get(kernel, {})
-        shares = old["shares"] if old and old["source"] == source_hash(kernel) else {}
         for at in tiles:
-            if found := shares.get(str(at), {}).get(sm):
+            if found := known[kernel]["shares"].get(str(at), {}).get(sm):
                 yield kernel, str(at), sm, found
             elif share := simulated(kernel, at, sm):
                 yield kernel, str(at), sm, [round(x, DIGITS) for x in (share.low, share.centre, share.high)]
@@ -80,14 +89,13 @@ def main(sms: tuple[str, ...], only_print: bool) -> None:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:
         version = nvrtc_version()
-        kernels: dict[str, dict] = {}
-        for kernel, at, sm, share in rows(sms or ARCHITECTURES, table().get(version, {})):
-            of = kernels.setdefault(kernel, {"source": source_hash(kernel), "shares": {}})
-            of["shares"].setdefault(at, {})[sm] = share
+        kernels = begun(table().get(version, {}))
+        for kernel, at, sm, share in rows(sms or ARCHITECTURES, kernels):
+            new = kernels[kernel]["shares"].setdefault(at, {}).setdefault(sm, share) is share
             if only_print:
                 click.echo(f"{kernel:14} {at:22} {sm:7} {Share(*share)}")
-            else:  # what there is: an interrupted run goes on where it was
-                TABLE.write_text(written({**table(), version: {**table().get(version, {}), **kernels}}))
+            elif new:  # with what was there: an interrupted run loses nothing, and the next one goes on
+                write(TABLE, written({**table(), version: kernels}).encode())
     except (CompileError, ToolMissing) as e:
         raise click.ClickException(str(e)) from None
     if not only_print:

@@ -47,4 +47,5 @@ def test_the_command_on_one_convolution():
     done = CliRunner().invoke(main, ["conv512", "--limit", "5"])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("conv512 ") and "HiGHS 1.000x" in done.output
-    assert float(re.search(r"greedy ([\d.]+)x", done.output)[1]) >= 1
+    # The fastest kernel of all writes vectors, which a reformat then makes planes; a split K writes those itself.
+    assert 1.05 < float(re.search(r"greedy ([\d.]+)x", done.output)[1]) < 1.5

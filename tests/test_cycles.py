@@ -1,9 +1,11 @@
 """The simulated SM on loops whose clocks are worked out by hand, on a published table of issue clocks, and its bounds."""
 
+import json
 import math
 from dataclasses import fields, replace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +84,7 @@ def test_sparse_products_go_over_twice_the_k():
     sparse = code("HMMA.SP.16832.F32 R8, R0, R4, R8, R20, 0x0")[0]
     dense = code("HMMA.16816.F32 R8, R0, R4, R8")[0]
     devices = [machine(named(name)) for name in ("a100", "rtx4090", "h100")]
-    assert [(interval(m, dense), interval(m, sparse)) for m in devices] == [(8, 8), (32, 32), (6, 8)]
+    assert [(interval(m, dense), interval(m, sparse)) for m in devices] == [(8, 8), (32, 32), (6, 9)]
     with pytest.raises(ValueError, match=r"HGMMA.64x64x16.F32 at 0x0: no published rate is in the table"):
         interval(A100, code("HGMMA.64x64x16.F32 R24, gdesc[UR4], R24")[0])
 
@@ -246,6 +248,34 @@ def test_the_table_of_shares_is_well_formed_and_as_written():
             assert set(of) == {"source", "shares"} and kernel in cycles.TILES
             assert all(0 < low <= centre <= high <= 1 for row in of["shares"].values() for low, centre, high in row.values())
     assert not tables or cycle_shares.written(tables) == shares.TABLE.read_text()
+
+
+def test_an_interrupted_table_loses_nothing_and_goes_on(tmp_path, monkeypatch):
+    """Rows that are there and of these sources stay, whatever comes first; those of other sources go."""
+    path, dense, sparse = tmp_path / "shares.json", cycles.TILES["conv_dense"], cycles.TILES["conv_sparse24"]
+    last = {str(dense[-1]): {"sm_120": [0.1, 0.2, 0.3]}}
+    before = {nvrtc(): {"conv_dense": {"source": source_hash("conv_dense"), "shares": last},
+                        "conv_sparse24": {"source": "of before", "shares": {str(sparse[0]): {"sm_80": [0.1, 0.2, 0.3]}}}},
+              "12.9": {"conv_dense": {"source": "", "shares": last}}}  # fmt: skip
+    monkeypatch.setattr(cycle_shares, "TABLE", path)
+    monkeypatch.setattr(cycle_shares, "table", lambda: json.loads(path.read_text()))
+    path.write_text(cycle_shares.written(before))
+    asked = []
+
+    def simulated(kernel, at, sm):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append((kernel, str(at), sm))
+        return Share(0.5, 0.6, 0.7)
+
+    monkeypatch.setattr(cycle_shares, "simulated", simulated)
+    CliRunner().invoke(cycle_shares.main, [])
+    left = json.loads(path.read_text())
+    assert left["12.9"] == before["12.9"] and left[nvrtc()]["conv_sparse24"]["shares"] == {}
+    assert left[nvrtc()]["conv_dense"]["shares"] == last | {str(at): {"sm_80": [0.5, 0.6, 0.7]} for at in dense[:2]}
+    asked.clear()
+    CliRunner().invoke(cycle_shares.main, [])
+    assert asked == [("conv_dense", str(at), "sm_80") for at in dense[2:4]]
 
 
 @pytest.mark.full

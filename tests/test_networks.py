@@ -208,7 +208,7 @@ NETWORKS = {
     "resnet20_cifar10": Network("input", 20, 19, cat_and_airplanes_for_cifar, expect_cat_and_airplane),
     "super_resolution_10": upscaler(4, 3, 3, np.float32, "blueangels", "L", 672, 672),
     "realesr_animevideov3": upscaler(18, 17, 4, np.float32, "grace_hopper", "RGB", 160, 128),
-    "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 96, 64),
+    "realesr_animevideov3_fp16": upscaler(18, 17, 4, np.float16, "grace_hopper", "RGB", 128, 96),
     "carn_m_x2": upscaler(44, 41, 2, np.float32, "grace_hopper", "RGB", 128, 96),  # 19 of them with 4 groups
     "sci_180x320": Network("input", 3, 0, darkened, expect_brighter),
     "ultraface_rfb320": Network("input", 52, 33, portrait_for_faces, expect_one_face),
@@ -221,7 +221,7 @@ NETWORKS = {
     "deeplabv3_mnv2_257": Network("sub_7", 55, 37, portrait_for_voc, expect_person),
     "mnist8": Network("Input3", 3, 1, digit, expect_seven),  # its matrix is reshaped before use, so it is not pruned
 }
-SPARSE_PAYS = ("super_resolution_10", "squeezenet11_fp16", "realesr_animevideov3")
+SPARSE_PAYS = ("super_resolution_10", "squeezenet11_fp16", "realesr_animevideov3", "realesr_animevideov3_fp16")
 
 # In `make test` each network is built, the small ones are run, and those of PRUNED are run pruned too.
 PRUNED = ("squeezenet11_fp16", "resnet20_cifar10", "realesr_animevideov3_fp16", "sci_180x320", "mnist8")

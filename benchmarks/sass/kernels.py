@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_kernels.compile import virtual
 from cuda_kernels.cycles.machine import residency
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
@@ -156,12 +155,6 @@ def assemble(ptx: str, sm: str) -> Assembled:
 
     spills = number(r"(\d+) bytes spill") + number(r"(\d+) bytes stack frame")
     return Assembled(path.read_bytes(), number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), spills)
-
-
-def for_architecture(kernel: Kernel, sm: str) -> str:
-    """For which virtual architecture a kernel's PTX is made: ours for each, as it is shipped; others' for the first that has
-    all that they use."""
-    return virtual(sm) if kernel.maker == "ours" else "compute_80"
 
 
 def selected(kernels: Iterable[Kernel], tiles: Iterable[str]) -> list[Kernel]:

@@ -7,7 +7,7 @@ spaces products 8 clocks apart on sm_80, sm_86 and sm_89 alike, where GA102 take
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from cuda_kernels.cycles.sass import MMA, Instruction
@@ -48,8 +48,8 @@ class Machine:
 SOURCES: Mapping[str, str] = {
     "device": "whose figures the others are",
     "products_per_clk": "device.py: mma_fma_per_clk x mma_sync_share of its data sheets; A100: 1004 of 1024 measured by " + SUN,
-    "sparse_ratio": f"2: 1979 of 2048 measured on an A100, {SUN}; 1.5 on sm_90a and 16/9 on sm_100a, where ptxas spaces sparse "
-    "products further apart (8 against 6, 9 against 8 clocks)",
+    "sparse_ratio": f"2: 1979 of 2048 measured on an A100, {SUN}, and assumed for the others; 1.3 on sm_90a, the most that was "
+    "measured on an H100 (rates.py)",
     "mma_depth": f"m16n8k16 completes in 24.7 and m16n8k32 sparse in 24.7 clocks on an A100, 8 of them its interval, {SUN}; on "
     "other devices assumed to be as deep",
     "alu_interval": f"64 results a clock and SM, {GUIDE}",
@@ -70,7 +70,7 @@ SOURCES: Mapping[str, str] = {
     "other_latency": "assumed as that of shared memory",
 }
 
-SPARSE_RATIO = {90: 1.5, 100: 16 / 9, 103: 16 / 9}
+SPARSE_RATIO = {90: 1.3}
 L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
 
 
@@ -155,8 +155,3 @@ def residency(device: Device, threads: int, registers: int, smem: int) -> Reside
     if fits[limit] < 1:
         raise ValueError(f"{limit}: no block of {threads} threads of {registers} registers, {smem} bytes fits {device.title}")
     return Residency(warps, fits[limit], limit)
-
-
-def with_blocks(r: Residency, blocks: int) -> Residency:
-    """At most so many blocks: a grid that does not fill the device."""
-    return replace(r, blocks=min(r.blocks, blocks), limit=r.limit if blocks >= r.blocks else "the grid")

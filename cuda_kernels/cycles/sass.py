@@ -37,7 +37,7 @@ NO_RESULT = re.compile(  # their first operand is not written
 )
 WORK = re.compile(r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR)\b")  # beside products, what a loop is for
 MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F32|F16)")
-OTHER_MMA = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
+TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
 # Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
 MMA_REGISTERS = {
     (False, "1688"): (4, 2, 1, 4), (False, "16816"): (4, 4, 2, 4),
@@ -81,7 +81,7 @@ class Instruction:
 
     @property
     def mma(self) -> bool:
-        return OTHER_MMA.match(self.opcode) is not None
+        return TENSOR.match(self.opcode) is not None
 
     @property
     def nothing(self) -> bool:

@@ -29,6 +29,17 @@ WAIT, SHORT, LONG, MATH, MIO, BARRIER, NOT_SELECTED = range(7)
 REASONS = ("wait", "short scoreboard", "long scoreboard", "math pipe throttle", "mio throttle", "barrier", "not selected")
 
 
+class Group:
+    """Copies of a warp from one commit to the next: how many are under way, the clock at which the last landed, and, once it is
+    committed, the entry of the scoreboard that waits for them."""
+
+    __slots__ = ("under_way", "landed", "board")
+
+    def __init__(self) -> None:
+        self.under_way, self.landed = 0, 0
+        self.board: list[int] | None = None
+
+
 class Warp:
     """A warp's place and what it waits for. A scoreboard is a list of [clock of release, reason]; `marks`: clocks at which
     its iterations began."""
@@ -41,7 +52,7 @@ class Warp:
         self.at, self.free, self.next = 0, begin, begin
         self.boards: list[list[list[int]]] = [[] for _ in range(6)]
         self.ready: dict[int, int] = {}
-        self.copies: list[int] = [0, 0]  # of the open group: how many are under way, the clock at which the last landed
+        self.copies = Group()  # not yet committed
         self.committed = 0
         self.since, self.reason = begin, WAIT
         self.marks: list[int] = []
@@ -51,7 +62,7 @@ class Warp:
 class Core:
     """A sub-core: its warps, the clocks at which its pipes are free, its memory instructions in order."""
 
-    __slots__ = ("warps", "pipes", "queue", "held", "next", "last", "request")
+    __slots__ = ("warps", "pipes", "queue", "next", "last", "request")
 
     def __init__(self) -> None:
         self.warps: list[Warp] = []
@@ -241,26 +252,21 @@ class Sm:
         if step.write is not None:
             warp.boards[step.write].append(board)
         group = warp.copies
-        if group[0]:
+        if group.under_way:
             board[0] = NEVER
-            group.append(board)  # type: ignore[arg-type]
-            warp.copies = [0, 0]
+            group.board, warp.copies = board, Group()
         else:
-            board[0] = max(clock, group[1], warp.committed)
+            board[0] = max(clock, group.landed, warp.committed)
 
     def send(self, warp: Warp, core: Core, step: Step, clock: int) -> None:
         """Queue a memory instruction; its scoreboards are released at clocks that are known when it leaves."""
-        reason = LONG if step.kind == GLOBAL else SHORT
-        written = [NEVER, reason] if step.write is not None else None
-        read = [NEVER, MIO] if step.read is not None else None
-        if written:
-            warp.boards[step.write].append(written)  # type: ignore[index]
-        if read:
-            warp.boards[step.read].append(read)  # type: ignore[index]
-        group = None
-        if step.kind == COPY:
-            group = warp.copies
-            group[0] += 1
+        written, read = [NEVER, LONG if step.kind == GLOBAL else SHORT], [NEVER, MIO]
+        if step.write is not None:
+            warp.boards[step.write].append(written)
+        if step.read is not None:
+            warp.boards[step.read].append(read)
+        group = warp.copies
+        group.under_way += step.kind == COPY
         core.queue.append((clock + self.machine.to_port, clock, warp, step, written, read, group))
         self.port_next = min(self.port_next, max(self.port_free, core.request, core.queue[0][0]))
 
@@ -288,11 +294,11 @@ class Sm:
                 return True
         return False
 
-    def landed(self, warp: Warp, group: list, clock: int) -> None:
-        group[0] -= 1
-        group[1] = max(group[1], clock)
-        if not group[0] and len(group) > 2:
-            group[2][0] = warp.committed = max(group[1], warp.committed)
+    def landed(self, warp: Warp, group: Group, clock: int) -> None:
+        group.under_way -= 1
+        group.landed = max(group.landed, clock)
+        if not group.under_way and group.board:
+            group.board[0] = warp.committed = max(group.landed, warp.committed)
             self.wake(warp, clock)
 
     def wake(self, warp: Warp, clock: int) -> None:
@@ -320,10 +326,7 @@ class Sm:
             arrives = max(clock + m.l2_latency, self.fill_free)
             self.fill_free = done = arrives + math.ceil(step.wavefronts * m.port_bytes / m.fill_bytes)
         self.port_free = clock + taken
-        if written:
-            written[0] = done
-        if read:
-            read[0] = operands
+        written[0], read[0] = done, operands
         for other in core.warps:
             self.wake(other, clock)
 
