@@ -1,83 +1,202 @@
-"""Write cuda_kernels/cycles/shares.json: the share of the tensor cores' peak of each tile on each architecture, simulated.
+"""Write cuda_kernels/cycles/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
 
-    python -m benchmarks.cycle_shares                       # what is missing or of other sources: a quarter of an hour
+    python -m benchmarks.cycle_shares                       # what is missing or of other machine code
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
 
-Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop, are of a 3x3
-convolution with bias and ReLU.
+A row keeps a hash of its loop's machine code and of the machine: a kernel that changes elsewhere is compiled again, and not
+simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop,
+are of a convolution with bias and ReLU. What nobody has published is swept for vectors, on the machines of SWEPT.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 
 import click
 
-from benchmarks.cycles import TILES, ours
+from benchmarks.cycles import TILES, ours, tactic
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
-from cuda_kernels.cycles.machine import Machine, Residency, device_of, machine, residency
+from cuda_kernels.cycles.machine import CENTRE, SWEEP, Machine, Residency, interval, machine, residency
 from cuda_kernels.cycles.sass import Instruction, ToolMissing
-from cuda_kernels.cycles.shares import TABLE, table
-from cuda_kernels.cycles.simulate import Share, share_of
-from cuda_kernels.device import ARCHITECTURES
+from cuda_kernels.cycles.shares import LOOPS, TABLE, machine_name, table
+from cuda_kernels.cycles.simulate import share_of, steady_of
+from cuda_kernels.device import NAMED, Device
 from cuda_kernels.files import write
-from tactics.tactic import Tile
+from tactics.families.conv_gemm import conv_smem, tile_reason
+from tactics.format import HALF_FORMATS
+from tactics.problems.prologue import Prologue
+from tactics.step import linear
+from tactics.tactic import Tactic, Tile
 
 DIGITS = 3
+PROCESSES = 2
+SWEPT = ("sm_80/1024",)
+MACHINES = {machine_name(device): device for device in reversed(NAMED.values())}  # one device for each
+ARCHITECTURES = tuple(dict.fromkeys(device.sm for device in NAMED.values()))
+OF_PROLOGUES = ("sm_80", "sm_90a")  # elsewhere a prologue counts as none: six architectures of them take half an hour more
+PROLOGUES = {"scaled": Prologue(scaled=True), "gated": Prologue(gated=True), "normalized": Prologue(normalized=True)}
+PLANES = next(f for f in HALF_FORMATS if linear(f))
+LABEL = re.compile(r"\.L_\w+")
 
 
-def simulated(kernel: str, at: Tile, sm: str) -> Share | None:
-    """None where no block fits."""
-    device = device_of(sm)
-    code = ours(kernel, at, sm, {})
-    if code.smem > device.smem_per_block:
-        return None
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One of the table's: what the values of LOOPS make of a kernel with a tile."""
+
+    kernel: str
+    tile: Tile
+    name: str
+
+    @property
+    def tactic(self) -> Tactic:
+        vectors = tactic(self.kernel, self.tile)
+        return replace(vectors, ins=(PLANES,)) if self.name == "linear" else vectors
+
+    def fits(self, device: Device) -> bool:
+        if self.name in PROLOGUES and device.sm not in OF_PROLOGUES:
+            return False
+        return not tile_reason(self.tactic, device, PROLOGUES.get(self.name, Prologue()))
+
+
+def simulated(loop: Loop, sm: str, known: Mapping[str, list]) -> dict[str, list]:
+    """The rows of one architecture's machines; `known`: by their hash, those that need no simulation."""
+    machines = {name: device for name, device in MACHINES.items() if device.sm == sm and loop.fits(device)}
+    if not machines:
+        return {}
+    code = ours(loop.kernel, loop.tile, sm, LOOPS[loop.name])
     once = code.program.iteration(code.program.main_loop)
-    r = residency(device, code.threads, code.registers, code.smem)
-    return _share(once, replace(r, limit=""), replace(machine(device), device=""))
+    prologue = PROLOGUES.get(loop.name, Prologue())
+    smem = code.smem + conv_smem(loop.tactic, prologue) - conv_smem(loop.tactic)
+    rows = {}
+    for name, device in machines.items():
+        r = replace(residency(device, code.threads, code.registers, smem), limit="")
+        at, swept = replace(machine(device), device=""), loop.name == "vectors" and name in SWEPT
+        digest = _hash(once, r, at, swept)
+        rows[name] = known.get(digest) or [digest, *_shares(loop, once, r, at, swept)]
+    return rows
 
 
-@lru_cache(maxsize=256)
-def _share(once: tuple[Instruction, ...], r: Residency, at: Machine) -> Share:
-    """Machine code for sm_86 and sm_89 is often the same."""
-    return share_of(once, r, at)
+def _shares(loop: Loop, once: tuple[Instruction, ...], r: Residency, at: Machine, swept: bool) -> list[list[float]]:
+    own = _own(loop, once, at)
+    centre = [steady_of(once, replace(r, blocks=n), at).mma_share for n in range(1, r.blocks + 1)]
+    rows = [[round(own * share, DIGITS) for share in centre]]
+    if swept:
+        span = share_of(once, r, at)
+        rows.append([round(own * span.low, DIGITS), round(own * span.high, DIGITS)])
+    return rows
 
 
-def begun(known: Mapping[str, Mapping]) -> dict[str, dict]:
-    """A table of each kernel, with the tiles that there are and the rows of `known` that are of the present sources."""
-    found: dict[str, dict] = {}
-    for kernel, tiles in TILES.items():
-        old, source = known.get(kernel), source_hash(kernel)
-        rows = old["shares"] if old and old["source"] == source else {}
-        found[kernel] = {"source": source, "shares": {str(at): dict(rows[str(at)]) for at in tiles if str(at) in rows}}
-    return found
+def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
+    """Of the clocks that tensor cores work, the share in which they work on the tile: a norm's sums take 16 rows more, of dense
+    products. ValueError where an iteration is no whole number of stages."""
+    t, sparse = loop.tile, loop.kernel == "conv_sparse24"
+    warps = t.threads // 32
+    stage = t.m * t.n * t.k // warps // (16 * 8 * (32 if sparse else 16))
+    sums = 16 * t.n * t.k // warps // (16 * 8 * 16) if loop.name == "normalized" else 0
+    found = [interval(at, i) for i in once if i.mma]
+    stages, rest = divmod(len(found), stage + sums)
+    if rest or not stages:
+        raise ValueError(f"{loop}: an iteration has {len(found)} products, expected {stage + sums} or several times as many")
+    dense = [interval(at, i) for i in once if i.mma and ".SP." not in i.opcode]
+    return 1 - (stages * sums * dense[0] / sum(found) if sums else 0)
 
 
-def rows(sms: tuple[str, ...], known: Mapping[str, Mapping]) -> Iterator[tuple[str, str, str, list[float]]]:
-    """(kernel, tile, architecture, [low, centre, high]), those of `known` as they stand there."""
-    for sm, (kernel, tiles) in product(sms, TILES.items()):
-        for at in tiles:
-            if found := known[kernel]["shares"].get(str(at), {}).get(sm):
-                yield kernel, str(at), sm, found
-            elif share := simulated(kernel, at, sm):
-                yield kernel, str(at), sm, [round(x, DIGITS) for x in (share.low, share.centre, share.high)]
+def _hash(once: Sequence[Instruction], *rest: object) -> str:
+    """Of what a row rests on: instructions, wherever they lie, warps and blocks, the machine and what is swept of it."""
+    digest, first = hashlib.sha256(), once[0].address
+    for i in once:
+        operands = tuple(LABEL.sub("", text) for text in i.operands)
+        digest.update(repr(replace(i, address=i.address - first, operands=operands, target=None)).encode())
+    digest.update(repr((CENTRE, SWEEP, rest)).encode())
+    return digest.hexdigest()[:8]
+
+
+def of_loop(loop: Loop, sms: Sequence[str], known: Mapping[str, list]) -> tuple[Loop, dict[str, list]]:
+    """The rows of a loop, by machine."""
+    rows: dict[str, list] = {}
+    for sm in sms:  # the machine code of sm_86 and sm_89 is often the same, and so are their machines
+        rows |= simulated(loop, sm, {row[0]: row for row in (*known.values(), *rows.values())})
+    return loop, rows
+
+
+def source(kernel: str) -> str:
+    """Of the kernel's sources and of the machines that are simulated."""
+    figures = [(name, machine(device)) for name, device in MACHINES.items()]
+    return hashlib.sha256(repr((source_hash(kernel), figures, CENTRE, SWEEP, SWEPT)).encode()).hexdigest()
+
+
+def loops() -> Iterator[Loop]:
+    """All, those that most layers run first."""
+    for name in LOOPS:
+        for kernel, tiles in TILES.items():
+            for at in tiles:
+                yield Loop(kernel, at, name)
 
 
 def written(tables: Mapping[str, Mapping]) -> str:
-    """JSON with a line for each tile."""
+    """JSON with a line for each loop of a tile."""
     versions = []
     for version, kernels in sorted(tables.items()):
         blocks = []
         for kernel, of in sorted(kernels.items()):
-            lines = ",\n".join(f"   {json.dumps(at)}: {json.dumps(row, sort_keys=True)}" for at, row in of["shares"].items())
-            blocks.append(f'  {json.dumps(kernel)}: {{"source": "{of["source"]}", "shares": {{\n{lines}\n  }}}}')
+            tiles = []
+            for at, rows in of["shares"].items():
+                lines = ",\n".join(f"    {json.dumps(loop)}: {json.dumps(row, sort_keys=True)}" for loop, row in rows.items())
+                tiles.append(f"   {json.dumps(at)}: {{\n{lines}\n   }}")
+            head = f'  {json.dumps(kernel)}: {{"source": "{of["source"]}", "shares": {{'
+            blocks.append("\n".join([head, ",\n".join(tiles), "  }}"]))
         versions.append(f" {json.dumps(version)}: {{\n" + ",\n".join(blocks) + "\n }")
     return "{\n" + ",\n".join(versions) + "\n}\n"
+
+
+def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
+    """{kernel: {tile: {loop: rows}}} in the order of the tiles, without empty ones."""
+    tables: dict[str, dict] = {kernel: {} for kernel in TILES}
+    for loop in loops():
+        if rows.get(loop):
+            tables[loop.kernel].setdefault(str(loop.tile), {})[loop.name] = rows[loop]
+    return tables
+
+
+def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]]:
+    """Loops with their rows as they are done, in two processes: those of other sources, and those that have none."""
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+        open_ones = [loop for loop in loops() if not _known(known, loop) or known[loop.kernel]["source"] != source(loop.kernel)]
+        futures = [pool.submit(of_loop, loop, ARCHITECTURES, _known(known, loop)) for loop in open_ones]
+        try:
+            for done in as_completed(futures):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def make(known: Mapping[str, Mapping], version: str, results: Iterable[tuple[Loop, dict[str, list]]]) -> int:
+    """Write the table after each loop that has changed: an interrupted run loses nothing, and the next goes on. A kernel's hash
+    of sources is written last. Number of loops that have rows."""
+    rows, now = {loop: _known(known, loop) for loop in loops()}, {kernel: source(kernel) for kernel in TILES}
+
+    def save(sources: Mapping[str, str]) -> None:
+        kernels = {kernel: {"source": sources[kernel], "shares": of} for kernel, of in in_order(rows).items()}
+        write(TABLE, written({**table(), version: kernels}).encode())
+
+    before = {kernel: known.get(kernel, {}).get("source", "") for kernel in TILES}
+    for loop, row in results:
+        if row != rows[loop]:
+            rows[loop] = row
+            save(before)
+    save(now)
+    return sum(map(bool, rows.values()))
+
+
+def _known(kernels: Mapping[str, Mapping], loop: Loop) -> dict[str, list]:
+    return kernels.get(loop.kernel, {}).get("shares", {}).get(str(loop.tile), {}).get(loop.name, {})
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,17 +208,17 @@ def main(sms: tuple[str, ...], only_print: bool) -> None:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:
         version = nvrtc_version()
-        kernels = begun(table().get(version, {}))
-        for kernel, at, sm, share in rows(sms or ARCHITECTURES, kernels):
-            new = kernels[kernel]["shares"].setdefault(at, {}).setdefault(sm, share) is share
-            if only_print:
-                click.echo(f"{kernel:14} {at:22} {sm:7} {Share(*share)}")
-            elif new:  # with what was there: an interrupted run loses nothing, and the next one goes on
-                write(TABLE, written({**table(), version: kernels}).encode())
+        known = table().get(version, {})
+        if only_print:
+            for loop in loops():
+                for name, (_, shares, *span) in of_loop(loop, sms or ARCHITECTURES, _known(known, loop))[1].items():
+                    ranges = f" ({span[0][0]:.0%} to {span[0][1]:.0%})" if span else ""
+                    listed = ", ".join(f"{share:.1%}" for share in shares)
+                    click.echo(f"{loop.kernel:14} {loop.tile!s:20} {loop.name:10} {name:12} {listed}{ranges}")
+            return
+        click.echo(f"{TABLE.name}: {make(known, version, found(known))} loops for NVRTC {version}")
     except (CompileError, ToolMissing) as e:
         raise click.ClickException(str(e)) from None
-    if not only_print:
-        click.echo(f"{TABLE.name}: {sum(len(of['shares']) for of in kernels.values())} tiles for NVRTC {version}")
 
 
 if __name__ == "__main__":

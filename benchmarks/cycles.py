@@ -2,6 +2,7 @@
 
     python -m benchmarks.cycles conv_dense 128x256x32 --sm sm_80
     python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
+    python -m benchmarks.cycles conv_strip_sparse24 128x256x64 -D COPIES=1     # pixels of a strip that a thread copies per turn
     python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
 
@@ -36,14 +37,16 @@ from cuda_kernels.cycles.machine import (
 from cuda_kernels.cycles.sass import Instruction, Program, ToolMissing, program
 from cuda_kernels.cycles.simulate import REASONS, Steady, steady, tile_clocks
 from cuda_kernels.device import Device, named
-from tactics.families.conv_gemm import conv_smem, launches
 from tactics.format import HALF_FORMATS
+from tactics.launches import launches
 from tactics.problems.epilogue import Activation, Epilogue
 from tactics.problems.problem import ConvProblem
+from tactics.step import Launch
 from tactics.tactic import Tactic, Tile
-from tactics.tiles import DENSE_TILES, SPARSE_TILES
+from tactics.tiles import DENSE_TILES, SPARSE_TILES, STRIP_DENSE_TILES, STRIP_SPARSE_TILES
 
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
+KERNELS = TILES | {"conv_strip": STRIP_DENSE_TILES, "conv_strip_sparse24": STRIP_SPARSE_TILES}
 NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")
 LAYER = ConvProblem(
     32, 256, 14, 14, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True, act=Activation("relu"))
@@ -69,10 +72,10 @@ def tile(kernel: str, text: str) -> Tile:
     """The tile of that name, or of which it is the beginning. click.UsageError."""
     if m := NAME.fullmatch(text):
         return Tile(*map(int, m.groups()))
-    found = [t for t in TILES[kernel] if str(t).startswith(f"{text}_")]
+    found = [t for t in KERNELS[kernel] if str(t).startswith(f"{text}_")]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(map(str, found or TILES[kernel]))
+    names = ", ".join(map(str, found or KERNELS[kernel]))
     raise click.UsageError(
         f"tile {text!r}: {'several begin so' if found else f'{kernel} has no such tile'}; expected one of {names}"
     )
@@ -84,12 +87,14 @@ def tactic(kernel: str, at: Tile) -> Tactic:
 
 def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int]) -> Code:
     """Our kernel as it is launched for a 3x3 convolution with bias and ReLU, with other values where `defined`."""
-    values: dict[str, int | str] = dict(launches(LAYER, tactic(kernel, at))[0].values)
-    values |= defined
+    (launch,) = launches(LAYER, tactic(kernel, at))
+    if not isinstance(launch, Launch):
+        raise TypeError(f"{kernel} is a library's function: expected a kernel")
+    values: dict[str, int | str] = {**dict(launch.values), **defined}
     compiled = compile_kernel(kernel, values, sm)
     extra = "".join(f" {name}={value}" for name, value in defined.items())
-    smem = conv_smem(tactic(kernel, at)) + compiled.static_smem
-    return Code(f"{kernel} {at}{extra}", program(compiled.cubin, kernel), at.threads, compiled.regs, smem)
+    code = program(compiled.cubin, kernel)
+    return Code(f"{kernel} {at}{extra}", code, at.threads, compiled.regs, launch.smem + compiled.static_smem)
 
 
 def listing(found: Steady) -> str:
@@ -178,17 +183,18 @@ def _shown(value: object) -> str:
 def main(kernel: str, tile_name: str, sm: str, device: str | None, defined: tuple[str, ...], function: str, threads: int | None,
          smem: int, registers: int | None, blocks: int | None, stages: int | None, brief: bool,
          figures: bool) -> None:  # fmt: skip
-    """Simulate KERNEL's main loop: conv_dense or conv_sparse24 with a TILE, or a file that ends in .cubin."""
+    """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip or conv_strip_sparse24 with a TILE, or a file that
+    ends in .cubin."""
     try:
         on = named(device) if device else device_of(sm)
         if figures:
             return click.echo(sourced(machine(on)))
         if kernel.endswith(".cubin"):
             code = _file(Path(kernel), function, threads, smem, registers)
-        elif kernel in TILES:
+        elif kernel in KERNELS:
             code = ours(kernel, tile(kernel, tile_name), on.sm, dict(_values(defined)))
         else:
-            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(TILES)} or a file that ends in .cubin")
+            raise click.UsageError(f"kernel {kernel!r}: expected {', '.join(KERNELS)} or a file that ends in .cubin")
         show(code, on, blocks, stages, brief)
     except (ValueError, CompileError, ToolMissing, OSError) as e:
         raise click.ClickException(str(e)) from None

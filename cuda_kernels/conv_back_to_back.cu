@@ -66,12 +66,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_back_to_back(const
   convolve<DenseProduct, true>(p.c, [&](const ConvParams& c, float (&acc)[MT][NT][4], u32 smem, int, int pixel0) {
     ConvParams first = c;
     first.k = p.k1, first.bias = p.bias1, first.slope = p.slope1, first.alpha = p.alpha1, first.beta = p.beta1;
-    stage_results<ACT1, 0>(first, acc, smem, 0, [](int) { return 0; });
+    stage_results<ACT1, 0>(first, acc, smem, smem + STAGING_BYTES, 0, [](int) { return 0; });
     const u32 staging = smem + STAGING_BYTES + ROW_TABLE_BYTES;
     for (int m2 = 0; m2 < output_rows(c); m2 += BM) {
       float again[MT][NT][4] = {};
       multiply_again(p, smem, m2, again);
-      epilogue(c, again, staging, m2, pixel0);
+      epilogue(c, again, staging, staging + STAGING_BYTES, m2, [&](int n) { return output_offset(c, pixel0 + n); });
     }
   });
 }

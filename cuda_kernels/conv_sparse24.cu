@@ -12,30 +12,64 @@
 #include "implicit_gemm.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
+static_assert(MT % 2 == 0 || BM == 16, "a warp has whole pairs of 16-row tiles, or the block has but one tile");
 
 struct SparseProduct {
   static constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
-  static constexpr int E_TILE = 32 * 4;   // its metadata
-  static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE;
+  static constexpr int E_PAIR = 32 * 8;   // metadata of two: a lane's words lie beside each other, one load brings both
+  // Where a stage takes longer than L2, metadata comes straight to registers, a stage ahead: the port of shared memory, which
+  // holds these tiles back, sees it once or twice instead of three times. A block of 64 rows and 4 warps would wait for it; so
+  // would those of other architectures that have more than two stages (benchmarks/NOTES.md).
+  static constexpr bool LARGE = MT == 4 && BM >= 128;
+  static constexpr bool DIRECT = LARGE && (STAGES == 2 || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 1000 && BM == 128));
+  static constexpr int E_BYTES = DIRECT ? 0 : (BM + 31) / 32 * E_PAIR;
+  static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + E_BYTES;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
   static constexpr int STEPS = 2 * PARTS;
-  u32 a_at, b_at;  // of this lane in a stage, first step
+  static constexpr bool LAST_TURN_APART = MT * NT < 32;
+  static constexpr u32 FENCES = LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1;
+  u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];
   u32 e[MT], next_e[MT];
+  bool odd;  // of a tile of 16 rows: whether its words are the second ones of its pair
   Prologue chunk[2][4];
+  const char* next_pair[DIRECT ? MT / 2 : 1];  // where this lane's words of the next stage are
 
-  __device__ __forceinline__ SparseProduct() {
+  __device__ __forceinline__ SparseProduct(const ConvParams& p, int m0, int first) : odd(m0 / 16 % 2) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Matrix i of ldmatrix.x4: chunk i of the step's 32 channels, pixels 0-7.
     a_at = warp / WARPS_N * MT * A_TILE + lane * 16;
+    e_at = E_AT + warp / WARPS_N * MT / 2 * E_PAIR + lane * 8;
     b_at = B_AT + swizzled<CHUNKS>(warp % WARPS_N * WN + (lane & 7), lane >> 3);
+    if (DIRECT) {
+#pragma unroll
+      for (int i = 0; i < MT / 2; ++i) {  // past the last pair that one again, as WeightLoader does
+        const long long pair = min((m0 / 16 + warp / WARPS_N * MT) / 2 + i, (p.m16 - 1) / 2);
+        next_pair[i] = reinterpret_cast<const char*>(p.meta) + (pair * p.k_tiles + first) * E_PAIR + lane * 8;
+      }
+      next_metadata(false);
+    }
+  }
+
+  __device__ __forceinline__ void next_metadata(bool more) {
+    if (!DIRECT) return;
+#pragma unroll
+    for (int i = 0; i < MT / 2; ++i) {
+      if (more) next_pair[i] += E_PAIR;
+      const uint2 words = ldg_64(next_pair[i]);
+      next_e[2 * i] = words.x, next_e[2 * i + 1] = words.y;
+    }
   }
 
   __device__ __forceinline__ void fetch(u32 stage, int step) {
-    const int k = step / PARTS, part = step % PARTS, tile_m = threadIdx.x / 32 / WARPS_N * MT, lane = threadIdx.x % 32;
-    if (step == 0) {
+    const int k = step / PARTS, part = step % PARTS;
+    if (step == 0 && !DIRECT) {
 #pragma unroll
-      for (int i = 0; i < MT; ++i) next_e[i] = lds_32(stage + E_AT + (tile_m + i) * E_TILE + lane * 4);
+      for (int i = 0; i < MT; i += 2) {
+        const uint2 words = lds_64(stage + e_at + i / 2 * E_PAIR);
+        next_e[i] = MT == 1 && odd ? words.y : words.x;
+        if (MT > 1) next_e[i + 1] = words.y;
+      }
     }
     if (part == 0) {
 #pragma unroll

@@ -152,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_stem(const __grid_con
   }
 
 #if POOL
-  stage_results<ACT, 0>(p.c, acc, taps, m0, [](int) { return 0; });
+  stage_results<ACT, 0>(p.c, acc, taps, taps + STAGING_BYTES, m0, [](int) { return 0; });
   store_maxima(p, taps, m0, image, i0, j0, oh0, ow0);
 #else
-  epilogue(p.c, acc, taps, m0, [&](int n) {
+  epilogue(p.c, acc, taps, taps + STAGING_BYTES, m0, [&](int n) {
     const int oh = oh0 + (n >> p.log2_tw), ow = ow0 + (n & tw_mask);
     return oh < p.c.p && ow < p.c.q ? image * p.c.y_n + (oh * p.c.q + ow) * p.c.y_pixel : -1;
   });

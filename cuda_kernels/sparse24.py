@@ -94,10 +94,19 @@ def pack_fragments(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(tiles.transpose(0, 3, 2, 5, 4, 1, 6)).reshape(m // 16, k // 16, 32, 8)
 
 
+def metadata_bytes(m: int, k: int) -> int:
+    """Of packed metadata of M x K weights: a bit for each, M padded to 32."""
+    return -(-m // 32) * 4 * k
+
+
 def pack_metadata(codes: np.ndarray) -> np.ndarray:
-    """Codes uint8 [M, K/4], M % 16 == 0 and K % 64 == 0 -> uint32 [M/16, K/64, 32 lanes], one word for two k32 steps."""
-    m, quarters = codes.shape
-    c = codes.reshape(m // 16, 2, 8, quarters // 16, 4, 4).astype(np.uint32)  # m16, row half, g, k64, t, code
+    """Codes uint8 [.., M, K/4], M % 16 == 0 and K % 64 == 0 -> uint32 [.., M/32 rounded up, K/64, 32 lanes, 2]: one word for
+    two k32 steps of a 16-row tile, and that of the next tile beside it, so that a lane loads both at once. Where there is no
+    next tile, legal codes."""
+    *many, m, quarters = codes.shape
+    even = np.full((*many, -(-m // 32) * 32, quarters), CODES[0], np.uint32)
+    even[..., :m, :] = codes
+    c = even.reshape(-1, 2, 2, 8, quarters // 16, 4, 4)  # m32, m16, row half, g, k64, t, code
     halves = (c << (4 * np.arange(4, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)  # 16 bits each
-    words = halves[:, 0] | halves[:, 1] << np.uint32(16)  # m16, g, k64, t
-    return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(m // 16, quarters // 16, 32)
+    words = halves[:, :, 0] | halves[:, :, 1] << np.uint32(16)  # m32, m16, g, k64, t
+    return np.ascontiguousarray(words.transpose(0, 3, 2, 4, 1)).reshape(*many, -1, quarters // 16, 32, 2)

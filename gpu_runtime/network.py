@@ -11,9 +11,11 @@ from typing import Generic, TypeGuard, TypeVar
 import numpy as np
 
 from tactics.format import Format, representative
+from tactics.problems.convolution import ConvProblem, ConvTransposeProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
 FP32 = Format("fp32", "chw")
+FP16_MAX = 65504.0
 P_co = TypeVar("P_co", bound=Problem, covariant=True)
 Q = TypeVar("Q", bound=Problem)
 Literal = tuple[str, str]  # a group and one of its options
@@ -133,8 +135,13 @@ class Network:
         return found if "fp32" in found else ()
 
     def is_straight(self, op: Op[Problem]) -> bool:
-        """Whether the op makes an FP32 tensor of others, of values that FP16 could hold: so can kernels for FP16 tensors."""
-        return op.output in self.wide and "fp32" not in self.dtypes(op)[:-1]
+        """Whether the op makes an FP32 tensor of others, with weights that FP16 holds: so can kernels for FP16 tensors, which
+        store their FP32 sums as they are. Of what FP16 cannot hold, such sums are those of convolutions alone."""
+        if "fp32" in self.dtypes(op)[:-1] or not self.is_fp32(op.output):
+            return False
+        return op.output in self.wide or (
+            isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and float(np.abs(op.weights["w"]).max()) <= FP16_MAX
+        )
 
     def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:
         """Those that each of the op's inputs, then its output, may have in this op."""

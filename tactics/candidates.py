@@ -32,13 +32,15 @@ def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> 
 # Kernels that take a tensor's strides at run time: what reads (writes) hwc8 does so with every FP16 layout of V >= 8, what
 # reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
 ANY_INPUT = frozenset((
-    "conv_dense", "conv_sparse24", "conv_depthwise", "transpose_dense", "transpose_sparse24", "transpose_depthwise", "move",
-    "pool", "pool_global", "reduce", "gather", "resize",
+    "conv_dense", "conv_sparse24", "conv_strip", "conv_strip_sparse24", "conv_depthwise", "transpose_dense",
+    "transpose_sparse24", "transpose_depthwise", "move", "pool", "pool_global", "reduce", "gather", "resize",
 ))  # fmt: skip
 ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
 # These write FP32 as well, in linear memory, from linear inputs or from any.
 FP32_OUTPUT = frozenset(("pointwise", "pool", "reduce", "move", "gather", "resize"))
-FP32_OUTPUT_OF_ANY = frozenset(("conv_dense", "conv_sparse24", "conv_stem", "transpose_dense", "transpose_sparse24"))
+FP32_OUTPUT_OF_ANY = frozenset((
+    "conv_dense", "conv_sparse24", "conv_strip", "conv_strip_sparse24", "conv_stem", "transpose_dense", "transpose_sparse24",
+))  # fmt: skip
 
 
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:

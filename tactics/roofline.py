@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,10 +32,15 @@ def result(
     fixed cost of a sparse kernel, which its launch has."""
     launch = device.launch_us * num_launches + (rates(device).sparse_us if sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
-    busy = sum(us**ROUNDING for us in parts.values()) ** (1 / ROUNDING)
+    busy = together(parts.values())
     bound = "launch" if parts[bound] < launch else bound
     return {"launch_us": launch, **{f"{k}_us": v for k, v in parts.items()}, "bound": bound,
             "total_us": round((launch + busy) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
+
+
+def together(limits: Iterable[float]) -> float:
+    """The time of what several limits bound at once."""
+    return sum(x**ROUNDING for x in limits) ** (1 / ROUNDING)
 
 
 def moved_us(device: Device, read: float, written: float, weights: float = 0.0) -> dict[str, float]:
@@ -53,12 +58,18 @@ def sm_l2(device: Device, blocks: int) -> float:
     return min(r.sm_l2, r.l2 / min(device.num_sms, blocks))
 
 
-def tensor_rate(device: Device, warps: float, sparse: bool = False) -> float:
-    """Products per clock and SM of mma.sync, and of mma.sp as many of the dense layer, by how many warps of an SM are at work:
-    four tensor cores wait on each other's latencies with few (a line through CUTLASS times on an RTX 3070)."""
+def tensor_peak(device: Device, sparse: bool = False) -> float:
+    """Products per clock and SM of mma.sync, and of mma.sp as many of the dense layer, where no warp waits for anything: the
+    peak that cuda_kernels/cycles simulates shares of, times `sync_share`, what clocks and power left of it on the card. That
+    was measured with libraries' best kernels, whose loops reach 98 to 100 % by the same simulation: 2 % are charged twice."""
     r = rates(device)
-    rate = device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)
-    return rate * min(1.0, FEW_WARPS + (1 - FEW_WARPS) * warps / FULL_WARPS)
+    return device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)
+
+
+def tensor_rate(device: Device, warps: float) -> float:
+    """Of kernels whose loops are not simulated, dense products per clock and SM, by how many warps of an SM are at work: four
+    tensor cores wait on each other's latencies with few (a line through CUTLASS times on an RTX 3070)."""
+    return tensor_peak(device) * min(1.0, FEW_WARPS + (1 - FEW_WARPS) * warps / FULL_WARPS)
 
 
 def throttled(device: Device, mma: float) -> float:

@@ -214,3 +214,20 @@ def alpha_beta(problem: ConvProblem, number: str = "") -> Args:
 def grid(threads: int) -> tuple[int, int, int]:
     """Blocks of 256 threads."""
     return (max(1, -(-threads // 256)), 1, 1)
+
+
+def store_pixels(store: Store, step: int) -> Args:
+    """Where the epilogue stores a GEMM pixel; `step`: elements from one pixel of y to the next."""
+    first, row, column = store.pixels
+    return ints(y_row=row * step, y_col=column * step, y_first=first * step, y_corner=store.out[3] * step)
+
+
+def residual_pixels(p: ConvProblem, store: Store, step: int) -> Args:
+    """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
+    first, row, column = store.pixels
+    up = p.epilogue.up
+    if up > 1:  # one pixel of it for up x up of y: those of one GEMM pixel, or of as many GEMM pixels
+        row = p.out_shape[3] // up * step
+        return ints(r_first=0, r_row=row, r_col=step, r_up=up // p.epilogue.d2s, r_corner=0, r_step=0)
+    corner = store.out[3] * step
+    return ints(r_first=first * step, r_row=row * step, r_col=column * step, r_up=1, r_corner=corner, r_step=step)

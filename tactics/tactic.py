@@ -10,6 +10,7 @@ from tactics.format import Format
 # What marks a kernel's instruction in its name, as TensorRT's names do; tools look for "hmma".
 MARKS = {
     "conv_stem": "hmma_16816", "conv_grouped": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832",
+    "conv_strip": "hmma_16816", "conv_strip_sparse24": "hmma_sp_16832",
     "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
     "transpose_grouped": "hmma_16816",
 }  # fmt: skip

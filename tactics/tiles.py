@@ -5,38 +5,53 @@ from __future__ import annotations
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
+
+def _tiles(*sizes: tuple[int, ...]) -> tuple[Tile, ...]:
+    return tuple(Tile(*size) for size in sizes)
+
+
 # Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
 # record of what is compiled (tests/golden/compiled.json), of vectors in and out.
 REGISTERS = {
-    (False, 16, 128, 64, 4): 116, (False, 32, 64, 64, 4): 100, (False, 32, 128, 64, 4): 144, (False, 64, 32, 64, 2): 94,
-    (False, 64, 64, 64, 2): 125, (False, 64, 128, 64, 2): 190, (False, 64, 256, 32, 4): 254, (False, 128, 64, 64, 2): 174,
-    (False, 128, 128, 32, 2): 252, (False, 128, 128, 32, 4): 162, (False, 128, 128, 64, 4): 168, (False, 128, 256, 32, 4): 250,
-    (False, 256, 128, 32, 2): 244, (True, 16, 128, 64, 4): 114, (True, 32, 64, 64, 4): 116, (True, 32, 128, 64, 4): 150,
-    (True, 64, 32, 64, 2): 110, (True, 64, 64, 64, 2): 142, (True, 64, 128, 64, 2): 198, (True, 64, 256, 64, 4): 246,
-    (True, 128, 64, 64, 2): 168, (True, 128, 128, 64, 2): 244, (True, 128, 128, 64, 4): 174, (True, 128, 256, 64, 4): 244,
+    (False, 16, 128, 64, 4): 118, (False, 32, 64, 64, 4): 96, (False, 32, 128, 64, 4): 142, (False, 64, 32, 64, 2): 92,
+    (False, 64, 64, 64, 2): 127, (False, 64, 128, 64, 2): 192, (False, 64, 256, 32, 4): 254, (False, 128, 64, 64, 2): 195,
+    (False, 128, 128, 32, 2): 252, (False, 128, 128, 32, 4): 168, (False, 128, 128, 64, 4): 195, (False, 128, 256, 32, 4): 254,
+    (False, 256, 128, 32, 2): 246, (True, 16, 128, 64, 4): 110, (True, 32, 64, 64, 4): 118, (True, 32, 128, 64, 4): 128,
+    (True, 64, 32, 64, 2): 108, (True, 64, 64, 64, 2): 124, (True, 64, 128, 64, 2): 186, (True, 64, 256, 64, 4): 248,
+    (True, 128, 64, 64, 2): 168, (True, 128, 128, 64, 2): 244, (True, 128, 128, 64, 4): 168, (True, 128, 256, 64, 4): 244,
     (True, 256, 128, 64, 2): 243,
 }  # fmt: skip
 
 # Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
 # to each. 16 and 32 rows serve layers with few output channels.
-DENSE_TILES = tuple(
-    Tile(*t)
-    for t in (
-        (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
-        (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
-        (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
-        (16, 128, 64, 1, 4, 4),
-    )
+DENSE_TILES = _tiles(
+    (128, 256, 32, 2, 4, 3), (256, 128, 32, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 32, 2, 4, 4),
+    (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
+    (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
+    (16, 128, 64, 1, 4, 4),
 )  # fmt: skip
-SPARSE_TILES = tuple(
-    Tile(*t)
-    for t in (
-        (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
-        (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
-        (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
-        (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
-    )
+SPARSE_TILES = _tiles(
+    (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
+    (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
+    (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
+    (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
 )  # fmt: skip
+# Of strips (conv_strip.cu, conv_strip_sparse24.cu). Simulated, they beat the tile of this size above on an A100 and on an H100
+# (benchmarks/NOTES.md); with two stages the copies, which begin a step later in a turn, do not arrive in time.
+STRIP_DENSE_TILES = _tiles(
+    (128, 256, 64, 2, 4, 3), (256, 128, 64, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 64, 64, 2, 2, 3),
+    (64, 128, 64, 2, 2, 3),
+)  # fmt: skip
+STRIP_SPARSE_TILES = _tiles(
+    (128, 256, 64, 2, 4, 3), (256, 128, 64, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 64, 2, 2, 3),
+    (64, 256, 64, 1, 4, 3), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3),
+)  # fmt: skip
+# Of strips, as REGISTERS.
+STRIP_REGISTERS = {
+    (False, 64, 128, 64, 2): 176, (False, 128, 64, 64, 2): 174, (False, 128, 128, 64, 4): 172, (False, 128, 256, 64, 4): 230,
+    (False, 256, 128, 64, 2): 232, (True, 64, 128, 64, 2): 175, (True, 64, 256, 64, 4): 236, (True, 128, 64, 64, 2): 180,
+    (True, 128, 128, 64, 2): 234, (True, 128, 128, 64, 4): 183, (True, 128, 256, 64, 4): 234, (True, 256, 128, 64, 2): 234,
+}  # fmt: skip
 MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, of what compiles without spills
 
 
@@ -68,3 +83,11 @@ def registers_of_norm(tactic: Tactic) -> int:
     """What a norm in front keeps in registers of a thread: 5 for each 8 pixels of a warp (include/prologue.cuh)."""
     t = tactic.gemm
     return 5 * -(-t.n // 8 // (t.threads // 32))
+
+
+def early_residual(tactic: Tactic, gated: bool = False) -> bool:
+    """Whether a convolution's residual, its second input, is copied during the main loop's last turn, for which it has a table:
+    RESIDUAL_EARLY in include/conv.cuh, LAST_TURN_APART of the kernels. `gated`: the last input is a gate."""
+    t = tactic.gemm
+    apart = t.m * t.n // t.threads < 128 or (t.threads > 128 and not tactic.sparse)
+    return len(tactic.ins) > 1 + gated and apart and not (linear(tactic.out) or t.stream or t.split > 1)

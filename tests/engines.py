@@ -15,7 +15,7 @@ from tests.reference_run import ort_run, relative_error
 
 TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}
 BOUND = 2e-3
-SPARSE_DEVICE = "rtx3090"  # predicted plans of small networks pick sparse kernels there, where on an H200 they pick none
+SPARSE_DEVICE = "rtx3090"  # predicted plans pick sparse kernels there for smaller networks than on an H200
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -132,7 +132,8 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
 
 @pytest.mark.slow
 def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
-    line = f"build sparse.onnx -o s.engine --sparsity=enable --device {SPARSE_DEVICE} --exportLayerInfo=s.json {SHAPES}"
+    line = f"build sparse.onnx -o s.engine --sparsity=enable --device {SPARSE_DEVICE} --exportLayerInfo=s.json "
+    line += SHAPES.replace("8x1", "32x1")
     code, out, _ = cli(line)
     eligible, picked = (re.search(rf"^\(Sparsity\) {text}: (.*)$", out, re.M)[1].split(", ") for text in LISTS)
     assert code == 0 and set(picked) <= set(eligible) and len(eligible) == 14
@@ -141,7 +142,7 @@ def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
     assert [" || ".join(part.split(" + ")[0] for part in parts) for parts in names] == picked
     heldout = np.load(DIGITS / "heldout.npz")
     with gr.load(files / "s.engine").context(device="emulator") as ctx:
-        assert np.array_equal(ctx.run({"x": heldout["x"][:8]})["logits"].argmax(1), heldout["y"][:8])
+        assert np.array_equal(ctx.run({"x": heldout["x"][:32]})["logits"].argmax(1), heldout["y"][:32])
         assert sum(stats.mma_sp > 0 for stats in ctx.gpu.stats) == len(picked)
 
 
@@ -159,7 +160,7 @@ def test_plan_for_several_devices(files, cli):
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 120 and out.isascii()
     assert re.search(r"\nlayer +a100 +rtx4090 +h200\n", out) and re.search(r"\nblock1/conv1 +sparse +sparse +sparse\n", out)
     assert re.search(r"\nstem/conv +C not 4n +C not 4n +C not 4n\n", out) and "were measured" not in out
-    assert re.search(r"\nblock2/proj: dense on a100 \(sparse kernel 0.99x; bound by [\s\S]*?sparse on rtx4090", out)
+    assert re.search(r"\nblock2/proj: dense on a100 \(sparse kernel 0.98x; bound by [\s\S]*?sparse on rtx4090", out)
     assert "rtx4090: Ada whitepaper" in out and "Assumed: launch_us" in " ".join(out.split())
     limits = out.partition("dense kernels limited by")[2].partition("A cell:")[0]
     assert len(re.findall(r"\d+ [A-Za-z]", limits.splitlines()[0])) == 3, limits

@@ -5,10 +5,13 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cycles
+from benchmarks import cycle_shares, cycles
+from benchmarks.cycle_shares import MACHINES, loops
 from cuda_kernels.compile import compile_kernel
+from cuda_kernels.cycles import shares
 from cuda_kernels.cycles.machine import SWEEP
 from cuda_kernels.cycles.simulate import REASONS
+from cuda_kernels.device import NAMED
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 
 
@@ -68,7 +71,7 @@ def test_every_tile_has_one_name():
 
 
 @pytest.mark.parametrize("args, says", [
-    ((), "kernel '': expected conv_dense, conv_sparse24 or a file that ends in .cubin"),
+    ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24 or a file that ends in .cubin"),
     (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
     (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
     (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),
@@ -88,3 +91,27 @@ def test_what_is_no_cubin_is_said(tmp_path):
     path.write_text("not machine code")
     result = run(str(path), "--threads", "32")
     assert result.exit_code == 1 and "nvdisasm does not read these 16 bytes" in result.output
+
+
+def test_the_table_of_shares_is_of_the_present_sources():
+    """Estimates read the newest rows whatever their sources, so that none is lost while a kernel changes."""
+    newest = shares.table()[max(shares.table(), key=shares._numbers)]
+    for kernel in cycles.TILES:
+        current = newest[kernel]["source"] == cycle_shares.source(kernel)
+        assert current, f"shares.json was simulated from other sources of {kernel}: run `python -m benchmarks.cycle_shares`"
+
+
+def test_the_committed_table_has_each_loop_that_may_be_launched():
+    """On every named device, of vectors and of planes; what a prologue makes of a loop on two architectures, where the tile has
+    room for it."""
+    for kernel, tiles in cycles.TILES.items():
+        of = shares.rows(kernel)
+        assert set(of) == {str(t) for t in tiles}
+        for loop in (loop for loop in loops() if loop.kernel == kernel):
+            found = of[str(loop.tile)].get(loop.name, {})
+            fitting = {name for name, device in MACHINES.items() if loop.fits(device)}
+            assert set(found) == fitting, loop
+            for digest, centre, *swept in found.values():
+                assert len(digest) == 8 and centre and all(0 < share <= 1 for share in centre)
+                assert all(low <= centre[-1] <= high <= 1 for low, high in swept)
+    assert {shares.machine_name(d) for d in NAMED.values()} == set(MACHINES)

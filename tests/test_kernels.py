@@ -23,6 +23,7 @@ from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
+from tactics.tiles import early_residual
 from tests.compiled import takes
 from tests.problems import (
     CHAINED,
@@ -226,6 +227,23 @@ def test_a_classifier_splits_k_and_writes_linear_memory(kernel):
     tactics = [t for t in tactics if t.tile.split > 1 and replace(t.tile, split=1) == TILE]
     assert {t.out.layout for t in tactics} == {"chw"}
     same_bits(problem, [tactics[0], replace(tactics[-1], out=Format("fp32", "chw"))])
+
+
+EARLY = [
+    ("conv_dense", TILE), ("conv_sparse24", TILE), ("conv_dense", Tile(128, 256, 32, 2, 4, 3)),
+    ("conv_sparse24", Tile(128, 128, 64, 2, 4, 3)), ("conv_dense", Tile(16, 128, 64, 1, 4, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel, tile", EARLY, ids=str)
+def test_a_residual_comes_early_whatever_the_number_of_stages(kernel, tile):
+    """Fewer stages than the pipeline holds, as many, and more: the last one's memory is never the residual's. Of 256 pixels 192
+    fit below it, the others come behind it."""
+    hwc8 = Format("fp16", "hwc8")
+    tactic = Tactic(kernel, tile, (hwc8, hwc8), hwc8)
+    assert early_residual(tactic)
+    for stages in range(1, tile.stages + 3):
+        same_bits(conv_case(1, 64 * stages, 9, 15, 72, 1, 1, bias=True, act=RELU, residual=True, sparse24=True), [tactic])
 
 
 def test_split_k_is_offered_where_tiles_leave_the_gpu_idle():

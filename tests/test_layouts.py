@@ -77,7 +77,7 @@ def test_sparse_weights_are_packed_as_cute_lays_them_out(step):
     np.testing.assert_array_equal(pack_fragments(kept)[0, step], values)
     read = words[:, 0] != 0xFFFFFFFF
     assert read.sum() == 16
-    np.testing.assert_array_equal(pack_metadata(codes)[0, 0, read], words[read, 0])
+    np.testing.assert_array_equal(pack_metadata(codes)[0, 0, read, 0], words[read, 0])
 
 
 # ---- Hopper: what the ISA's text says of descriptors, before there is a kernel that rests on it

@@ -1,12 +1,13 @@
 """What a kernel is launched with is named, and held to the parameter struct in its source."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from cuda_kernels.compile import ROOT, compile_kernel, virtual
-from cuda_kernels.device import NAMED
+from cuda_kernels.device import NAMED, named
 from cuda_kernels.launch import KINDS, pack_params
 from cuda_kernels.params import Member, arrange, members
 from tactics.candidates import candidates
@@ -30,8 +31,8 @@ def test_every_kernels_parameters_are_read(kernel):
 def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}
-    for problem in PROBLEMS.values():
-        for tactic in candidates(problem, A10):
+    for problem, device in product(PROBLEMS.values(), (A10, named("a100"))):  # strips are for few architectures
+        for tactic in candidates(problem, device):
             for step in launches(problem, tactic):
                 found.setdefault(step.kernel, {}).setdefault(len(step.args), step)
     fp32 = {"conv_fp32", "matmul_fp32"}  # which no tensor of FP16 leads to

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 
 PATCH = Patch(64, 8, 8, 2, 4)
+STRIP = Tile(64, 128, 64, 2, 2, 3)
 LEAKY = Activation("leaky_relu", (0.1,))
 LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
@@ -65,6 +66,14 @@ AROUND = {
     "transpose_residual": (
         transposed_case(2, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), residual=True), "transpose_dense", DENSE, (H8, H8, H8),
         (None, (8, 32, H8), (16, 32, H8)),
+    ),
+    "strip": (
+        conv_case(2, 24, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_strip", STRIP, (CHW32, H8, H8),
+        ((32, 96, CHW32), (8, 40, H8), (16, 56, H8)),
+    ),
+    "strip_sparse": (
+        conv_case(2, 64, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), sparse24=True), "conv_strip_sparse24", STRIP, (H8, H8),
+        ((8, 80, H8), (8, 40, H8)),
     ),
     "conv_stem": (
         conv_case(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_stem", None, (CHW, H8, H8),

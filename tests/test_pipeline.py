@@ -18,6 +18,7 @@ from tactics.predict import sigmas
 from tests.conftest import DIGITS, ROOT
 
 BATCH = 4
+MANY = 32  # images with which sparse kernels are surely faster on an RTX 3090, as predicted
 SHAPES = {"x": (BATCH, 1, 8, 8)}
 
 
@@ -38,22 +39,22 @@ def logits(e, x, **options):
 
 @pytest.mark.slow
 def test_the_six_lines_of_the_readme(tmp_path):
-    e = engine(device="rtx3090")
+    e = engine(device="rtx3090", batch=MANY)
     path = tmp_path / "model.engine"
     e.save(path)
-    x, y = digits()
+    x, y = digits(MANY)
     with gr.load(path).context(device="emulator") as ctx:
         out = ctx.run({"x": x})
-    assert list(out) == ["logits"] and out["logits"].shape == (BATCH, 10) and out["logits"].dtype == np.float32
+    assert list(out) == ["logits"] and out["logits"].shape == (MANY, 10) and out["logits"].dtype == np.float32
     assert (out["logits"].argmax(1) == y).all()
     assert e.layer_info()["Layers"] and e.sparsity.picked
 
 
 @pytest.mark.slow
 def test_sparse_layers_really_run_sparse():
-    x, _ = digits()
+    x, _ = digits(MANY)
     for name, sparsity in (("sparse", "enable"), ("sparse", "disable"), ("dense", "enable")):
-        e = engine(name, sparsity, "rtx3090")
+        e = engine(name, sparsity, "rtx3090", MANY)
         _, stats = logits(e, x)
         sparse_steps = {i for i, s in enumerate(e.plan.steps) if any(e.plan.layers[c].is_sparse for c in s.covers)}
         assert {i for i, s in enumerate(stats) if s.mma_sp} == sparse_steps

@@ -11,7 +11,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.bench_predictions import GAIN_US, HWC8, below_bounds, by_device, errors, fit, fit_pairs, judge, main, network_us
+from benchmarks.bench_predictions import (
+    GAIN_US,
+    HWC8,
+    LONG_US,
+    below_bounds,
+    by_device,
+    errors,
+    faster,
+    fit,
+    fit_pairs,
+    judge,
+    main,
+    network_us,
+    ours,
+)
 from benchmarks.published_rows import FOLDER, Row, network, product, read
 from benchmarks.scatter import svg
 from cuda_kernels import sparse24
@@ -59,6 +73,19 @@ def test_dense_products_of_libraries(device, most):
     found = judge(by_device(JUDGED, "gemm")[device])
     error = found.error[found.published >= 4]
     assert len(error) > 300 and np.abs(error).mean() <= most and abs(error.mean()) <= 0.07
+
+
+MISSED = pytest.mark.xfail(strict=True, reason="5.4 %: narrow products, short ones with wide outputs, two that DRAM bounds")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["a100", "h100", "h200", "b200", pytest.param("l40s", marks=MISSED), "rtx_pro_6000"])
+def test_our_estimates_rarely_promise_to_beat_cublas(device):
+    """Of rows of 10 us and more at most 5 % by more than a tenth."""
+    rows = [r for r in by_device(JUDGED, "gemm")[device] if r.us >= LONG_US]
+    share = faster(np.array([ours(r) for r in rows]), np.array([r.us for r in rows]))
+    print(f"{device}: {share:.1%} of {len(rows)} rows")
+    assert len(rows) > 300 and share <= 0.05
 
 
 def test_tensorrt_s_layers_and_the_decisions_between_sparse_and_dense():

@@ -122,10 +122,11 @@ def test_layers_by_name_and_by_the_plan(digits, cli):
     assert code == 0 and done == ["block1/conv1", "block3/conv1", "head/gemm"]
     changed = {name for name, v in stored("s.onnx").items() if not np.array_equal(v, stored("dense.onnx")[name])}
     assert changed == {f"{name}.weight" for name in done}
-    code, out, _ = cli(f"prune dense.onnx -o s.onnx --layers auto --device {SPARSE_DEVICE} --shapes x:8x1x8x8 --json")
+    code, out, _ = cli(f"prune dense.onnx -o s.onnx --layers auto --device {SPARSE_DEVICE} --shapes x:32x1x8x8 --json")
     auto = [r["layers"][0] for r in json.loads(out)["weights"] if r["verdict"] == "pruned"]
-    plan = gr.build("s.onnx", sparsity="enable", device=SPARSE_DEVICE, shapes={"x": (8, 1, 8, 8)}).sparsity
-    assert code == 0 and auto and set(auto) == set(plan.picked) and "block4/proj" not in auto
+    plan = gr.build("s.onnx", sparsity="enable", device=SPARSE_DEVICE, shapes={"x": (32, 1, 8, 8)}).sparsity
+    picked = {layer for one in plan.picked for layer in one.split(" || ")}  # siblings may run as one layer
+    assert code == 0 and auto and set(auto) == picked and "head/gemm" not in auto
 
 
 @pytest.mark.slow
@@ -209,16 +210,16 @@ def test_batches_cut_what_a_model_takes_at_once():
 
 @pytest.mark.slow
 def test_layers_are_ranked_by_what_they_save_for_what_they_lose(digits, cli):
-    args = f"inspect-sparsity dense.onnx --device {SPARSE_DEVICE} --shapes x:8x1x8x8"
+    args = f"inspect-sparsity dense.onnx --device {SPARSE_DEVICE} --shapes x:32x1x8x8"
     code, out, _ = cli(f"{args} --json")
     ranked = json.loads(out)["ranking"]
     rows = {r["layer"]: r for r in json.loads(out)["layers"]}
     able = {name for name, r in rows.items() if r["fit"] is not None}
     assert code == 0 and {layer for r in ranked for layer in r["layers"]} == able
     assert [r["us_per_percent"] for r in ranked] == sorted((r["us_per_percent"] for r in ranked), reverse=True)
-    engine = gr.build("dense.onnx", sparsity="force", device=SPARSE_DEVICE, shapes={"x": (8, 1, 8, 8)})
+    engine = gr.build("dense.onnx", sparsity="force", device=SPARSE_DEVICE, shapes={"x": (32, 1, 8, 8)})
     costs = {r.layer: r.other_cost_us for r in engine.sparsity.rows if r.verdict == "sparse"}
-    assert {r["layers"][0]: r["saved_us"] for r in ranked if r["saved_us"]} == pytest.approx(costs)
+    assert {" || ".join(r["layers"]): r["saved_us"] for r in ranked if r["saved_us"]} == pytest.approx(costs)
     for r in ranked:
         assert bool(r["reason"]) != bool(r["saved_us"])
         assert len(r["layers"]) > 1 or r["lost_energy"] == rows[r["layers"][0]]["lost_energy"]

@@ -251,17 +251,44 @@ def test_fp32_layers_say_why(tmp_path):
         assert re.fullmatch(
             r"'q' reaches \d+ on random values from 0 to 1; FP16 ends at 65504, and no power of two can bring it there: "
             r"p \+ q_s \+ q computes silu", why)  # fmt: skip
-        assert last["PrecisionReason"] == why and first["Weights"]["Type"] == "Float"
+        assert last["PrecisionReason"] == why
+        assert (first["Weights"]["Type"], last["Weights"]["Type"]) == ("Half", "Float")  # of what is written, of what is read
         assert first["Outputs"][0]["Format"] == "Row major linear FP32" and first["Outputs"][0]["Datatype"] == "Float"
         assert first["Inputs"][0]["Datatype"] == last["Outputs"][0]["Datatype"] == "Float"
         told = " ".join(inspect_text(plan).split())
         assert "FP32 2 layers: p + q_s + q, y 'q' reaches" in told
-        assert f"p: Runs in FP32 on CUDA cores, where zeros gain nothing: {why}." in told
-        row = plan.sparsity.rows[0]
+        assert f"y: Runs in FP32 on CUDA cores, where zeros gain nothing: {why}." in told
+        row = plan.sparsity.rows[1]
         assert (row.verdict, row.reason, row.best_sparse) == ("not_eligible", "no_sparse_tactic", None)
-        assert not plan.sparsity.eligible
+        assert len(plan.sparsity.eligible) == (mode == "force")
     told = side_by_side.text(compare(tmp_path / "m.onnx", ["a100", "l4"]))
-    assert re.search(r"^p +FP32 +FP32$", told, re.MULTILINE)
+    assert re.search(r"^y +FP32 +FP32$", told, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_sums_beyond_fp16_come_from_tensor_cores(tmp_path):
+    """Only what reads them needs CUDA cores; 2:4 weights are as good as others."""
+    proto = model(
+        [node("Conv", "x a b", "p", pads=(1, 1, 1, 1)), *silu("p", "q"), node("Conv", "q c", "y")], {"x": (1, 64, 14, 14)}, "y",
+        {"a": weights(64, 64, 3, 3, scale=3e3) + 3e3, "b": weights(64), "c": weights(8, 64, 1, 1, scale=1e-6)},
+    )  # fmt: skip
+    x = {"x": np.random.default_rng(0).random((1, 64, 14, 14), np.float32)}
+    engine = build(tmp_path, proto)
+    layers = {layer.name: layer for layer in engine.plan.layers}
+    assert layers["p + q_s + q"].tactic_name.startswith("conv_dense") and layers["y"].tactic_name.startswith("conv_fp32")
+    assert str(layers["p + q_s + q"].outputs[0].format) == str(layers["y"].inputs[0].format) == "fp32:chw"
+    (got,), (expected,) = emulated(engine, x).values(), ort_run(proto, x).values()
+    assert np.abs(got - expected).max() < 2e-3 * np.ptp(expected)
+    row = build(tmp_path, proto, sparsity="force").record.sparsity.rows[0]
+    assert row.best_sparse.tactic.kernel == "conv_sparse24" and str(row.best_sparse.out) == "fp32:chw"
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_sums_beyond_fp16_are_stored_as_the_caller_wants_them(tmp_path, layout):
+    """In one launch on tensor cores, without a reformat behind it."""
+    proto = model(STUCK["output"][0], {"x": (1, 4, 8, 8)}, "y", STUCK["output"][1])
+    (layer,) = build(tmp_path, proto, output_formats=f"fp32:{layout}").plan.layers
+    assert "_hmma_" in layer.tactic_name and str(layer.outputs[0].format) == f"fp32:{layout}"
 
 
 def test_an_output_that_is_asked_for_in_fp16_is_a_warning(tmp_path):

@@ -93,8 +93,8 @@ def test_metadata_lies_as_the_isa_draws_it():
     rng = np.random.default_rng(1)
     codes = rng.choice(sparse24.CODES, (32, 32)).astype(np.uint8)
     packed = sparse24.pack_metadata(codes)
-    assert packed.shape == (2, 2, 32) and packed.dtype == np.uint32
+    assert packed.shape == (1, 2, 32, 2) and packed.dtype == np.uint32
     for row, group in itertools.product(range(32), range(32)):
         r, k64, step, c = row % 16, group // 16, group % 16 // 8, group % 8
         lane, nibble = 4 * (r % 8) + 2 * step + c // 4, 4 * (r // 8) + c % 4
-        assert packed[row // 16, k64, lane] >> np.uint32(4 * nibble) & np.uint32(15) == codes[row, group]
+        assert packed[0, k64, lane, row // 16] >> np.uint32(4 * nibble) & np.uint32(15) == codes[row, group]

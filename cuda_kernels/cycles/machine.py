@@ -12,6 +12,7 @@ from itertools import product
 
 from cuda_kernels.cycles.sass import MMA, Instruction
 from cuda_kernels.device import NAMED, Device
+from cuda_kernels.rates import rates
 
 SUB_CORES = 4  # of an SM, each with a scheduler and a tensor core
 HUERTA = "arXiv 2503.20481"  # Huerta et al., Dissecting and Modeling the Architecture of Modern GPU Cores
@@ -48,8 +49,8 @@ class Machine:
 SOURCES: Mapping[str, str] = {
     "device": "whose figures the others are",
     "products_per_clk": "device.py: mma_fma_per_clk x mma_sync_share of its data sheets; A100: 1004 of 1024 measured by " + SUN,
-    "sparse_ratio": f"2: 1979 of 2048 measured on an A100, {SUN}, and assumed for the others; 1.3 on sm_90a, the most that was "
-    "measured on an H100 (rates.py)",
+    "sparse_ratio": f"rates.py, sparse_rate: 2: 1979 of 2048 measured on an A100, {SUN}, and assumed for the others; 1.3 on "
+    "sm_90a, the most that was measured on an H100",
     "mma_depth": f"m16n8k16 completes in 24.7 and m16n8k32 sparse in 24.7 clocks on an A100, 8 of them its interval, {SUN}; on "
     "other devices assumed to be as deep",
     "alu_interval": f"64 results a clock and SM, {GUIDE}",
@@ -70,7 +71,6 @@ SOURCES: Mapping[str, str] = {
     "other_latency": "assumed as that of shared memory",
 }
 
-SPARSE_RATIO = {90: 1.3}
 L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
 
 
@@ -78,7 +78,7 @@ def machine(device: Device) -> Machine:
     """The SM of a device."""
     return Machine(
         device=device.title, products_per_clk=device.mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
-        sparse_ratio=SPARSE_RATIO.get(device.cc, 2.0), mma_depth=17, alu_interval=2, fma_interval=2 if device.cc == 80 else 1,
+        sparse_ratio=rates(device).sparse_rate, mma_depth=17, alu_interval=2, fma_interval=2 if device.cc == 80 else 1,
         imad_interval=2, xu_interval=8, to_port=11, address_interval=4, port_interval=2, port_bytes=128, shared_latency=11,
         operands_read=9, copy_read=13, l2_latency=L2_LATENCY.get(device.cc, 273), fill_bytes=64, constant_latency=29,
         other_latency=24,

@@ -343,16 +343,17 @@ def steady(program: Program, r: Residency, machine: Machine, sweep: Sweep = CENT
 
 
 def steady_of(once: Sequence[Instruction], r: Residency, machine: Machine, sweep: Sweep = CENTRE,
-              wavefronts: Mapping[int, int] | None = None, stages: int = STAGES) -> Steady:  # fmt: skip
-    """`steady` of the instructions of one iteration."""
+              wavefronts: Mapping[int, int] | None = None, stages: int = STAGES, warm: int = WARM) -> Steady:  # fmt: skip
+    """`steady` of the instructions of one iteration. `warm`: iterations before those that count; a loop of hardly any memory
+    instructions takes many until their queues are full."""
     path = steps(tuple(once), machine, tuple((wavefronts or {}).items()))
     sm = Sm(path, 0, len(path) - 1, r, machine, sweep)
     warps = len(sm.warps)
-    sm.run(WARM * warps)
+    sm.run(warm * warps)
     sm.slots = [[0] * (2 + len(REASONS)) for _ in path]
     sm.run(stages * warps)
     marks = sorted(clock for warp in sm.warps for clock in warp.marks)
-    span = marks[(WARM + stages) * warps - 1] - marks[WARM * warps - 1]
+    span = marks[(warm + stages) * warps - 1] - marks[warm * warps - 1]
     busy = warps * sum(s.interval for s in path if s.pipe == TENSOR_PIPE) / SUB_CORES
     clocks = max(span / stages, busy)  # a span may begin in the middle of an iteration, and end between two
     port = warps * sum(_port(s, machine, sweep) for s in path)

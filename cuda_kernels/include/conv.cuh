@@ -58,7 +58,7 @@ struct ConvParams {
   u32* nonfinite;
   const __half* x;
   const uint4* w;          // fragments of operand A: [m16][K/16 or, sparse, K/32][32 lanes]
-  const u32* meta;         // sparse: [m16][K/64][32 lanes]
+  const u32* meta;         // sparse: [m32][K/64][32 lanes][2]: words of two 16-row tiles
   const float* bias;       // [16 * m16], zeros where there is none
   const float* slope;      // [16 * m16], prelu only
   const __half* residual;  // y's format
@@ -120,6 +120,9 @@ struct ConvParams {
 //   linear: row = (c*b + i)*b + j     b neighbouring rows are b neighbouring pixels: stores interleave them
 constexpr int STAGING_BYTES = BM * BN * 2;
 constexpr int ROW_TABLE_BYTES = BN * 4;
+// Whether the residual may be on its way while the main loop still runs: it needs copies of 16 bytes, a block that is sure to
+// store its tile, and memory that nothing takes between the loop and the epilogue.
+constexpr bool RESIDUAL_EARLY = RES && !OUT_LINEAR && !SPLIT && !NORM;
 constexpr int BLOCK = D2S > 1 ? D2S : 1, CORNERS = BLOCK * BLOCK;
 
 // Rows of the GEMM that are stored.
@@ -142,6 +145,7 @@ __device__ __forceinline__ int residual_offset(const ConvParams& p, int offset) 
   const int rest = offset % p.y_n - p.y_first, oh = rest / p.y_row, ow = rest % p.y_row / p.y_col;
   return offset < 0 ? -1 : offset / p.y_n * p.r_n + p.r_first + oh / p.r_up * p.r_row + ow / p.r_up * p.r_col;
 #elif RES
+  if (p.r_n == p.y_n && p.r_pixel == p.y_pixel) return offset;  // the divisions' time is seen
   return offset < 0 ? -1 : offset / p.y_n * p.r_n + offset % p.y_n / p.y_pixel * p.r_pixel;
 #else
   return offset;
@@ -182,51 +186,76 @@ __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
   return staging + (m * (BN / 2) + word / WORDS * WORDS + turned) * 4 + n % 2 * 2;
 }
 
+// Linear: the staging tile's rows, from the residual or to y, 2 bytes at a time. Padded channels (chw2) are stored too: the
+// staging tile holds zeros there.
 template <bool TO_SHARED>
-__device__ __forceinline__ void move_tile(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
-  if (OUT_LINEAR) {  // padded channels (chw2) are stored too: the staging tile holds zeros there
-    constexpr int ALL = (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN, AT_ONCE = TO_SHARED ? 8 : 1;  // loads that do not wait
-    const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
-    for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
-      u16 loaded[AT_ONCE];
-      u32 to[AT_ONCE];
+__device__ __forceinline__ void move_rows(const ConvParams& p, u32 staging, u32 rows, int m0, __half* tensor) {
+  constexpr int ALL = (BM + 2 * (BLOCK - 1)) / BLOCK * BLOCK * BN, AT_ONCE = TO_SHARED ? 8 : 1;  // loads that do not wait
+  const int early = m0 % BLOCK;  // the tile may begin within a group of BLOCK rows
+  for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+    u16 loaded[AT_ONCE];
+    u32 to[AT_ONCE];
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const int id = first + i * THREADS, m = id / (BLOCK * BN) * BLOCK + id % BLOCK - early, n = id / BLOCK % BN;
-        const int offset = static_cast<int>(lds_32(rows + n * 4));
-        const bool inside = m >= 0 && m < BM, ok = inside && offset >= 0 && m0 + m < output_rows(p);
-        __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
-        to[i] = inside ? staged(staging, m, n) : ~0u;
-        if (TO_SHARED)
-          loaded[i] = ok ? __half_as_ushort(*at) : u16(0);
-        else if (ok)
-          *at = __ushort_as_half(lds_16(to[i]));
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i)
-        if (TO_SHARED && to[i] != ~0u) sts_16(to[i], loaded[i]);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int id = first + i * THREADS, m = id / (BLOCK * BN) * BLOCK + id % BLOCK - early, n = id / BLOCK % BN;
+      const int offset = static_cast<int>(lds_32(rows + n * 4));
+      const bool inside = m >= 0 && m < BM, ok = inside && offset >= 0 && m0 + m < output_rows(p);
+      __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
+      to[i] = inside ? staged(staging, m, n) : ~0u;
+      if (TO_SHARED)
+        loaded[i] = ok ? __half_as_ushort(*at) : u16(0);
+      else if (ok)
+        *at = __ushort_as_half(lds_16(to[i]));
     }
-    return;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+      if (TO_SHARED && to[i] != ~0u) sts_16(to[i], loaded[i]);
   }
+}
+
+// V >= 8: the residual of pixels FIRST to END into the staging tile, by copies of which none waits for another, as loads into
+// registers would before they are stored. `rows`: where the pixels lie in the residual, or IN_Y in y.
+template <int FIRST, int END, bool IN_Y>
+__device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, u32 rows, int m0) {
+  constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS;  // 16 bytes each; at a time
+  static_assert(THREADS % ROW_CHUNKS == 0, "a thread keeps to its channels");
+  const int m = threadIdx.x % ROW_CHUNKS * 8, first = FIRST + threadIdx.x / ROW_CHUNKS;
+  const bool real = m0 + m < output_rows(p);
+  const __half* from = p.residual + (real ? row_offset<true>(p, m0 + m) : 0);
+#pragma unroll 4
+  for (int i = 0; i < (END - FIRST + PIXELS - 1) / PIXELS; ++i) {
+    const int n = first + i * PIXELS;
+    if ((END - FIRST) % PIXELS && n >= END) break;
+    const int pixel = static_cast<int>(lds_32(rows + n * 4)), offset = IN_Y ? residual_offset(p, pixel) : pixel;
+    const bool ok = real && offset >= 0;
+    cp_async_16(staged(staging, m, n), from + (ok ? offset : 0), ok ? 16 : 0);
+  }
+}
+
+__device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32 rows, int m0) {
 #pragma unroll 4
   for (int id = threadIdx.x; id < BM * BN / 8; id += THREADS) {
     const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
-    __half* at = tensor + offset + row_offset<TO_SHARED>(p, m0 + m);
-    if (TO_SHARED)  // copies, of which none waits for another, as loads into registers would before they are stored
-      cp_async_16(staged(staging, m, n), ok ? at : tensor, ok ? 16 : 0);
-    else if (ok)
-      stg_128(at, lds_128(staged(staging, m, n)));
+    __half* at = p.y + offset + row_offset<false>(p, m0 + m);
+    if (ok) stg_128(at, lds_128(staged(staging, m, n)));
   }
 }
 
+// A table at `rows`: where the tile's pixels lie in y. Nobody waits for it here.
+template <class Offsets>
+__device__ __forceinline__ void tabulate(u32 rows, Offsets offset_of) {
+  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
+}
+
 // The first half: results, rounded, into the staging tile. `offset_of(n)`: where channel 0 of the tile's pixel n lies in y,
-// in elements; -1 for no pixel.
-template <int KIND, int ORDER, class Offsets>
-__device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
+// in elements; -1 for no pixel. COPIED: of how many pixels the residual is under way; where there are any, their table is at
+// `rows`, otherwise room for it.
+template <int KIND, int ORDER, int COPIED = 0, class Offsets>
+__device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
+                                              Offsets offset_of) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-  const u32 staging = smem, rows = smem + STAGING_BYTES;
 
   float biases[2 * MT];
 #pragma unroll
@@ -237,16 +266,21 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
   // The pipeline's last reads are over before its memory becomes the staging tile.
   cp_async_wait<0>();
   __syncthreads();
-  if (ORDER) {
-    for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, residual_offset(p, offset_of(n)));
+  if (ORDER && !COPIED) {
+    tabulate(rows, [&](int n) { return residual_offset(p, offset_of(n)); });
     __syncthreads();
-    move_tile<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
-    cp_async_commit();
+    if (OUT_LINEAR)
+      move_rows<true>(p, staging, rows, m0, const_cast<__half*>(p.residual));
+    else
+      copy_residual<0, BN, false>(p, staging, rows, m0);
     __syncthreads();
+  } else if (ORDER && COPIED < BN) {
+    copy_residual<COPIED, BN, true>(p, staging, rows, m0);
   }
+  cp_async_commit();
   // While the residual is under way: where y's pixels lie.
-  for (int n = threadIdx.x; n < BN; n += THREADS) sts_32(rows + n * 4, offset_of(n));
-  if (ORDER) {
+  if (!COPIED) tabulate(rows, offset_of);
+  if (ORDER && COPIED < BN) {
     cp_async_wait<0>();
     __syncthreads();
   }
@@ -313,17 +347,17 @@ __device__ __forceinline__ void store_single(const ConvParams& p, float (&acc)[M
   watch.report(p.nonfinite);
 }
 
-template <class Offsets>
-__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, Offsets offset_of) {
+// A tile's results into y. `rows`, COPIED: as above.
+template <int COPIED = 0, class Offsets>
+__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
+                                         Offsets offset_of) {
   if constexpr (OUT_F32) {
     store_single(p, acc, m0, offset_of);
   } else {
-    stage_results<ACT, RES>(p, acc, smem, m0, offset_of);
-    move_tile<false>(p, smem, smem + STAGING_BYTES, m0, p.y);
+    stage_results<ACT, RES, COPIED>(p, acc, staging, rows, m0, offset_of);
+    if (OUT_LINEAR)
+      move_rows<false>(p, staging, rows, m0, p.y);
+    else
+      store_tile(p, staging, rows, m0);
   }
-}
-
-// The same for BN consecutive pixels of all images.
-__device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
-  epilogue(p, acc, smem, m0, [&](int n) { return output_offset(p, pixel0 + n); });
 }

@@ -7,17 +7,17 @@
 #pragma once
 #include "split_k.cuh"
 
-// A_TILE, E_TILE: bytes of weights and of metadata of one 16-row tile per stage.
+// A_TILE, E_PAIR: bytes per stage of weights of one 16-row tile, of metadata of two.
 #if GROUPED || GATE
-template <int A_TILE, int E_TILE>
+template <int A_TILE, int E_PAIR>
 __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   ConvParams p = all;
   const int group = blockIdx.y;
 #if GROUPED
-  const long long tiles = static_cast<long long>(group) * p.m16 * p.k_tiles;
+  const long long stages = static_cast<long long>(group) * p.k_tiles;
   p.x += group * p.x_group;
-  p.w += tiles * (A_TILE / 16);
-  p.meta += tiles * (E_TILE / 4);
+  p.w += stages * p.m16 * (A_TILE / 16);
+  p.meta += stages * ((p.m16 + 1) / 2) * (E_PAIR / 4);
   p.bias += group * p.m16 * 16;
   p.slope += group * p.m16 * 16;
   p.residual += group * p.y_group;
@@ -40,7 +40,7 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   return p;
 }
 #else
-template <int A_TILE, int E_TILE>
+template <int A_TILE, int E_PAIR>
 __device__ __forceinline__ const ConvParams& of_group(const ConvParams& all) {
   return all;
 }

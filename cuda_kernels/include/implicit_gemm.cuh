@@ -5,17 +5,17 @@
 #include "pixels.cuh"
 #include "prologue.cuh"
 
-// Copies operand A: `BYTES` of every 16-row tile of the block, contiguous in global memory, as they lie. A thread's pieces of
-// 16 bytes lie constants apart, in as few tiles as can be: one address serves all that it has of a tile.
-template <int BYTES>
+// Copies operand A: `BYTES` of every tile of `ROWS` rows of the block, contiguous in global memory, as they lie. A thread's
+// pieces of 16 bytes lie constants apart, in as few tiles as can be: one address serves all that it has of a tile.
+template <int BYTES, int ROWS = 16>
 struct WeightLoader {
   static constexpr int LANES = BYTES / 16 < 32 ? BYTES / 16 : 32;  // which copy neighbouring pieces, a run
-  static constexpr int RUNS = BYTES / 16 / LANES, ALL = BM / 16 * RUNS, TEAMS = THREADS / LANES;
+  static constexpr int RUNS = BYTES / 16 / LANES, ALL = (BM + ROWS - 1) / ROWS * RUNS, TEAMS = THREADS / LANES;
   static constexpr int OWN = ALL < TEAMS ? 1 : ALL / TEAMS, TILES = OWN < RUNS ? 1 : OWN / RUNS;  // runs, and their tiles
   static_assert(ALL < TEAMS || (ALL % TEAMS == 0 && OWN % TILES == 0 && (OWN % RUNS == 0 || RUNS % OWN == 0)), "whole runs");
   const char* from[TILES];
 
-  // `stride`: bytes between 16-row tiles in global memory; past the last of `tiles` that one is read again (rows never stored,
+  // `stride`: bytes between tiles in global memory; past the last of `tiles` that one is read again (rows never stored,
   // but metadata must be legal and no product may be NaN).
   __device__ __forceinline__ void init(const char* first_tile, long long stride, int tiles) {
     const int first = threadIdx.x / LANES * OWN;
@@ -36,78 +36,107 @@ struct WeightLoader {
   }
 };
 
+// A stage in shared memory: weights | metadata | pixels | prologue. Behind all stages, or behind the staging tile if that is
+// larger: the table of rows, where the residual comes early.
+template <class Product>
+struct Stage {
+  static constexpr int E_AT = BM / 16 * Product::A_TILE, B_AT = E_AT + Product::E_BYTES;
+  static constexpr int BYTES = B_AT + B_BYTES + PRO_BYTES;
+  static constexpr int ROWS_AT = STAGES * BYTES > STAGING_BYTES ? STAGES * BYTES : STAGING_BYTES;
+  static constexpr int FIT = (STAGES - 1) * BYTES / (BM * 2);  // pixels of the staging tile below the last turn's stage
+  static constexpr bool EARLY = RESIDUAL_EARLY && Product::LAST_TURN_APART;
+  static constexpr int COPIED = !EARLY ? 0 : FIT < BN ? FIT : BN;
+  static constexpr int TABLE_AT = EARLY ? ROWS_AT : STAGING_BYTES;
+  static_assert(B_AT % 128 == 0 && BYTES % 128 == 0, "rows of B keep their phase against the banks");
+};
+
 // A kernel's Product holds the fragments that the tensor cores multiply. It gives
-//   A_TILE, E_TILE           bytes of one 16-row tile per stage, of weights and of metadata (0: dense)
+//   A_TILE, E_PAIR           bytes per stage of weights of one 16-row tile, of metadata of two (0: dense)
+//   E_BYTES                  of metadata in a stage of shared memory: none, where it comes to registers without
 //   STEPS                    of a stage, an even number
+//   LAST_TURN_APART          whether its loop keeps its speed where the last turn is written behind it
+//   FENCES                   where a NOP changes the order that ptxas gives loads and products, for the better: bit s ahead of
+//                            step s, bit 8 + s between its loads and its products
 //   fetch(stage, step)       loads a step's fragments from shared memory into one of two sets of registers, in turn
 //   multiply(p, step, acc)   adds the products of that step
+//   next_metadata(more)      loads that of the next stage, if there is one, where it comes without shared memory
 // Finish(p, acc, smem, m0, pixel0) stores the tile: the epilogue, unless ONE_M_TILE says that a block has all channels, of which
-// another product may be made first. A stage in shared memory: weights | metadata | pixels | prologue.
+// another product may be made first.
 //
 //   turn t      step 0           step 1           ..   last step                 Fragments are fetched a step ahead, also
 //   tensor      t, 0             t, 1                  t, last                   across the barrier: after it every warp has
 //   fetch       t, 1             t, 2                  barrier; t + 1, 0         a step's products to make.
 //   copies      t + STAGES - 1   into the stage of turn t - 1, which every warp has fetched before the barrier
+//
+// A residual is copied during the last turn (EARLY), into the stages that every warp has done with: turns are dealt so that the
+// last one's stage is the highest, and the staging tile begins with the lowest. What does not fit below it is copied behind it.
 template <class Product, bool ONE_M_TILE, class Finish>
 __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
-  constexpr int A_TILE = Product::A_TILE, E_TILE = Product::E_TILE, STEPS = Product::STEPS;
-  constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + BM / 16 * E_TILE, STAGE_BYTES = B_AT + B_BYTES + PRO_BYTES;
-  static_assert(B_AT % 128 == 0 && STAGE_BYTES % 128 == 0, "rows of B keep their phase against the banks");
+  using In = Stage<Product>;
+  constexpr int A_TILE = Product::A_TILE, E_PAIR = Product::E_PAIR, E_BYTES = Product::E_BYTES, STEPS = Product::STEPS;
+  constexpr int E_AT = In::E_AT, B_AT = In::B_AT, STAGE_BYTES = In::BYTES, LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
+  constexpr bool EARLY = In::EARLY && !ONE_M_TILE;
   static_assert(STEPS % 2 == 0, "a stage's first step has the same registers in every turn");
   extern __shared__ __align__(128) char shared[];
   const u32 smem = smem_u32(shared);
-  const ConvParams& p = of_group<A_TILE, E_TILE>(all);
+  const ConvParams& p = of_group<A_TILE, E_PAIR>(all);
   // Blocks that share pixels are neighbours: the channel tile runs fastest.
   const int m_tiles = ONE_M_TILE ? 1 : (output_rows(p) + BM - 1) / BM;
-  const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE, e_stride = static_cast<long long>(p.k_tiles) * E_TILE;
+  const long long a_stride = static_cast<long long>(p.k_tiles) * A_TILE, e_stride = static_cast<long long>(p.k_tiles) * E_PAIR;
   release_next_launch();
 
   for (Share share = first_share(p); share.count; share = next_share(p, share)) {
     const int m0 = share.tile % m_tiles * BM, pixel0 = share.tile / m_tiles * BN, a_tiles = p.m16 - m0 / 16;
+    const int e_pairs = (p.m16 + 1) / 2 - m0 / 32;
     WeightLoader<A_TILE> weights;
     weights.init(reinterpret_cast<const char*>(p.w) + m0 / 16 * a_stride + share.first * A_TILE, a_stride, a_tiles);
-    WeightLoader<E_TILE ? E_TILE : 16> metadata;
-    if (E_TILE) metadata.init(reinterpret_cast<const char*>(p.meta) + m0 / 16 * e_stride + share.first * E_TILE, e_stride, a_tiles);
+    WeightLoader<E_PAIR ? E_PAIR : 16, 32> metadata;
+    if (E_BYTES) metadata.init(reinterpret_cast<const char*>(p.meta) + m0 / 32 * e_stride + share.first * E_PAIR, e_stride, e_pairs);
     Pixels pixels;
     pixels.init(p, pixel0, share.first);
-    Product product;
+    Product product(p, m0, share.first);
     float acc[MT][NT][4] = {};
     PixelSums sums;
 
     auto load_weights = [&](int tile, u32 to, bool wanted) {
       weights.load(to, wanted);
-      if (E_TILE) metadata.load(to + E_AT, wanted);
+      if (E_BYTES) metadata.load(to + E_AT, wanted);
       load_constants(p, share.first + tile, to + B_AT + B_BYTES, wanted);
     };
     auto load_pixels = [&](int tile, u32 to, bool wanted) {
       pixels.load(p, to + B_AT, wanted);
       load_gate(p, share.first + tile, to + B_AT + B_BYTES, wanted);
     };
+    auto behind = [](u32 stage) { return stage == LAST_STAGE ? 0 : stage + STAGE_BYTES; };
     auto wait_for_stage = [&] {
       cp_async_wait<STAGES - 2>();
       __syncthreads();
     };
 
-    // Fill all stages but one: weights first, for they depend on no other launch.
-    for (int stage = 0; stage < STAGES - 1; ++stage) load_weights(stage, smem + stage * STAGE_BYTES, stage < share.count);
+    // Fill all stages but one: weights first, for they depend on no other launch. `read`, `write`: bytes from the lowest stage.
+    u32 read = EARLY ? (STAGES - share.count % STAGES) % STAGES * STAGE_BYTES : 0, write = read;
+    for (int stage = 0; stage < STAGES - 1; ++stage, write = behind(write))
+      load_weights(stage, smem + write, stage < share.count);
     wait_for_previous_launch();
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-      load_pixels(stage, smem + stage * STAGE_BYTES, stage < share.count);
-      pixels.finish(smem + stage * STAGE_BYTES + B_AT, stage < share.count);
+    write = read;
+    for (int stage = 0; stage < STAGES - 1; ++stage, write = behind(write)) {
+      load_pixels(stage, smem + write, stage < share.count);
+      pixels.finish(smem + write + B_AT, stage < share.count);
       cp_async_commit();
     }
+    if (EARLY) tabulate(smem + In::ROWS_AT, [&](int n) { return output_offset(p, pixel0 + n); });
 
-    u32 read = 0, write = (STAGES - 1) * STAGE_BYTES;  // bytes from the first stage
     wait_for_stage();
-    product.fetch(smem, 0);
-    for (int tile = 0; tile < share.count; ++tile) {
+    product.fetch(smem + read, 0);
+    for (int tile = 0; tile < share.count - EARLY; ++tile) {
       const bool more = tile + STAGES - 1 < share.count;
       const u32 here = smem + read, to = smem + write;
       write = read;
-      read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
-      const u32 next = tile + 1 < share.count ? smem + read : here;  // after the last turn nobody multiplies what is fetched
+      read = behind(read);
+      const u32 next = EARLY || tile + 1 < share.count ? smem + read : here;  // after the last turn nobody multiplies what is fetched
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
+        if (Product::FENCES >> step & 1) __syncwarp();
         if (step < STEPS - 1) {
           product.fetch(here, step + 1);
         } else {
@@ -121,6 +150,17 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
           cp_async_commit();
           sums.add(p, tile, here + B_AT);
         }
+        if (Product::FENCES >> (8 + step) & 1) __syncwarp();
+        product.multiply(p, step, acc);
+        if (step == 0) product.next_metadata(tile + 1 < share.count);
+      }
+    }
+    if (EARLY) {
+      copy_residual<0, In::COPIED, true>(p, smem, smem + In::ROWS_AT, m0);
+      cp_async_commit();
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        if (step < STEPS - 1) product.fetch(smem + LAST_STAGE, step + 1);
         product.multiply(p, step, acc);
       }
     }
@@ -132,7 +172,9 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
 
 template <class Product>
 __device__ __forceinline__ void convolve(const ConvParams& all) {
+  using In = Stage<Product>;
   convolve<Product, false>(all, [](const ConvParams& p, float (&acc)[MT][NT][4], u32 smem, int m0, int pixel0) {
-    epilogue(p, acc, smem, m0, pixel0);
+    const auto offset_of = [&](int n) { return output_offset(p, pixel0 + n); };
+    epilogue<In::COPIED>(p, acc, smem, smem + In::TABLE_AT, m0, offset_of);
   });
 }

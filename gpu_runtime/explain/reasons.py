@@ -135,7 +135,8 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         best_dense=dense and _timed(dense, op, table.device), best_sparse=sparse and _timed(sparse, ran, table.device),
         us=chosen.entries[op.name].us,
     )  # fmt: skip
-    if why := next((single[t] for t in (op.output, *op.inputs) if t in single), None):
+    why = next((single[t] for t in (op.output, *op.inputs) if t in single), None)
+    if why and not table.network.is_straight(op):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
     row = replace(row, floor=Floor(**_rounded(floors(op.problem, table.device, _sizes(times)))))
     if against := _against(own, alternatives):

@@ -16,7 +16,7 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, computes
+from gpu_runtime.network import FP16_MAX, Network, Op, computes
 from gpu_runtime.off_grid import drafts
 from gpu_runtime.off_grid.drafts import (
     ROWS,
@@ -39,7 +39,6 @@ from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
 
-FP16_MAX = 65504.0
 MOST_VALUES = 16  # that may lie between pieces of one tensor; beyond, ops that compute channel by channel keep their own
 Values = frozenset[float]
 ZERO: Values = frozenset({0.0})

@@ -352,9 +352,12 @@ def _around(network: Network, op: Op, formats: _Formats) -> Around:
     those which kernels have beside their own."""
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
-    return tuple(
+    *ins, (usable, edges) = (
         (f, f) if m else (formats.usable(t), formats.edges[t]) for m, t, f in zip(must, tensors, found, strict=True)
     )
+    if network.is_straight(op):  # kernels for FP16 tensors store it as well, but in no type that cannot hold it
+        usable, edges = (tuple(f for f in of if f.dtype == "fp32") for of in (usable, (*edges, *found[-1])))
+    return *ins, (usable, edges)
 
 
 def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: Around, asked: _Asked) -> Times:

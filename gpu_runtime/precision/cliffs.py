@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.network import FP16_MAX, Network, Op, exists
 from gpu_runtime.precision import intervals
 from tactics import fp32
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -21,7 +21,6 @@ from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulPr
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-FP16_MAX = 65504.0
 SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are as good as what they are made of
 SOURCES = (*SUMS, NormalizeProblem)  # a row's statistics are of FP32 inside
 NORMS = ("l1", "l2", "sum_square")

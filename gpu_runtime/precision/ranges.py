@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.network import FP16_MAX, Network, Op, exists
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
@@ -40,7 +40,6 @@ from tactics.problems.problem import (
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-FP16_MAX = 65504.0
 HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
 # Multiplications (an element of a window is 4) and elements of all tensors together: of a network that is run on random values

@@ -11,6 +11,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.candidates import candidates
 from tactics.doctor.trial import Gpu, Run, trial
+from tactics.main_loops import best_share
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation, Stage
@@ -53,13 +54,14 @@ def rate(device: Device, name: str, value: float | None, why: str = "") -> Rate:
 def _table(device: Device) -> dict[str, tuple[str, float, str]]:
     """Name -> unit, the value that plans rest on, and from where it is."""
     found = rates(device)
-    share = device.mma_sync_share * found.sync_share * found.held
+    share = device.mma_sync_share * found.sync_share * found.held * best_share(device, sparse=False)
+    gain = found.sparse_rate * best_share(device, sparse=True) / best_share(device, sparse=False)
     return {
         "SM clock": ("MHz", device.clock_mhz, device.sources),
         "DRAM bandwidth": ("GB/s", device.dram_gbps * found.dram_share, found.source),
         "kernel launch": ("us", device.launch_us, device.sources),
         "dense products": ("TFLOP/s", device.dense_tflops * share, found.source),
-        "2:4 over dense": ("x", found.sparse_rate, found.source),
+        "2:4 over dense": ("x", gain, found.source),
     }
 
 

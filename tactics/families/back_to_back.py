@@ -16,6 +16,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.families import conv_gemm
 from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
+from tactics.main_loops import SMEM_BYTES_PER_CLK
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
 from tactics.roofline import moved_us, result, sm_l2, tensor_rate, throttled
@@ -112,7 +113,7 @@ def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, f
     step = throttled(device, mma) + max(
         mma,
         t.m * 32 * t.warps_n / sm_l2(device, blocks),  # each column of warps loads the rows of its own
-        t.n * 32 * t.warps_m / conv_gemm.SMEM_BYTES_PER_CLK,
+        t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK,
     )
     store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
     again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * clk_us

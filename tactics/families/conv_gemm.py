@@ -1,11 +1,10 @@
 """Convolution as an implicit GEMM on mma.sync (conv_dense.cu) and mma.sp (conv_sparse24.cu): tiles, launches, packing, time.
 
-Prediction: an SM works through its share of the blocks; per pipeline stage a block costs the largest of
+Prediction: an SM works through its share of the blocks; per pipeline stage a block costs what these limits take together
 
-    tensor cores   m*n*k products at the device's rate (2:4: twice the products per clock)
-    shared memory  stage written once; A read by every column of warps, B by every row of warps; 128 bytes per clock
-    L2             the stage's bytes at the SM's share of L2 bandwidth
-    latency        of the loads that the pipeline's depth does not hide
+    main loop   m*n*k products at the share of the tensor cores' peak that is simulated from its machine code (main_loops)
+    L2          the stage's bytes at the SM's share of L2 bandwidth
+    latency     of the loads that the pipeline's depth does not hide, under load
 
 plus filling the pipeline and the epilogue, which other resident blocks hide in part. The shape follows DeLTA (arXiv
 1904.01691) and the shared-memory model that reproduces published wgmma latencies.
@@ -23,11 +22,12 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
+from tactics import main_loops
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
 from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, tensor_rate, throttled
+from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, throttled, together
 from tactics.step import (
     NULL,
     Args,
@@ -41,25 +41,28 @@ from tactics.step import (
     ints,
     launch,
     linear,
+    residual_pixels,
+    store_pixels,
     view_args,
     window_args,
 )
 from tactics.tactic import Tactic, Tile, these
-from tactics.tiles import DENSE_TILES, SPARSE_TILES, no_room_for_norm, out_of_registers, registers, registers_of_norm
+from tactics.tiles import (
+    DENSE_TILES,
+    SPARSE_TILES,
+    early_residual,
+    no_room_for_norm,
+    out_of_registers,
+    registers,
+    registers_of_norm,
+)
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 K_STAGE = 64  # packed weights are padded along K to this, so that every tile of a kernel reads the same bytes
-SMEM_BYTES_PER_CLK = 128
 GATE_BYTES = 128  # that gates take of a stage
-NORM_INSTRUCTIONS = 9  # of a warp, of 8 pixels x 32 channels, beside their products
 NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# Of the shorter of a stage's products and its loads of fragments, what shows with one block per SM. It is that of loops which
-# load a step's fragments and then multiply them: stages of 128x256x32 reach 62 % of an A100's peak, sparse ones of 256x128x64
-# 56 %. The loops load a step ahead since, and cuda_kernels/cycles gives them 98 and 79 %: large tiles are predicted too slow
-# until its table of shares stands here.
-EXPOSED = 1.0
 # Of weights from DRAM behind those of all other blocks: fits to products on an A100 want 361 clocks for each of three stages.
 LOADED_LATENCY_CLK = 1080
 FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
@@ -191,17 +194,19 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
 
 
 def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
-    """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it."""
+    """Dynamic shared memory of a convolution tactic in bytes: the pipeline, or the epilogue's staging tile over it; an early
+    residual's table lies behind both."""
     t = tactic.gemm
     constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
-    return max(t.stages * (stage_bytes(tactic) + constants), t.m * t.n * 2 + t.n * 4)
+    pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), t.m * t.n * 2, t.n * 4
+    return max(pipeline, staging) + table if early_residual(tactic, prologue.gated) else max(pipeline, staging + table)
 
 
 def stage_bytes(tactic: Tactic) -> int:
     """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
     t = tactic.gemm
     a = t.m * t.k * 2
-    return (a // 2 + a // 16 if tactic.sparse else a) + t.n * t.k * 2
+    return (a // 2 + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else a) + t.n * t.k * 2
 
 
 def padded_k(problem: ConvProblem) -> int:
@@ -261,9 +266,9 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
     for s in added:
         args |= view_args("r_", s)
     if store:
-        args |= _pixels(store, y.pixel)
+        args |= store_pixels(store, y.pixel)
     if store and added:
-        args |= _residual_pixels(p, store, added[0].pixel)
+        args |= residual_pixels(p, store, added[0].pixel)
     if m.count > 1:
         args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
     for s in gates:
@@ -278,23 +283,6 @@ def _gate(p: ConvProblem, s: Strides) -> Args:
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
     strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
     return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
-
-
-def _pixels(store: Store, step: int) -> Args:
-    """Where the epilogue stores a GEMM pixel; `step`: elements from one pixel of y to the next."""
-    first, row, column = store.pixels
-    return ints(y_row=row * step, y_col=column * step, y_first=first * step, y_corner=store.out[3] * step)
-
-
-def _residual_pixels(p: ConvProblem, store: Store, step: int) -> Args:
-    """Where the epilogue finds the residual of a GEMM pixel (include/conv.cuh); `step`: elements from one pixel to the next."""
-    first, row, column = store.pixels
-    up = p.epilogue.up
-    if up > 1:  # one pixel of it for up x up of y: those of one GEMM pixel, or of as many GEMM pixels
-        row = p.out_shape[3] // up * step
-        return ints(r_first=0, r_row=row, r_col=step, r_up=up // p.epilogue.d2s, r_corner=0, r_step=0)
-    corner = store.out[3] * step
-    return ints(r_first=first * step, r_row=row * step, r_col=column * step, r_up=1, r_corner=corner, r_step=step)
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
@@ -349,7 +337,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     if tactic.sparse:
         kept, codes = sparse24.compress(wide)
         sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
-        sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
+        sections["meta"] = sparse24.pack_metadata(codes.reshape(m.count, rows16, -1)).reshape(-1)
     else:
         sections["w"] = sparse24.pack_fragments(wide).reshape(-1)
     if p.prologue.scaled:
@@ -371,7 +359,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     m = merged(p)
     rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
     w, row = m.count * rows16 * padded_k(m.one) * 2, m.count * rows16 * 4
-    sections = {"w": w // 2, "meta": w // 16} if tactic.sparse else {"w": w}
+    sections = {"w": w // 2, "meta": m.count * sparse24.metadata_bytes(rows16, padded_k(m.one))} if tactic.sparse else {"w": w}
     if p.prologue.scaled:
         sections["affine"] = 4 * padded_k(p)
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
@@ -384,28 +372,16 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     resident = resident_blocks(tactic, device, p.prologue)
     per_sm = math.ceil(blocks / device.num_sms)
     hidden = min(resident, per_sm)
-    mma = t.m * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n, tactic.sparse)
-    slower = throttled(device, mma)
-    a_bytes = stage_bytes(tactic) - t.n * t.k * 2
-    b_bytes = t.n * t.k * 2
-    smem = (a_bytes * (1 + t.warps_n) + b_bytes * (1 + t.warps_m + p.prologue.normalized)) / SMEM_BYTES_PER_CLK
-    # A linear input is read 2 bytes at a time: sectors are whole along pixels, but every load is an instruction.
-    issue = 0.0 if not linear(tactic.ins[0]) else t.n * t.k * 6.0 / 128
-    # Every row of warps scales its two halfs of a pixel, 4 warps at once.
-    mma += t.warps_m * t.n * t.k / 64 / 4 * p.prologue.instructions
-    if p.prologue.normalized:  # 16 rows more, of dense products, and what prepares them
-        mma += 16 * t.n * t.k / tensor_rate(device, hidden * t.warps_m * t.warps_n) + t.n * t.k / 256 * NORM_INSTRUCTIONS / 4
+    limit, stage, products = main_loops.stage(tactic, p.prologue, device, hidden)
     l2 = stage_bytes(tactic) / sm_l2(device, blocks)
     # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
     arrival = LOADED_LATENCY_CLK / (in_flight * hidden)
-    # A warp loads its fragments, then multiplies: only another block's products hide the loads (EXPOSED says what was counted).
-    mma += EXPOSED * min(mma, smem) / hidden
-    clk = {"mma": mma, "smem": smem, "l2": l2, "issue": issue, "latency": arrival}
-    loop = tiles * k_stages / blocks * (max(clk.values()) + slower)  # of a block
+    clk = {limit: stage, "l2": l2, "latency": arrival}
+    loop = tiles * k_stages / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
-    end = _epilogue_clk(p, tactic, tiles, blocks, sm_l2(device, blocks))
+    end = epilogue_clk(p, tactic, tiles, blocks, sm_l2(device, blocks))
     sm = per_sm * (loop + end) + math.ceil(per_sm / resident) * (FILL_CLK + EPILOGUE_CLK) - early
     y = num_bytes(tactic.out, p.out_shape)
     weights = weight_bytes(p, tactic)
@@ -415,7 +391,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}, sparse=tactic.sparse)
 
 
-def _epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
+def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
     """Clocks of a block from its last product to its last store, latencies aside."""
     t = tactic.gemm
     stored = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1)
@@ -442,7 +418,7 @@ def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) 
     t = tactic.gemm
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return max(1, min(
-        device.smem_per_sm // (conv_smem(tactic) + 1024),
+        device.smem_per_sm // (conv_smem(tactic, prologue) + 1024),
         device.max_threads_per_sm // t.threads,
         device.regs_per_sm // (t.threads * regs),
         device.max_blocks_per_sm,

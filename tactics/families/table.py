@@ -24,6 +24,7 @@ from tactics.families import (
     squeeze_excite,
 )
 from tactics.families.attention import channels, tokens
+from tactics.families.strips import conv_strip
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -45,7 +46,7 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 OF_KERNEL = {
     "conv_stem": conv_stem, "conv_depthwise": conv_depthwise, "conv_grouped": conv_grouped,
-    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm,
+    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_strip": conv_strip, "conv_strip_sparse24": conv_strip,
     "conv_back_to_back": back_to_back, "transpose_dense": conv_transpose, "transpose_sparse24": conv_transpose,
     "transpose_grouped": conv_transpose, "transpose_depthwise": conv_transpose,
     "conv_fp32": conv_fp32, "transpose_fp32": conv_transpose,
@@ -54,7 +55,7 @@ OF_KERNEL = {
     "attention": tokens, "cross_covariance": channels, "library": array_function,
 }  # fmt: skip
 OF_PROBLEM = {
-    ConvProblem: (conv_gemm, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
+    ConvProblem: (conv_gemm, conv_strip, conv_stem, conv_depthwise, conv_grouped), ConvTransposeProblem: (conv_transpose,),
     BackToBackProblem: (back_to_back,), SqueezeExciteProblem: (squeeze_excite,), PoolProblem: (movement,),
     PointwiseProblem: (pointwise,), MoveProblem: (movement,),
     ConcatProblem: (movement, gather), ReduceProblem: (reduce,), NormalizeProblem: (reduce,),
@@ -68,15 +69,15 @@ SUPPORTS: dict[ModuleType, frozenset[Feature]] = {
     conv_gemm: frozenset(Feature) - {Feature.MAX_POOL},
     conv_stem: EPILOGUE | {Feature.MAX_POOL},
     conv_fp32: EPILOGUE | {Feature.DEPTH_TO_SPACE},
-    **dict.fromkeys((conv_depthwise, conv_grouped, conv_transpose), EPILOGUE),
+    **dict.fromkeys((conv_strip, conv_depthwise, conv_grouped, conv_transpose), EPILOGUE),
     **dict.fromkeys((back_to_back, squeeze_excite, tokens, channels, gather, array_function), frozenset()),
     **dict.fromkeys((matmul, movement, pointwise, reduce), frozenset()),
 }
 TABLES = (conv_stem, gather)  # what has sections that follow from the problem alone
 STRIDED = (
-    "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "transpose_dense", "transpose_sparse24",
-    "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "reduce", "gather", "resize", "attention", "cross_covariance",
+    "conv_stem", "conv_depthwise", "conv_grouped", "conv_dense", "conv_sparse24", "conv_strip", "conv_strip_sparse24",
+    "transpose_dense", "transpose_sparse24", "transpose_grouped", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move",
+    "pointwise", "pool", "pool_global", "reduce", "gather", "resize", "attention", "cross_covariance",
 )  # fmt: skip
 # Of these, the convolutions: they read a residual with strides of its own.
 STRIDED_RESIDUAL = tuple(kernel for kernel in STRIDED if kernel.startswith(("conv_", "transpose_")))

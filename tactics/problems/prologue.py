@@ -53,8 +53,3 @@ class Prologue:
         or NORM."""
         gate = {"GATE": 1 + GATED_ACTS.index(self.act.name)} if self.gated else {}
         return {"PRO": 1} if self.scaled else {"NORM": 1} if self.normalized else gate
-
-    @property
-    def instructions(self) -> int:
-        """Of two elements."""
-        return 2 if self.scaled else 0 if self.normalized else sum(self.values.values())

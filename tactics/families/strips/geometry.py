@@ -1,0 +1,89 @@
+"""How a convolution is cut into strips, tiles and turns, what that takes of shared memory, and which it cannot be."""
+
+from __future__ import annotations
+
+from cuda_kernels import sparse24
+from cuda_kernels.device import Device
+from tactics.format import padded_channels
+from tactics.problems.problem import ConvProblem
+from tactics.tactic import Tactic
+
+CHANNELS = 64  # of a strip, and of a turn
+PIXEL_BYTES = 2 * CHANNELS
+ZERO_BYTES = 8 * PIXEL_BYTES  # what is read for a tap outside of its image
+SIMULATED = ("sm_80", "sm_90a")  # where their main loops were seen to beat the implicit GEMM's (benchmarks/NOTES.md)
+MASK_BITS = 32  # of a register that tells which rows, or columns, of the kernel lie inside of the image (include/strip.cuh)
+
+
+def family_reason(p: ConvProblem) -> str:
+    """Why no strip serves this problem, or an empty string."""
+    if p.groups > 1:
+        return f"{p.groups} groups: a strip has the channels of one"
+    if p.stride != (1, 1) or p.dilation != (1, 1):
+        return f"stride {p.stride}, dilation {p.dilation}: taps of a strip lie side by side"
+    if p.r % 2 == 0 or p.s % 2 == 0 or p.pad != (p.r // 2, p.s // 2) * 2:
+        return f"{p.r} x {p.s} taps with padding {p.pad}: the output has not the input's pixels"
+    return ""
+
+
+def device_reason(device: Device) -> str:
+    """Why strips are not tried there, or an empty string."""
+    return "" if device.sm in SIMULATED else f"strips were not simulated to beat the implicit GEMM on {device.sm}"
+
+
+def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
+    """Why this tile cannot run the problem there, or an empty string."""
+    t, smem = tactic.gemm, smem_bytes(p, tactic)
+    if smem > device.smem_per_block:
+        needs = f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
+        return f"a strip of {strip_rows(p, tactic)} pixels: {needs}"
+    if max(p.r, p.s) * lane_pixels(tactic) >= MASK_BITS:
+        return f"{p.r} x {p.s} taps of {lane_pixels(tactic)} pixels: which lie inside the image fits no register"
+    if blocks_of_k(p) > 1 and p.r * p.s < t.stages - 1:
+        return f"{p.r} x {p.s} taps: {t.stages} stages leave no turn in which the next strip can be copied"
+    return ""
+
+
+def lane_pixels(tactic: Tactic) -> int:
+    """How many pixels of a strip a lane names per 32 (dense: 16) channels: ldmatrix reads 8 (16) of a warp's at once."""
+    t = tactic.gemm
+    return t.n // t.warps_n // (8 if tactic.sparse else 16)
+
+
+def blocks_of_k(p: ConvProblem) -> int:
+    return -(-p.c // CHANNELS)
+
+
+def turns(p: ConvProblem) -> int:
+    return blocks_of_k(p) * p.r * p.s
+
+
+def strip_rows(p: ConvProblem, tactic: Tactic) -> int:
+    """Pixels of a strip."""
+    return tactic.gemm.n + (p.r - 1) * p.w + p.s - 1
+
+
+def copies(p: ConvProblem, tactic: Tactic) -> int:
+    """Pixels of the next strip that a thread copies per turn at most: all are under way STAGES - 1 turns before its first."""
+    t = tactic.gemm
+    if blocks_of_k(p) == 1:
+        return 0
+    return -(-strip_rows(p, tactic) // ((p.r * p.s - t.stages + 2) * (t.threads // (CHANNELS // 8))))
+
+
+def weight_stage(tactic: Tactic) -> int:
+    """Bytes of a turn's weights: dense, or half the values and a metadata bit per element."""
+    t = tactic.gemm
+    return t.m * t.k + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else t.m * t.k * 2
+
+
+def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
+    """Dynamic shared memory in bytes: zeros, one strip or two in turn, stages of weights; or the epilogue's tile over them."""
+    t = tactic.gemm
+    strips = min(2, blocks_of_k(p)) * -(-strip_rows(p, tactic) // 8) * 8 * PIXEL_BYTES
+    return max(ZERO_BYTES + strips + t.stages * weight_stage(tactic), t.m * t.n * 2 + t.n * 4)
+
+
+def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
+    t = tactic.gemm
+    return -(-padded_channels(tactic.out.layout, p.k) // t.m) * -(-p.n * p.p * p.q // t.n)
