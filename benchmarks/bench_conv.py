@@ -269,13 +269,17 @@ def order(batches) -> list[tuple[str, int]]:
     return [(name, batch) for name in names for batch in batches]
 
 
-def main(argv: list[str] | None = None) -> int:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=150.0, help="stop before this much time is over")
     parser.add_argument("--batches", default="1,32,128")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/conv.json"))
     parser.add_argument("--cache", type=Path, help="timing cache; default: conv_timings.jsonl beside --out")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
     begun = time.monotonic()
     batches = [int(b) for b in args.batches.split(",")]
     try:

@@ -39,9 +39,6 @@ RUNS = 10
 
 def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool]:
     """(microseconds of the plan found or None, seconds it took, whether HiGHS calls it optimal)."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     cost, rows = [], []  # a row: ({column: coefficient}, low, high)
 
     def column(us: float = 0.0) -> int:
@@ -90,11 +87,19 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
             rows.append(({has[t, graph.pinned[t]]: 1} if t in graph.pinned else {has[t, f]: 1 for f in formats}, 1, math.inf))
     for (i, k, f), ys in reads.items():
         rows.append((dict.fromkeys(ys, 1) | {has[graph.choices[i].inputs[k], f]: -1}, -math.inf, 0))
+    top = np.ones(len(cost))
+    top[levels] = MAX_FORMATS
+    return _solved(cost, rows, top, seconds)
+
+
+def _solved(cost: list[float], rows: list[tuple], top: np.ndarray, seconds: float) -> tuple[float | None, float, bool]:
+    """What `plain_highs` returns, of whole numbers from 0 to `top`; rows: ({column: coefficient}, low, high)."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
     place = [(r, col, v) for r, (terms, _, _) in enumerate(rows) for col, v in terms.items()]
     at, cols, values = (np.array(x) for x in zip(*place, strict=True))
     matrix = coo_array((values, (at, cols)), shape=(len(rows), len(cost))).tocsr()
-    top = np.ones(len(cost))
-    top[levels] = MAX_FORMATS
     start = time.perf_counter()
     found = milp(
         np.array(cost), constraints=LinearConstraint(matrix, [r[1] for r in rows], [r[2] for r in rows]),

@@ -21,7 +21,7 @@ from multiprocessing import get_context
 
 import click
 
-from benchmarks.cycles import TILES, ours, tactic
+from benchmarks.cycles import KERNELS, LAYER, TILES, ours, tactic
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
 from cuda_kernels.cycles.machine import CENTRE, SWEEP, Machine, Residency, interval, machine, residency
 from cuda_kernels.cycles.sass import Instruction, ToolMissing
@@ -30,6 +30,7 @@ from cuda_kernels.cycles.simulate import share_of, steady_of
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.files import write
 from tactics.families.conv_gemm import conv_smem, tile_reason
+from tactics.families.strips import geometry
 from tactics.format import HALF_FORMATS
 from tactics.problems.prologue import Prologue
 from tactics.step import linear
@@ -62,6 +63,8 @@ class Loop:
     def fits(self, device: Device) -> bool:
         if self.name in PROLOGUES and device.sm not in OF_PROLOGUES:
             return False
+        if self.kernel not in TILES:
+            return not geometry.tile_reason(LAYER, self.tactic, device)
         return not tile_reason(self.tactic, device, PROLOGUES.get(self.name, Prologue()))
 
 
@@ -72,11 +75,10 @@ def simulated(loop: Loop, sm: str, known: Mapping[str, list]) -> dict[str, list]
         return {}
     code = ours(loop.kernel, loop.tile, sm, LOOPS[loop.name])
     once = code.program.iteration(code.program.main_loop)
-    prologue = PROLOGUES.get(loop.name, Prologue())
-    smem = code.smem + conv_smem(loop.tactic, prologue) - conv_smem(loop.tactic)
+    more = conv_smem(loop.tactic, PROLOGUES[loop.name]) - conv_smem(loop.tactic) if loop.name in PROLOGUES else 0
     rows = {}
     for name, device in machines.items():
-        r = replace(residency(device, code.threads, code.registers, smem), limit="")
+        r = replace(residency(device, code.threads, code.registers, code.smem + more), limit="")
         at, swept = replace(machine(device), device=""), loop.name == "vectors" and name in SWEPT
         digest = _hash(once, r, at, swept)
         rows[name] = known.get(digest) or [digest, *_shares(loop, once, r, at, swept)]
@@ -96,7 +98,7 @@ def _shares(loop: Loop, once: tuple[Instruction, ...], r: Residency, at: Machine
 def _own(loop: Loop, once: Sequence[Instruction], at: Machine) -> float:
     """Of the clocks that tensor cores work, the share in which they work on the tile: a norm's sums take 16 rows more, of dense
     products. ValueError where an iteration is no whole number of stages."""
-    t, sparse = loop.tile, loop.kernel == "conv_sparse24"
+    t, sparse = loop.tile, loop.tactic.sparse
     warps = t.threads // 32
     stage = t.m * t.n * t.k // warps // (16 * 8 * (32 if sparse else 16))
     sums = 16 * t.n * t.k // warps // (16 * 8 * 16) if loop.name == "normalized" else 0
@@ -135,7 +137,7 @@ def source(kernel: str) -> str:
 def loops() -> Iterator[Loop]:
     """All, those that most layers run first."""
     for name in LOOPS:
-        for kernel, tiles in TILES.items():
+        for kernel, tiles in (KERNELS if name == "vectors" else TILES).items():
             for at in tiles:
                 yield Loop(kernel, at, name)
 
@@ -158,7 +160,7 @@ def written(tables: Mapping[str, Mapping]) -> str:
 
 def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
     """{kernel: {tile: {loop: rows}}} in the order of the tiles, without empty ones."""
-    tables: dict[str, dict] = {kernel: {} for kernel in TILES}
+    tables: dict[str, dict] = {kernel: {} for kernel in KERNELS}
     for loop in loops():
         if rows.get(loop):
             tables[loop.kernel].setdefault(str(loop.tile), {})[loop.name] = rows[loop]
@@ -180,13 +182,13 @@ def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]
 def make(known: Mapping[str, Mapping], version: str, results: Iterable[tuple[Loop, dict[str, list]]]) -> int:
     """Write the table after each loop that has changed: an interrupted run loses nothing, and the next goes on. A kernel's hash
     of sources is written last. Number of loops that have rows."""
-    rows, now = {loop: _known(known, loop) for loop in loops()}, {kernel: source(kernel) for kernel in TILES}
+    rows, now = {loop: _known(known, loop) for loop in loops()}, {kernel: source(kernel) for kernel in KERNELS}
 
     def save(sources: Mapping[str, str]) -> None:
         kernels = {kernel: {"source": sources[kernel], "shares": of} for kernel, of in in_order(rows).items()}
         write(TABLE, written({**table(), version: kernels}).encode())
 
-    before = {kernel: known.get(kernel, {}).get("source", "") for kernel in TILES}
+    before = {kernel: known.get(kernel, {}).get("source", "") for kernel in KERNELS}
     for loop, row in results:
         if row != rows[loop]:
             rows[loop] = row
@@ -203,7 +205,7 @@ def _known(kernels: Mapping[str, Mapping], loop: Loop) -> dict[str, list]:
 @click.option("--sm", "sms", multiple=True, type=click.Choice(ARCHITECTURES), help="architectures; default: all")
 @click.option("--print", "only_print", is_flag=True, help="print the table instead of writing it")
 def main(sms: tuple[str, ...], only_print: bool) -> None:
-    """Simulate the main loops of conv_dense and conv_sparse24."""
+    """Simulate the main loops of conv_dense and conv_sparse24, and of strips."""
     if sms and not only_print:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:

@@ -26,7 +26,7 @@ struct SparseProduct {
   static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + E_BYTES;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
   static constexpr int STEPS = 2 * PARTS;
-  static constexpr bool LAST_TURN_APART = MT * NT < 32;
+  static constexpr bool LAST_TURN_APART = MT * NT < 32, WEIGHTS_FIRST = false;
   static constexpr u32 FENCES = LARGE ? 1u << (8 + STEPS - 1) : (1u << STEPS) - 1;
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];

@@ -15,6 +15,7 @@
 struct StripProduct {
   static constexpr int A_TILE = BK / 16 * 512, E_PAIR = 0;
   static constexpr int PAIRS = NT / 2, STEPS = BK / 16;  // of 8 pixels; of 16 channels
+  static constexpr bool FENCES = MT * NT < 32;
   LanePixels<PAIRS, 16> pixels;
   u32 a_at;  // of this lane in a stage
   uint4 a[2][MT], b[2][PAIRS];

@@ -13,6 +13,7 @@ struct StripSparseProduct {
   static constexpr int E_AT = BM / 16 * A_TILE;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
   static constexpr int STEPS = 2 * PARTS;
+  static constexpr bool FENCES = THREADS == 256;
   static_assert(MT % 2 == 0, "metadata words lie in twos");
 
   LanePixels<NT, 8> pixels;

@@ -1,4 +1,4 @@
-"""Clocks of the main loops of conv_dense and conv_sparse24, from shares of the peak that were simulated from machine code.
+"""Clocks of main loops of convolutions, from shares of the tensor cores' peak that were simulated from machine code.
 
 cuda_kernels/cycles/shares.json has them by kernel, tile, what the loop does to its input, machine and blocks on an SM. In a
 share is all that an SM does in a loop: fragments and copies through the port of shared memory, addresses, barriers, few
@@ -8,6 +8,7 @@ limit) is not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,17 +20,23 @@ from tactics.step import linear
 from tactics.tactic import Tactic, Tile
 
 SMEM_BYTES_PER_CLK = 128
-# Of our loops' clocks over those simulated, since none was ever timed: the least, in steps of 0.05, at which on every device at
-# most 5 % of the published rows that fit constants are promised to take 10 % less than cuBLAS took. At 1, where CUTLASS's loops
-# by the same simulation meet cuBLAS in the mean, the scatter of single rows alone makes that 6 % on an A100 and 9 % on an L40S.
+# Of our kernels' time over what loop, L2, DRAM, start and end take, since none was ever timed: the least, in steps of 0.05, at
+# which on every device at most 5 % of the published rows that fit constants are promised to take 10 % less than cuBLAS took. At
+# 1, where CUTLASS's loops by the same simulation meet cuBLAS in the mean, the scatter of single rows alone makes that 6 % on an
+# A100 and 9 % on an L40S.
 UNTIMED = 1.1
 
 
+def untimed(parts: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds by resource, as an estimate of a kernel that nobody has timed takes them."""
+    return {name: UNTIMED * us for name, us in parts.items()}
+
+
 def loop_share(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> float:
-    """The share of `tensor_peak` that an estimate takes, with so many blocks on an SM; also of kernels that have these loops
-    under another name."""
-    kernel = "conv_sparse24" if tactic.sparse else "conv_dense"
-    return share(kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks) / UNTIMED
+    """The share of `tensor_peak` that was simulated, with so many blocks on an SM; a kernel that has one of these loops under
+    another name has its share."""
+    kernel = tactic.kernel if rows(tactic.kernel) else "conv_sparse24" if tactic.sparse else "conv_dense"
+    return share(kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks)
 
 
 def _loop(tactic: Tactic, prologue: Prologue) -> str:

@@ -126,15 +126,8 @@ def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fus
         (t, a, b): int(3e6 + 1e6 * rng.lognormvariate(1, 0.8)) for t in tensors for a, b in itertools.permutations(formats, 2)
     }
     ends = {"image": formats[0], out: formats[0]}
-    return Graph(
-        tuple(choices),
-        tuple(groups),
-        ends,
-        ("image",),
-        (out,),
-        dict.fromkeys(tensors, formats),
-        lambda t, a, b: table[t, a, b],
-    )
+    ports = ends, ("image",), (out,)
+    return Graph(tuple(choices), tuple(groups), *ports, dict.fromkeys(tensors, formats), lambda t, a, b: table[t, a, b])
 
 
 # ---- brute force: shares nothing with the planner

@@ -1,6 +1,7 @@
 """The benchmark beside CUTLASS and Triton: what needs neither at once, the whole of it where they are downloaded."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -176,6 +177,7 @@ def test_beside_cutlass(tmp_path):
     assert mine["tile_clocks"]["4608"] == pytest.approx(whole, rel=0.03), "start, end and stages apart, and simulated as one"
     required = json.loads(out.read_text())["requirements"]
     assert [r["required"] for r in required] == [">= 1", ">= 0.92"] and "published" not in done.output
+    assert all(r["met"] for r in required), required
     for figure in ("loads", "copies", "shared_bytes", "excess"):  # the same tile reads and writes the same
         assert mine["per_product"][figure] == theirs["per_product"][figure]
 
@@ -185,3 +187,4 @@ def test_beside_cutlass(tmp_path):
 def test_all_beside_all():
     done = CliRunner().invoke(main, [])
     assert done.exit_code == 0 and "WRONG" not in done.output, done.output
+    assert not re.search(r" no$", done.output, re.M), done.output  # each line of what is required ends with yes

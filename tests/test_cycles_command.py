@@ -96,7 +96,7 @@ def test_what_is_no_cubin_is_said(tmp_path):
 def test_the_table_of_shares_is_of_the_present_sources():
     """Estimates read the newest rows whatever their sources, so that none is lost while a kernel changes."""
     newest = shares.table()[max(shares.table(), key=shares._numbers)]
-    for kernel in cycles.TILES:
+    for kernel in cycles.KERNELS:
         current = newest[kernel]["source"] == cycle_shares.source(kernel)
         assert current, f"shares.json was simulated from other sources of {kernel}: run `python -m benchmarks.cycle_shares`"
 
@@ -104,7 +104,7 @@ def test_the_table_of_shares_is_of_the_present_sources():
 def test_the_committed_table_has_each_loop_that_may_be_launched():
     """On every named device, of vectors and of planes; what a prologue makes of a loop on two architectures, where the tile has
     room for it."""
-    for kernel, tiles in cycles.TILES.items():
+    for kernel, tiles in cycles.KERNELS.items():
         of = shares.rows(kernel)
         assert set(of) == {str(t) for t in tiles}
         for loop in (loop for loop in loops() if loop.kernel == kernel):

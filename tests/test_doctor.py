@@ -22,7 +22,6 @@ from tactics.doctor.findings import Failure
 from tactics.doctor.rates import PRODUCT, RATES, SMALL, products, rate
 from tactics.doctor.trial import Wrong, execute, in_a_graph, judge, trial
 from tactics.doctor.worker import CHECKS
-from tactics.families.strips.geometry import SIMULATED
 from tactics.measure.data import random_data, reference
 from tactics.tactic import KERNELS
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
@@ -54,9 +53,8 @@ def sm(arch):
 def test_each_kernel_has_cases_and_each_tile_that_is_offered_is_one(arch):
     device = sm(arch)
     found = cases(device)
-    kernels = {k for k in KERNELS if arch in SIMULATED or not k.startswith("conv_strip")}
-    assert {c.kernel for c in found} == kernels
-    assert {c.kernel for c in found[: len(kernels)]} == kernels  # each has a turn before any has two
+    assert {c.kernel for c in found} == set(KERNELS)
+    assert {c.kernel for c in found[: len(KERNELS)]} == set(KERNELS)  # each has a turn before any has two
     offered = {base_runner(t) for p, _, dtypes in PROBLEMS for t in candidates(p, device, dtypes)}
     missing = {name for name in offered if name.startswith(("conv_dense", "conv_sparse24"))} - {c.unit for c in found}
     assert not missing

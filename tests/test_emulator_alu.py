@@ -31,6 +31,59 @@ def u(x):
     )
 
 
+def each(f, *xs):
+    return u(np.array([f(*(int(x) for x in t)) for t in zip(*xs, strict=True)], object))
+
+
+def tdiv(x, y):
+    return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
+def trem(x, y):
+    return x if y == 0 else abs(x) % abs(y) * (1 if x >= 0 else -1)
+
+
+def shr(x, n, top):
+    return x >> min(n, 32) if not top else x >> min(n, 31)
+
+
+def prmt(x, y, s):
+    v, r = x | y << 32, 0
+    for i in range(4):
+        byte = v >> 8 * (s >> 4 * i & 7) & 255
+        r |= ((255 if byte & 128 else 0) if s >> 4 * i & 8 else byte) << 8 * i
+    return r
+
+
+def bfe(x, pos, length, signed):
+    bits = [(x >> i & 1) if i < 32 else None for i in range(pos, pos + length)]
+    sign = x >> min(pos + length - 1, 31) & 1 if signed and length else 0
+    value = sum((sign if v is None else v) << i for i, v in enumerate(bits))
+    return value | (-1 << length if sign else 0)
+
+
+def bfi(x, y, pos, length):
+    for i in range(length):
+        if pos + i < 32:
+            y = y & ~(1 << pos + i) | (x >> i & 1) << pos + i
+    return y
+
+
+def clamp(x):
+    return max(-(1 << 31), min((1 << 31) - 1, x))
+
+
+def dp4a(x, y, z):
+    def s8(v, i):
+        return ((v >> 8 * i & 255) ^ 128) - 128
+
+    return z + sum(s8(x, i) * s8(y, i) for i in range(4))
+
+
+def reverse(x, w):
+    return int(format(x, f"0{w}b")[::-1], 2)
+
+
 def test_32_bit_integers():
     rng = np.random.default_rng(1)
     special = np.array([0, 1, 2, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFF, 0x8000, 0x80, 1000], np.uint32)
@@ -39,49 +92,6 @@ def test_32_bit_integers():
     c[:100:2] %= 64
     A, B, C = (x.astype(object) for x in (a, b, c))
     SA, SB, SC = (x.astype(np.int32).astype(object) for x in (a, b, c))
-
-    def each(f, *xs):
-        return u(np.array([f(*(int(x) for x in t)) for t in zip(*xs, strict=True)], object))
-
-    def tdiv(x, y):
-        return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-
-    def trem(x, y):
-        return x if y == 0 else abs(x) % abs(y) * (1 if x >= 0 else -1)
-
-    def shr(x, n, top):
-        return x >> min(n, 32) if not top else x >> min(n, 31)
-
-    def prmt(x, y, s):
-        v, r = x | y << 32, 0
-        for i in range(4):
-            byte = v >> 8 * (s >> 4 * i & 7) & 255
-            r |= ((255 if byte & 128 else 0) if s >> 4 * i & 8 else byte) << 8 * i
-        return r
-
-    def bfe(x, pos, length, signed):
-        bits = [(x >> i & 1) if i < 32 else None for i in range(pos, pos + length)]
-        sign = x >> min(pos + length - 1, 31) & 1 if signed and length else 0
-        value = sum((sign if v is None else v) << i for i, v in enumerate(bits))
-        return value | (-1 << length if sign else 0)
-
-    def bfi(x, y, pos, length):
-        for i in range(length):
-            if pos + i < 32:
-                y = y & ~(1 << pos + i) | (x >> i & 1) << pos + i
-        return y
-
-    def clamp(x):
-        return max(-(1 << 31), min((1 << 31) - 1, x))
-
-    def dp4a(x, y, z):
-        def s8(v, i):
-            return ((v >> 8 * i & 255) ^ 128) - 128
-
-        return z + sum(s8(x, i) * s8(y, i) for i in range(4))
-
-    def reverse(x, w):
-        return int(format(x, f"0{w}b")[::-1], 2)
 
     want = {
         "add": u(A + B), "sub": u(A - B), "mul.lo": u(SA * SB), "mul.hi.u": u(A * B >> 32), "mul.hi.s": u(SA * SB >> 32),
@@ -114,6 +124,22 @@ def test_32_bit_integers():
         assert not bad.size, (name, hex(a[bad[0]]), hex(b[bad[0]]), hex(c[bad[0]]), hex(row[bad[0]]), hex(expected[bad[0]]))
 
 
+def flush(x):
+    return np.where(np.abs(x) < np.float32(2**-126), np.copysign(np.float32(0), x), x).astype(np.float32)
+
+
+def toward_zero(x, y):
+    exact = x.astype(np.float64) * y.astype(np.float64)
+    r = (x * y).astype(np.float32)
+    back = np.abs(r.astype(np.float64)) > np.abs(exact)
+    return np.where(back & ~(np.isnan(exact) | np.isinf(x) | np.isinf(y)), np.nextafter(r, np.float32(0)), r)
+
+
+def saturate(x, low, high, kind):
+    safe = np.where(np.isnan(x), 0, np.clip(x.astype(np.float64), low, high))
+    return safe.astype(np.int64).astype(kind).view(np.uint32)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_floats():
     rng = np.random.default_rng(2)
@@ -125,19 +151,6 @@ def test_floats():
     k = len(special)
     a[: k * 16], b[: k * 16] = np.repeat(special, 16), np.tile(special[:16], k)
     wide = a.astype(np.float64)
-
-    def flush(x):
-        return np.where(np.abs(x) < np.float32(2**-126), np.copysign(np.float32(0), x), x).astype(np.float32)
-
-    def toward_zero(x, y):
-        exact = x.astype(np.float64) * y.astype(np.float64)
-        r = (x * y).astype(np.float32)
-        back = np.abs(r.astype(np.float64)) > np.abs(exact)
-        return np.where(back & ~(np.isnan(exact) | np.isinf(x) | np.isinf(y)), np.nextafter(r, np.float32(0)), r)
-
-    def saturate(x, low, high, kind):
-        safe = np.where(np.isnan(x), 0, np.clip(x.astype(np.float64), low, high))
-        return safe.astype(np.int64).astype(kind).view(np.uint32)
 
     fma = wide * b.astype(np.float64) + c.astype(np.float64)
     half = a.astype(np.float16)

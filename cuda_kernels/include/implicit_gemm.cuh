@@ -55,6 +55,8 @@ struct Stage {
 //   E_BYTES                  of metadata in a stage of shared memory: none, where it comes to registers without
 //   STEPS                    of a stage, an even number
 //   LAST_TURN_APART          whether its loop keeps its speed where the last turn is written behind it
+//   WEIGHTS_FIRST            whether a turn begins with its copies of weights and those of pixels follow the first step's products,
+//                            instead of both ahead of these
 //   FENCES                   where a NOP changes the order that ptxas gives loads and products, for the better: bit s ahead of
 //                            step s, bit 8 + s between its loads and its products
 //   fetch(stage, step)       loads a step's fragments from shared memory into one of two sets of registers, in turn
@@ -107,6 +109,12 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
       pixels.load(p, to + B_AT, wanted);
       load_gate(p, share.first + tile, to + B_AT + B_BYTES, wanted);
     };
+    auto load_rest = [&](int tile, u32 here, u32 to, bool more) {
+      load_pixels(tile + STAGES - 1, to, more);
+      if (!Product::WEIGHTS_FIRST) load_weights(tile + STAGES - 1, to, more);
+      cp_async_commit();
+      sums.add(p, tile, here + B_AT);
+    };
     auto behind = [](u32 stage) { return stage == LAST_STAGE ? 0 : stage + STAGE_BYTES; };
     auto wait_for_stage = [&] {
       cp_async_wait<STAGES - 2>();
@@ -136,6 +144,7 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
       const u32 next = EARLY || tile + 1 < share.count ? smem + read : here;  // after the last turn nobody multiplies what is fetched
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
+        if (step == 0 && Product::WEIGHTS_FIRST) load_weights(tile + STAGES - 1, to, more);
         if (Product::FENCES >> step & 1) __syncwarp();
         if (step < STEPS - 1) {
           product.fetch(here, step + 1);
@@ -144,14 +153,10 @@ __device__ __forceinline__ void convolve(const ConvParams& all, Finish finish) {
           wait_for_stage();
           product.fetch(next, 0);
         }
-        if (step == 0) {
-          load_pixels(tile + STAGES - 1, to, more);
-          load_weights(tile + STAGES - 1, to, more);
-          cp_async_commit();
-          sums.add(p, tile, here + B_AT);
-        }
+        if (step == 0 && !Product::WEIGHTS_FIRST) load_rest(tile, here, to, more);
         if (Product::FENCES >> (8 + step) & 1) __syncwarp();
         product.multiply(p, step, acc);
+        if (step == 0 && Product::WEIGHTS_FIRST) load_rest(tile, here, to, more);
         if (step == 0) product.next_metadata(tile + 1 < share.count);
       }
     }

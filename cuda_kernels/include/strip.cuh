@@ -108,6 +108,7 @@ __device__ __forceinline__ uint4 fetch_pixels(const Tap& tap, int j, int k) {
 // A kernel's Product holds the fragments that the tensor cores multiply. It gives
 //   A_TILE, E_PAIR             bytes per turn of weights of one 16-row tile, of metadata of two (0: dense)
 //   STEPS                      of a turn, an even number
+//   FENCES                     whether a NOP ahead of each step changes ptxas's order for the better (implicit_gemm.cuh)
 //   pixels                     LanePixels
 //   fetch(stage, tap, step)    loads a step's fragments into one of two sets of registers, in turn
 //   multiply(step, acc)        adds the products of that step
@@ -171,6 +172,7 @@ __device__ __forceinline__ void convolve_strip(const ConvParams& p) {
     const u32 next = again ? stages + read : here;  // after the last turn nobody multiplies what is fetched
 #pragma unroll
     for (int step = 0; step < Product::STEPS; ++step) {
+      if (Product::FENCES) __syncwarp();
       if (step < Product::STEPS - 1) {
         product.fetch(here, tap, step + 1);
       } else {

@@ -388,7 +388,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     x = num_bytes(tactic.ins[0], p.in_shapes[0]) + (num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0)
     moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, weights)
     worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}, sparse=tactic.sparse)
+    limits = {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}
+    return result(device, main_loops.untimed(limits), sparse=tactic.sparse)
 
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:

@@ -5,15 +5,14 @@ The tile's pixels with those that its taps reach beyond them, a strip, lie in sh
 tap of these channels. The implicit GEMM writes a pixel there once for every tap, and draws it from L2 as often.
 
 Prediction: that of the implicit GEMM (tactics/families/conv_gemm.py) with a strip's bytes in place of each stage's pixels. A
-turn has the share of the tensor cores' peak that the implicit GEMM's stage has, less than is simulated for a strip
-(benchmarks/NOTES.md), until the table of shares has strips. The first strip of a tile is waited for.
+turn has the share of the tensor cores' peak that is simulated for one of 3x3 taps at W = 14, where a thread copies one pixel
+of the next strip a turn at most. The first strip of a tile is waited for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -28,7 +27,6 @@ from tactics.families.strips.geometry import (
     PIXEL_BYTES,
     blocks_of_k,
     copies,
-    device_reason,
     family_reason,
     num_tiles,
     smem_bytes,
@@ -43,14 +41,14 @@ from tactics.reason import Reason
 from tactics.roofline import moved_us, result, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear
 from tactics.tactic import Tactic, Tile, these
-from tactics.tiles import DENSE_TILES, SPARSE_TILES, STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
+from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
         return
-    if reason := family_reason(p) or device_reason(device):
+    if reason := family_reason(p):
         yield "conv_strip", reason
         return
     if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
@@ -116,7 +114,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     strip, blocks = strip_rows(p, tactic) * PIXEL_BYTES, blocks_of_k(p)
     drawn = weight_stage(tactic) + strip * (blocks - 1) / turns(p)  # of a turn: weights, and a part of the next strip
     products = t.m * t.n * t.k / tensor_peak(device, tactic.sparse)
-    turn = products / main_loops.loop_share(stand_in(tactic), p.prologue, device, hidden)
+    turn = products / main_loops.loop_share(tactic, p.prologue, device, hidden)
     arrival = conv_gemm.LOADED_LATENCY_CLK / ((t.stages - 1) * hidden)
     clk = {"mma": turn, "l2": drawn / bytes_per_clk, "latency": arrival}
     loop = turns(p) * (together(clk.values()) + throttled(device, products))  # of a block
@@ -127,15 +125,8 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, weight_bytes(p, tactic))
     worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}, sparse=tactic.sparse)
-
-
-def stand_in(tactic: Tactic) -> Tactic:
-    """The tactic of the implicit GEMM whose simulated share a strip's turns are taken to have: the same block of outputs."""
-    t = tactic.gemm
-    tiles = SPARSE_TILES if tactic.sparse else DENSE_TILES
-    alike = [o for o in tiles if (o.m, o.n, o.warps_m, o.warps_n) == (t.m, t.n, t.warps_m, t.warps_n)]
-    return replace(tactic, tile=max(alike, key=lambda o: (o.k, o.stages)))
+    limits = {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}
+    return result(device, main_loops.untimed(limits), sparse=tactic.sparse)
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:

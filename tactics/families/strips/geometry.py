@@ -11,7 +11,6 @@ from tactics.tactic import Tactic
 CHANNELS = 64  # of a strip, and of a turn
 PIXEL_BYTES = 2 * CHANNELS
 ZERO_BYTES = 8 * PIXEL_BYTES  # what is read for a tap outside of its image
-SIMULATED = ("sm_80", "sm_90a")  # where their main loops were seen to beat the implicit GEMM's (benchmarks/NOTES.md)
 MASK_BITS = 32  # of a register that tells which rows, or columns, of the kernel lie inside of the image (include/strip.cuh)
 
 
@@ -24,11 +23,6 @@ def family_reason(p: ConvProblem) -> str:
     if p.r % 2 == 0 or p.s % 2 == 0 or p.pad != (p.r // 2, p.s // 2) * 2:
         return f"{p.r} x {p.s} taps with padding {p.pad}: the output has not the input's pixels"
     return ""
-
-
-def device_reason(device: Device) -> str:
-    """Why strips are not tried there, or an empty string."""
-    return "" if device.sm in SIMULATED else f"strips were not simulated to beat the implicit GEMM on {device.sm}"
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
