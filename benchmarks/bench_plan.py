@@ -8,7 +8,7 @@ NAME is a script's network (benchmarks.networks, benchmarks.light, benchmarks.to
 GPU_RUNTIME_MODELS; shape sets its first input's size (super_resolution:180x320 gives a script's network its arguments). "all"
 is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm. `--run` executes
 it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU seconds of
-emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches and times that
+emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
 benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
 """
 
@@ -138,7 +138,7 @@ COLUMNS = (
     "layer by layer",
 )  # fmt: skip
 BEFORE = Path(__file__).with_name("topologies_before.json")
-BESIDE = "network", "launches before", "launches", "reformats", "predicted us before", "predicted us", "limited by"
+BESIDE = "network", "launches before", "launches", "reformats", "predicted us", "limited by"
 
 
 def page(rows: Sequence[dict]) -> str:
@@ -160,10 +160,9 @@ def beside(rows: Sequence[dict]) -> str:
     before = json.loads(BEFORE.read_text())["networks"]
     lines = [_line(BESIDE), _line(["---"] * len(BESIDE))]
     for r in rows:
-        launches, us = before[r["network"]] or ("refused", None)
         limits = ", ".join(f"{bound} {share:.0%}" for bound, share in list(r["bounds"].items())[:3])
         lines.append(_line((
-            r["network"], launches, r["kernels"], r["reformats"], "" if us is None else f"{us:.1f}",
+            r["network"], before[r["network"]] or "refused", r["kernels"], r["reformats"],
             f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", limits,
         )))  # fmt: skip
     return "\n".join(lines)
@@ -180,7 +179,7 @@ def _line(cells: Sequence) -> str:
 @click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
 @click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
 @click.option("--table", is_flag=True, help="Then print them as a Markdown table.")
-@click.option("--before", is_flag=True, help="The table of launches and times before and now, of 'today'.")
+@click.option("--before", is_flag=True, help="The table of launches before and now, of 'today'.")
 def main(names, run, device, sparsity, as_json, table, before) -> None:
     rows, items = [], list(names or NETWORKS)
     if items == ["all"]:

@@ -37,6 +37,7 @@ def text(t, exhaustive=False, failures=()):
     return "\n".join(autotuning.log(t, plan.solve(t.graph), dict(failures), exhaustive=exhaustive))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [True, False])
 def test_every_candidate_is_timed_or_its_proof_is_there(sparse):
     t = table(sparse)
@@ -89,6 +90,7 @@ def test_the_lines_are_tensorrt_s():
     assert fastest and text(t) == out
 
 
+@pytest.mark.slow
 def test_failures_and_what_cannot_run_are_named():
     t = table(False)
     op = t.network.ops[1]
@@ -139,6 +141,7 @@ def test_exhaustive_chooses_the_same_plan(tmp_path):
     assert "every element has the same address" not in out
 
 
+@pytest.mark.slow
 def test_exhaustive_asks_for_every_namesake():
     asked = []
 

@@ -47,6 +47,7 @@ def run(problem, tactic, **options):
     return check(problem, tactic, DEVICE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_tile(name):
     problem = PAIRS[name]

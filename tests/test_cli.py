@@ -188,6 +188,7 @@ def test_plan_for_several_devices_with_another_risk(files, cli):
     assert code == 2 and "--risk" in err and "0.5<=x<1" in err
 
 
+@pytest.mark.slow
 def test_explain(files, cli):
     """Everything from the engine alone: the model may be gone."""
     assert cli(f"build sparse.onnx -o e.engine --sparsity=enable --device h200 {SHAPES}")[0] == 0
@@ -271,6 +272,7 @@ def test_force_and_the_model_it_saves(files, cli):
     assert Path("again.onnx").read_bytes() == Path("pruned.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_unstructured_network_is_told_from_a_2_4_one(files, cli):
     stored = onnx.load("sparse.onnx")
     rng = np.random.default_rng(0)

@@ -70,6 +70,7 @@ def test_sizes_that_would_read_outside(how):
         how()
 
 
+@pytest.mark.slow
 def test_sections_are_as_large_as_they_are_packed():
     """For every kernel, tile and output format that the small problems reach; and so are the tables."""
     seen, rng = set(), random.Random(5)

@@ -92,6 +92,7 @@ def test_an_engine_goes_to_files_and_bytes(engine, path):
     assert file.getvalue() == path.read_bytes() and gr.load(file.getvalue()).record == gr.load(path).record
 
 
+@pytest.mark.slow
 def test_a_dropped_context_warns_and_a_closed_one_does_not(engine):
     ctx = engine.context(device="emulator")
     with pytest.warns(ResourceWarning, match="a context was dropped without close"):

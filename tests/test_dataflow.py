@@ -166,6 +166,7 @@ def exact(proto, path) -> None:
         assert np.array_equal(got[name], y), f"{name}: {np.mean(got[name] != y):.2f} of it differs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n, m", [(1, 2), (1, 8), (2, 8), (8, 2), (4, 1)])
 @pytest.mark.parametrize("kind", ["Reshape", "Transpose"])
 def test_a_view_of_another_batch_in_a_concat(n, m, kind, tmp_path):

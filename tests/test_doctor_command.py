@@ -31,6 +31,7 @@ def test_without_a_gpu_it_says_so_and_checks_the_rest(capsys, monkeypatch, tmp_p
     assert data["no_gpu"] and not data["well"] and {f["verdict"] for f in data["families"]} == {"untested"}
 
 
+@pytest.mark.slow
 def test_json_is_one_document_without_private_names(capsys):
     code, out, _ = run(capsys, "--emulate", "rtx4090", "--kernels", "pool,library", "--json")
     data = json.loads(out)

@@ -110,6 +110,7 @@ def refused(tmp_path: Path, *words: str, **variables: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_compiler_or_a_network_there_is_one_sentence(tmp_path):
     text = refused(tmp_path, "python", "-c", "1", PATH="/nonexistent", CXX="")
     assert "error: no C++ compiler found" in text and "Traceback" not in text

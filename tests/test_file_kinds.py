@@ -56,6 +56,7 @@ def test_engines_and_models_are_told_apart(files, cli):
     assert code == 1 and "tiny.onnx: not an engine but an ONNX model: build-engine tiny.onnx -o model.engine builds one" in err
 
 
+@pytest.mark.slow
 def test_inspect_says_what_a_model_is_and_how_it_is_built(files, cli):
     code, out, err = cli("inspect sparse.onnx")
     assert (code, err) == (0, "")

@@ -75,6 +75,7 @@ def test_every_module_is_on_a_floor():
         assert name.endswith(".*") or name in names, f"{name} is in ORDER, but there is no such file"
 
 
+@pytest.mark.slow
 def test_imports_go_down():
     names = modules()
     for name, path in names.items():
@@ -83,6 +84,7 @@ def test_imports_go_down():
             assert same or floor(other) < floor(name) or (name, other) in LAZY, f"{name} imports {other}, a later floor"
 
 
+@pytest.mark.slow
 def test_only_what_reads_and_writes_models_sees_onnx():
     for name, path in modules().items():
         if name.startswith(ONNX):

@@ -229,6 +229,7 @@ def block(side: int = 28, first: str = "Relu") -> onnx.ModelProto:
     return model(nodes, {"x": (1, 64, side, side)}, "y", weights)
 
 
+@pytest.mark.slow
 def test_a_block_of_res2net_is_five_launches_without_copies(tmp_path):
     engine = build(tmp_path, block(), input_formats="fp16:hwc8", output_formats="fp16:hwc8")
     assert [layer.type for layer in engine.plan.layers if layer.type != "noop"] == ["conv"] * 5 and len(engine.plan.steps) == 5

@@ -95,6 +95,7 @@ def test_the_log_is_as_committed():
     assert "~" not in log_text(record(measured(example_plan())), 100, 36).replace("predicted to take ~", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 12, 80, 300, 700])
 @pytest.mark.parametrize("mode", ["disable", "enable", "force"])
 def test_any_network_fits_a_screen(count, mode):
@@ -164,6 +165,7 @@ def residual(blocks: int) -> onnx.ModelProto:
     return n.finish(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "mode"), [
     (14, "disable"), (14, "enable"), (14, "force"), pytest.param(90, "force", marks=pytest.mark.slow),
     *(pytest.param(90, mode, marks=pytest.mark.full) for mode in ("disable", "enable")),

@@ -25,6 +25,7 @@ def weights(*shape, dtype=np.float32):
 # ---- whole networks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, shapes, convs",
     [

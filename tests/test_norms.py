@@ -86,6 +86,7 @@ def test_rows_that_are_no_pixels_stay_apart():
     assert any(isinstance(op.problem, NormalizeProblem) for op in net.ops) and not in_front(offer(net))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_it_runs_in_one_launch(tmp_path, sparse):
     path = tmp_path / "norm.onnx"

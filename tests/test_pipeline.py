@@ -69,6 +69,7 @@ def test_dense_and_sparse_tactics_of_one_network_agree():
     assert np.abs(a - b).max() < 5e-3 * np.abs(b).max()
 
 
+@pytest.mark.slow
 def test_modes_agree_and_no_dead_tensor_is_read():
     x, _ = digits()
     plain = logits(engine(), x)[0]
@@ -93,6 +94,7 @@ def test_same_input_gives_a_byte_identical_engine(tmp_path):
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_every_layer_with_weights_has_a_row_and_a_reason():
     e = engine(batch=2048)
     convs = {layer.layer or layer.name for layer in e.plan.layers if layer.type == "conv"}
@@ -151,12 +153,14 @@ def test_named_devices_plan_run_and_say_so(device):
     assert f"predicted({device})" in report.inspect_text(e.record)
 
 
+@pytest.mark.slow
 def test_predictions_never_enter_the_timing_cache(tmp_path):
     cache = tmp_path / "timings.jsonl"
     gr.build(DIGITS / "digits_dense.onnx", device="a100", shapes=SHAPES, timing_cache=cache)
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_embedded_cubins_need_consent(tmp_path):
     e = gr.build(DIGITS / "digits_dense.onnx", shapes=SHAPES, embed_cubins=True)
     path = tmp_path / "m.engine"

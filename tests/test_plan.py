@@ -116,6 +116,7 @@ def test_ops_that_never_exist_together_pick_through_one_variable(monkeypatch):
     assert len(joins) == 2 and len(picks) == 1 and picks.isdisjoint({*model.read.values(), *model.produced.values()})
 
 
+@pytest.mark.slow
 def test_forced_plans_equal_brute_force_and_never_beat_the_optimum():
     for seed in range(0, SEEDS, 8):
         graph = small_graph(seed)
@@ -165,6 +166,7 @@ def test_milp_equals_elimination():
     assert methods.count("milp") > 50
 
 
+@pytest.mark.slow
 def test_milp_equals_elimination_on_real_times():
     for seed in range(4):
         graph = conv_net(seed, (2, 1), SIX[:4])

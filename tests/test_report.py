@@ -257,6 +257,7 @@ def images() -> onnx.ModelProto:
     return proto
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(small_models()) + 1))
 def test_trex_finds_nothing_to_complain_of_in_what_the_command_writes(index, tmp_path, cli):
     """Of every kind of node, and of every type that a tensor may have."""

@@ -142,6 +142,7 @@ def test_results_outlive_the_context(engine, cases):
         ctx.run_async({"x": cases[0][0]})
 
 
+@pytest.mark.slow
 def test_a_context_that_is_dropped_ends_what_was_queued(engine, cases):
     ctx = engine.context(device="emulator")
     futures = [ctx.run_async({"x": x}) for x, _ in cases[:3]]

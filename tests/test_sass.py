@@ -15,6 +15,7 @@ def compiled(kernel: str, sm: str):
     return compile_kernel(kernel, DENSE, sm)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])

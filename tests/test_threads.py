@@ -48,6 +48,7 @@ def at_once(count: int, work) -> list:
         return list(pool.map(begin, range(count)))
 
 
+@pytest.mark.slow
 def test_threads_share_a_context(engine, cases):
     with engine[0].context(device="emulator", checks=False, threads=1) as ctx:
 

@@ -61,6 +61,7 @@ def test_time_is_a_plain_record():
     assert Time(2.0, 1.0, 3.0) == Time(2.0, 1.0, 3.0)
 
 
+@pytest.mark.slow
 def test_tactics_that_share_packed_weights_pack_alike():
     """Of each kernel up to 12 tactics of each problem. A stem's taps follow its tile, squeeze-excite's rows its output."""
     found: dict[tuple, set[bytes]] = {}
