@@ -1,0 +1,59 @@
+"""The widest images that a strip of each tile fits shared memory for, of 3x3 and 5x5 convolutions.
+
+    python -m benchmarks.strip_widths
+
+A column for each size of shared memory: of a block on the architectures that are named. Two widths: of more than 64 channels,
+for which two strips take turns, and of at most 64. Wider ones run as implicit GEMMs; `--verbose` says so.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import click
+
+from benchmarks.cycles import KERNELS, TILES, VECTORS
+from cuda_kernels.device import NAMED, Device
+from tactics.families.strips.geometry import tile_reason
+from tactics.problems.problem import ConvProblem
+from tactics.tactic import Tactic, Tile
+
+TAPS = (3, 5)
+
+
+def widest(kernel: str, tile: Tile, device: Device, channels: int, taps: int) -> int:
+    """0: none fits, or the kernel's taps leave no room for it otherwise."""
+    tactic, pad = Tactic(kernel, tile, (VECTORS,), VECTORS), (taps // 2,) * 4
+    for w in count(1):
+        p = ConvProblem(1, channels, 64, w, 64, taps, taps, pad=pad, sparse24=True)
+        if tile_reason(p, tactic, device):
+            return w - 1
+    raise AssertionError("a strip fits any width")
+
+
+def columns() -> dict[str, Device]:
+    """Title -> one of the devices with so much shared memory."""
+    found: dict[int, list[Device]] = {}
+    for device in NAMED.values():
+        found.setdefault(device.smem_per_block, []).append(device)
+    names = {size: ", ".join(dict.fromkeys(d.sm for d in of)) for size, of in sorted(found.items())}
+    return {f"{names[size]} ({size >> 10} KiB)": of[0] for size, of in sorted(found.items())}
+
+
+@click.command(help=__doc__)
+def main() -> None:
+    devices = columns()
+    click.echo("| " + " | ".join(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)]) + " |")
+    click.echo("| --- " * (1 + len(devices) * len(TAPS)) + "|")
+    for kernel in (k for k in KERNELS if k not in TILES):
+        for tile in KERNELS[kernel]:
+            cells = [f"{kernel} {tile}"]
+            for device in devices.values():
+                for taps in TAPS:
+                    many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
+                    cells.append(f"{many}, {few}" if few else "-")
+            click.echo(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
