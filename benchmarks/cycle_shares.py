@@ -41,7 +41,6 @@ PROCESSES = 2
 SWEPT = ("sm_80/1024",)
 MACHINES = {machine_name(device): device for device in reversed(NAMED.values())}  # one device for each
 ARCHITECTURES = tuple(dict.fromkeys(device.sm for device in NAMED.values()))
-OF_PROLOGUES = ("sm_80", "sm_90a")  # elsewhere a prologue counts as none: six architectures of them take half an hour more
 PROLOGUES = {"scaled": Prologue(scaled=True), "gated": Prologue(gated=True), "normalized": Prologue(normalized=True)}
 PLANES = next(f for f in HALF_FORMATS if linear(f))
 LABEL = re.compile(r"\.L_\w+")
@@ -61,16 +60,19 @@ class Loop:
         return replace(vectors, ins=(PLANES,)) if self.name == "linear" else vectors
 
     def fits(self, device: Device) -> bool:
-        if self.name in PROLOGUES and device.sm not in OF_PROLOGUES:
-            return False
         if self.kernel not in TILES:
             return not geometry.tile_reason(LAYER, self.tactic, device)
         return not tile_reason(self.tactic, device, PROLOGUES.get(self.name, Prologue()))
 
+    @property
+    def machines(self) -> dict[str, Device]:
+        """Those on which the tile fits, by name."""
+        return {name: device for name, device in MACHINES.items() if self.fits(device)}
+
 
 def simulated(loop: Loop, sm: str, known: Mapping[str, list]) -> dict[str, list]:
     """The rows of one architecture's machines; `known`: by their hash, those that need no simulation."""
-    machines = {name: device for name, device in MACHINES.items() if device.sm == sm and loop.fits(device)}
+    machines = {name: device for name, device in loop.machines.items() if device.sm == sm}
     if not machines:
         return {}
     code = ours(loop.kernel, loop.tile, sm, LOOPS[loop.name])
@@ -168,9 +170,10 @@ def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
 
 
 def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]]:
-    """Loops with their rows as they are done, in two processes: those of other sources, and those that have none."""
+    """Loops with their rows as they are done, in two processes: those of other sources, and those that lack a machine."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        open_ones = [loop for loop in loops() if not _known(known, loop) or known[loop.kernel]["source"] != source(loop.kernel)]
+        open_ones = [loop for loop in loops() if _known(known, loop).keys() != loop.machines.keys()
+                     or loop.machines and known[loop.kernel]["source"] != source(loop.kernel)]
         futures = [pool.submit(of_loop, loop, ARCHITECTURES, _known(known, loop)) for loop in open_ones]
         try:
             for done in as_completed(futures):

@@ -102,14 +102,13 @@ def test_the_table_of_shares_is_of_the_present_sources():
 
 
 def test_the_committed_table_has_each_loop_that_may_be_launched():
-    """On every named device, of vectors and of planes; what a prologue makes of a loop on two architectures, where the tile has
-    room for it."""
+    """On every named device where it fits: of vectors and of planes, and what a prologue makes of it."""
     for kernel, tiles in cycles.KERNELS.items():
         of = shares.rows(kernel)
         assert set(of) == {str(t) for t in tiles}
         for loop in (loop for loop in loops() if loop.kernel == kernel):
             found = of[str(loop.tile)].get(loop.name, {})
-            fitting = {name for name, device in MACHINES.items() if loop.fits(device)}
+            fitting = set(loop.machines)
             assert set(found) == fitting, loop
             for digest, centre, *swept in found.values():
                 assert len(digest) == 8 and centre and all(0 < share <= 1 for share in centre)
