@@ -6,7 +6,7 @@
 # make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
 # make test-wheel  build the wheel, install it into clean environments, CUDA 12's and 13's, and use it there (needs a package index)
 # make test-long  the exhaustive runs, those that need a GPU on the emulated driver; every variant is compiled again
-# make test-compiled  compile again one variant in 20, of those that differ from commit BASE one in 10, drawn by the commit (all: ALL=1)
+# make test-compiled  compile again one variant in 20, of those that differ from commit BASE one in 4, drawn by the commit (all: ALL=1)
 # make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
 # make lint       ruff and mypy
 # make docs      the pages of docs/ as a site, in out/site; a warning is an error

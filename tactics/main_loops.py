@@ -33,10 +33,8 @@ def untimed(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def loop_share(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> float:
-    """The share of `tensor_peak` that was simulated, with so many blocks on an SM; a kernel that has one of these loops under
-    another name has its share."""
-    kernel = tactic.kernel if rows(tactic.kernel) else "conv_sparse24" if tactic.sparse else "conv_dense"
-    return share(kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks)
+    """The share of `tensor_peak` that was simulated, with so many blocks on an SM. LookupError where the kernel has none."""
+    return share(tactic.kernel, _name(tactic.gemm), _loop(tactic, prologue), device, blocks)
 
 
 def _loop(tactic: Tactic, prologue: Prologue) -> str:

@@ -31,7 +31,7 @@ def test_every_kernels_parameters_are_read(kernel):
 def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}
-    for problem, device in product(PROBLEMS.values(), (A10, named("a100"))):  # strips are for few architectures
+    for problem, device in product(PROBLEMS.values(), (A10, named("a100"))):  # an A100 has room for larger tiles
         for tactic in candidates(problem, device):
             for step in launches(problem, tactic):
                 found.setdefault(step.kernel, {}).setdefault(len(step.args), step)

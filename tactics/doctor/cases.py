@@ -132,7 +132,7 @@ def cases(device: Device, few: bool = False) -> list[Case]:
                 if not had or base_runner(t) not in had or base_runner(t) in (base_runner(chosen[0]), base_runner(chosen[-1]))
             ]  # fmt: skip
     if few:
-        found = {kernel: _few(of) for kernel, of in found.items() if of}  # strips are not for every architecture
+        found = {kernel: _few(of) for kernel, of in found.items()}
     return [case for turn in zip_longest(*found.values()) for case in turn if case]
 
 
