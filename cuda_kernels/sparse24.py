@@ -36,6 +36,17 @@ def fits(w: np.ndarray, axis: int = 1) -> np.ndarray:
     return np.moveaxis(ok, -1, axis)
 
 
+def stored(w: np.ndarray) -> np.ndarray:
+    """Weights as the tensor cores get them: FP16, in which the smallest are zero and those above its range infinite."""
+    with np.errstate(over="ignore"):
+        return w.astype(np.float16)
+
+
+def is_sparse(w: np.ndarray) -> bool:
+    """Whether all groups fit once the weights are stored in FP16."""
+    return bool(fits(stored(w)).all())
+
+
 def prune(w: np.ndarray, axis: int = 1) -> np.ndarray:
     """A copy with the two smallest magnitudes of each group of 4 along `axis` set to zero; of equals the lower index stays."""
     groups = _groups(w, axis)

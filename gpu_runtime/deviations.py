@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op
+from gpu_runtime.network import FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import Compared
 from tactics.measure.data import reference
@@ -24,7 +24,6 @@ FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of 
 JUMP = 16.0  # a layer's error over the largest of its inputs'
 MOST_MACS = 4_000_000_000  # of a plan that is run while it is built: some 10 s for 1e9 on two cores, once for each plan made
 MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason
-SMALLEST = 2.0**-14  # of FP16's normal numbers: a tensor below it is compared with this
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +146,5 @@ def _compared(got: np.ndarray, y: np.ndarray) -> Error:
 
 
 def _norm(difference: np.ndarray, y: np.ndarray) -> float:
-    scale = max(float(np.linalg.norm(y.astype(np.float64))), SMALLEST * math.sqrt(y.size))
+    scale = max(float(np.linalg.norm(y.astype(np.float64))), FP16_NORMAL * math.sqrt(y.size))  # of tensors near 0
     return float(np.linalg.norm(difference.astype(np.float64))) / scale if y.size else 0.0

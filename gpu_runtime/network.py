@@ -16,6 +16,8 @@ from tactics.problems.protocol import Feature, Problem, Shape4
 
 FP32 = Format("fp32", "chw")
 FP16_MAX = 65504.0
+FP16_NORMAL = 2.0**-14  # the least magnitude with all bits
+FP16_OVERFLOW = 65520.0  # the least magnitude that rounds to infinity
 P_co = TypeVar("P_co", bound=Problem, covariant=True)
 Q = TypeVar("Q", bound=Problem)
 Literal = tuple[str, str]  # a group and one of its options
@@ -37,9 +39,9 @@ class TensorInfo:
 class Op(Generic[P_co]):
     """One problem between named tensors.
 
-    `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32: conv "w" [K,C/g,R,S] holding FP16
-    values (or what FP16 cannot hold, for precision.ranges to mend), "b" [K] if there is a bias; pointwise "c0", "c1", ...;
-    prelu "slope" [K]. `nodes`: ONNX nodes covered.
+    `inputs`: conv (x,) or (x, residual), else in the problem's order. `weights`, FP32 as in the model: conv "w" [K,C/g,R,S],
+    which tensor cores take rounded to FP16 (precision.ranges mends what FP16 cannot hold), "b" [K] if there is a bias;
+    pointwise "c0", "c1", ...; prelu "slope" [K]. `nodes`: ONNX nodes covered.
     `when`: for every group named, the option chosen must be one of those listed, or the op does not exist (see `exists`).
     `layer`: the Conv or Gemm node whose weights these are, the same in every alternative; `layers`: those of several, where
     siblings are one, or, with `branches`, parallel branches that were added (then also of one that took in its own input).
@@ -140,7 +142,7 @@ class Network:
         if "fp32" in self.dtypes(op)[:-1] or not self.is_fp32(op.output):
             return False
         return op.output in self.wide or (
-            isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and float(np.abs(op.weights["w"]).max()) <= FP16_MAX
+            isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) and float(np.abs(op.weights["w"]).max()) < FP16_OVERFLOW
         )
 
     def formats_in(self, op: Op[Problem]) -> tuple[tuple[Format, ...], ...]:

@@ -113,7 +113,7 @@ def test_batch_normalization_of_half_weights_is_folded_before_rounding():
     exact = w["w"].astype(np.float64) * scale[:, None, None, None]
     (op,) = net.ops
     assert op.name == "a" and op.problem.sparse24
-    assert np.array_equal(op.weights["w"], exact.astype(np.float16).astype(np.float32))
+    assert np.array_equal(op.weights["w"], exact.astype(np.float32))
     assert np.allclose(op.weights["b"], w["b"] - w["m"] * scale, rtol=1e-6)
 
 

@@ -226,10 +226,10 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
 
 
 def pattern(w: np.ndarray) -> Pattern:
-    """Of weights w [K,C,R,S] as kernels hold them."""
+    """Of weights w [K,C,R,S], stored in FP16."""
     if w.shape[1] % 4:
         return Pattern()
-    ok = sparse24.fits(w)
+    ok = sparse24.fits(sparse24.stored(w))
     if ok.all():
         return Pattern(int(ok.size), 1.0)
     k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])

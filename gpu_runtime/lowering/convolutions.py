@@ -1,4 +1,4 @@
-"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights rounded to FP16. A tensor of rank 3 has one row of pixels."""
+"""Conv, ConvTranspose, Gemm and MatMul -> problems, weights in FP32. A tensor of rank 3 has one row of pixels."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
     if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
     stride, dilation, pad = window(node, size, (h, w))
-    weights["w"] = _rounded(kernel)
-    for name in ("scale", "shift") if layer.prologue else ():
-        weights[name] = weights[name].astype(np.float16).astype(np.float32)
+    weights["w"] = _single(kernel)
     return ConvProblem(
         n, c, h, w, kernel.shape[0], *size, pair(stride), around(pad), pair(dilation), groups, _fits(weights, c // groups),
         Prologue(layer.prologue),
@@ -63,7 +61,7 @@ def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     for g in range(groups):
         rows = slice(g * k // groups, (g + 1) * k // groups)
         whole[rows, :, g * share : (g + 1) * share] = kernel[rows].swapaxes(1, 2)
-    weights["w"] = _rounded(np.ascontiguousarray(whole.reshape(k, size[0] * c, *size[1:])))
+    weights["w"] = _single(np.ascontiguousarray(whole.reshape(k, size[0] * c, *size[1:])))
     at = np.arange(depth)[:, None] * stride[0] + np.arange(size[0]) * dilation[0] - pad[0]
     table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
     spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
@@ -83,7 +81,7 @@ def conv_transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) 
     rank = len(shape_of(operand(node)))
     if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
         raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
-    kernel = weights["w"] = _rounded(_kernel(layer, weights))
+    kernel = weights["w"] = _single(_kernel(layer, weights))
     k, groups, size = kernel.shape[0], attribute(node, "group", 1), pair(kernel.shape[2:])
     if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
         raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
@@ -132,7 +130,7 @@ def matmul(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
         n, c, h, w, r, s = math.prod(shape[:-2]), shape[-2], 1, shape[-1], 1, 1
     elif len(shape) != 2:
         n, c, h, w, r, s = math.prod(shape[:-1]), shape[-1], 1, 1, 1, 1
-    kernel = weights["w"] = _rounded(layer.weights["w"].reshape(-1, c, r, s))
+    kernel = weights["w"] = _single(layer.weights["w"].reshape(-1, c, r, s))
     return ConvProblem(n, c, h, w, kernel.shape[0], r, s, sparse24=_fits(weights, c), epilogue=_epilogue(layer, weights))
 
 
@@ -158,7 +156,7 @@ def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     else:
         raise Refused(f"expected constants whose batches are the last ones of {list(shape)}, got {list(matrices.shape)}")
     w = matrices if first else matrices.swapaxes(-1, -2)
-    weights["w"] = _rounded(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
+    weights["w"] = _single(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
     product = ConvProblem(
         outer, channels, 1, pixels, groups * m, 1, 1,
         groups=share, sparse24=_fits(weights, k), epilogue=_epilogue(layer, weights),
@@ -204,11 +202,10 @@ def _kernel(layer: Layer, weights: Weights) -> np.ndarray:
     return kernel if rank == 4 else kernel[:, :, None]
 
 
-def _rounded(kernel: np.ndarray) -> np.ndarray:
-    """Weights rounded to FP16, as FP32; unrounded where FP16 cannot hold them, which is for `ranges` to mend."""
+def _single(kernel: np.ndarray) -> np.ndarray:
+    """Weights in FP32: kernels on tensor cores round them to FP16 as they are packed, those for FP32 tensors do not."""
     with np.errstate(over="ignore"):
-        half = kernel.astype(np.float16).astype(np.float32)
-    return half if np.isfinite(half).all() else kernel.astype(np.float32)
+        return kernel.astype(np.float32)
 
 
 def _epilogue(layer: Layer, weights: Mapping[str, np.ndarray]) -> Epilogue:
@@ -217,7 +214,7 @@ def _epilogue(layer: Layer, weights: Mapping[str, np.ndarray]) -> Epilogue:
 
 def _fits(weights: Mapping[str, np.ndarray], group_channels: int) -> bool:
     """Whether the weights have the 2:4 pattern."""
-    return group_channels % 4 == 0 and bool(sparse24.fits(weights["w"]).all())
+    return group_channels % 4 == 0 and sparse24.is_sparse(weights["w"])
 
 
 def last(values: Sequence[int] | None, default: int, count: int = 2) -> tuple[int, ...]:

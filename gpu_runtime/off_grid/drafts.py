@@ -97,7 +97,7 @@ def with_rows(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvP
 def with_columns(op: Op[ConvProblem], index: Sequence[int], count: int) -> Op[ConvProblem]:
     """The convolution over `count` channels, its own at `index`: the others' weights are zeros."""
     columns = {name: spread(a, index, count, int(name == "w")) for name, a in op.weights.items() if name in COLUMNS}
-    fits = op.problem.sparse24 and count % 4 == 0 and bool(sparse24.fits(columns["w"]).all())
+    fits = op.problem.sparse24 and count % 4 == 0 and sparse24.is_sparse(columns["w"])
     return replace(op, problem=replace(op.problem, c=count, sparse24=fits), weights={**op.weights, **columns})
 
 

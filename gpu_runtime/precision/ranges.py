@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import FP16_MAX, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, Network, Op, exists
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
@@ -111,7 +112,7 @@ def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[floa
     caps: dict[str, int] = {}
     for op in network.ops:
         size = np.abs(op.weights["w"]) if isinstance(op.problem, (ConvProblem, ConvTransposeProblem)) else np.zeros((1, 1))
-        if (most := float(size.max())) > FP16_MAX:
+        if (most := float(size.max())) >= FP16_OVERFLOW:
             heavy[op.output] = max(heavy.get(op.output, (0.0, "")), (most, op.name))
             # Where nobody has seen what the output reaches: what it would on inputs of 1.
             fits = FP16_MAX / most if op.output in seen else ROOM / float(size.reshape(len(size), -1).sum(1).max())
@@ -317,12 +318,13 @@ def _conv(op: Op, x: int, y: int) -> Op:
         weights["scale"], x = weights["scale"] * np.float32(2.0**-x), 0
         if np.abs(weights["scale"]).max() > FP16_MAX:
             raise _Stuck(f"the scales of {op.name} would leave FP16", op.inputs[0])
-    with np.errstate(over="ignore"):  # the next line says so
+    with np.errstate(over="ignore"):  # the next lines say so
         exact = weights["w"] * np.float32(2.0 ** (y - x))
-        w = exact.astype(np.float16).astype(np.float32)
-    if not np.isfinite(w).all() or np.abs(w - exact).max() > LOST * np.abs(exact).max():
+    w = sparse24.stored(exact).astype(np.float32)
+    lost = np.abs(w - exact)[np.abs(exact) < FP16_NORMAL] if y < x else np.zeros(0)  # others are rounded as ever
+    if not np.isfinite(w).all() or lost.max(initial=0.0) > LOST * np.abs(exact).max():
         raise _Stuck(f"the weights of {op.name} would leave FP16", op.inputs[0], op.output)
-    weights["w"] = w
+    weights["w"] = exact
     for name in {"b", "shifts"} & weights.keys():
         weights[name] = weights[name] * np.float32(2.0**y)
     end = with_epilogue(p, act=_times(p.epilogue.act, 2.0**y), last=_times(p.epilogue.last, 2.0**y))

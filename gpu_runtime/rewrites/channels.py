@@ -244,7 +244,7 @@ class _Weights:
         for group in range(p.groups):
             own = slice(group * rows_of_group, (group + 1) * rows_of_group)
             w[own, columns[group]] = weights["w"][own]
-        fits = p.sparse24 and channels % 4 == 0 and bool(sparse24.fits(w).all())
+        fits = p.sparse24 and channels % 4 == 0 and sparse24.is_sparse(w)
         dense = replace(p, c=channels, groups=1, sparse24=fits)
         self._replace(op, [_over_source(op, order, dense, {**weights, "w": w})], (tensor,))
 

@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 import numpy as np
 
+from cuda_kernels import sparse24
 from gpu_runtime.network import Network, Op, Options, computes, unique
 from gpu_runtime.rewrites import strides
 from tactics.problems.problem import ConvProblem
@@ -155,9 +156,9 @@ def _folded(conv: Conv, norm: Norm) -> dict[str, np.ndarray] | None:
     w = np.asarray(weights["w"], np.float64)
     exact = w * scale.reshape(1, -1, 1, 1)
     with np.errstate(over="ignore"):
-        rounded = exact.astype(np.float16).astype(np.float32)
+        rounded = sparse24.stored(exact).astype(np.float64)
         bias = (np.asarray(weights.get("b", 0.0), np.float64) + (w[:, :, 0, 0] @ shift)).astype(np.float32)
         error, size = (np.sqrt(np.square(a).sum((1, 2, 3))) for a in (rounded - exact, exact))
     if not np.isfinite(rounded).all() or not np.isfinite(bias).all() or (error > MOST_ERROR * size).any():
         return None
-    return weights | {"w": rounded, "b": bias}
+    return weights | {"w": exact.astype(np.float32), "b": bias}

@@ -360,11 +360,8 @@ class BackToBackProblem(_Pair):
         return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
     def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second. What lies between is
-        rounded to FP16."""
-        with np.errstate(over="ignore"):
-            z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
-            z = z.astype(np.float16).astype(np.float32)
+        """FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the second."""
+        z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
         return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
 
 
