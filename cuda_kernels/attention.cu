@@ -20,7 +20,7 @@ struct AttentionParams {
   u32* nonfinite;
   const __half *q, *k, *v;
   const float* scale;  // [heads]
-  const float* bias;   // null without, as is mask
+  const float* bias;   // times log2 e; null without, as is mask
   const __half* mask;
   __half* y;
   Operand q_at, k_at, v_at, y_at, bias_at, mask_at;
@@ -63,8 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
   };
   load(0);
 
-  const float scale = p.scale[head];
+  const float scale = p.scale[head] * LOG2_E;
   const int row[2] = {first + warp * 16 + g, first + warp * 16 + g + 8};  // of this thread
+  // Scores are times log2 e from the start: a weight is 2^(score - most), and a mask of -1e9 or less cannot overflow on the way.
   float y[2 * STEPS][4] = {}, most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {}, of_row[2] = {scale, scale};
   for (int j0 = 0; j0 < p.columns; j0 += KEYS) {
     cp_async_wait<0>();
@@ -105,20 +106,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
         float x = s[j][e] * of_row[e / 2];
         const bool ok = at < p.columns && row[e / 2] < p.rows;
         if (ADDED & 1 && ok) x += p.bias[p.bias_at.at(batch, head) + p.bias_at.within(row[e / 2], at)];
-        if (ADDED & 2 && ok) x += __half2float(p.mask[p.mask_at.at(batch, head) + p.mask_at.within(row[e / 2], at)]);
+        if (ADDED & 2 && ok)
+          x = fmaf(__half2float(p.mask[p.mask_at.at(batch, head) + p.mask_at.within(row[e / 2], at)]), LOG2_E, x);
         s[j][e] = ok ? x : MINUS_INFINITY;
         now[e / 2] = fmaxf(now[e / 2], s[j][e]);
       }
 
     // ---- their share of the softmax, and of the outputs under the maximum that there is now
-    float down[2];
+    float base[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      // exp(x - most) is 2^(x log2 e + down), product and sum in one. All weights share the rounding of `down`: no product that
-      // makes one is fused. Where there is nothing yet, 2^(-infinity + 0) is 0, which without the 0 were NaN.
       now[e] = most_of_quad(now[e]);
-      down[e] = now[e] == MINUS_INFINITY ? 0.f : __fmul_rn(now[e], -LOG2_E);
-      const float before = ex2_approx(__fmul_rn(most[e], LOG2_E) + down[e]);
+      base[e] = now[e] == MINUS_INFINITY ? 0.f : now[e];  // nothing yet: 2^(-infinity - 0) is 0, where -infinity - -infinity is NaN
+      const float before = ex2_approx(most[e] - base[e]);
       most[e] = now[e], sum[e] *= before;
 #pragma unroll
       for (int c = 0; c < 2 * STEPS; ++c) y[c][2 * e] *= before, y[c][2 * e + 1] *= before;
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
       float w[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        w[e] = ex2_approx(fmaf(s[2 * j + e / 4][e % 4], LOG2_E, down[e % 4 / 2]));
+        w[e] = ex2_approx(s[2 * j + e / 4][e % 4] - base[e % 4 / 2]);
         sum[e % 4 / 2] += w[e];
       }
       const uint4 left = make_uint4(halves(w[0], w[1]), halves(w[2], w[3]), halves(w[4], w[5]), halves(w[6], w[7]));

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.network import FP16_NORMAL, Network, Op
+from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import Compared
 from tactics.measure.data import reference
@@ -136,15 +136,16 @@ def _errors(
 
 
 def _compared(got: np.ndarray, y: np.ndarray) -> Error:
-    finite = np.isfinite(y)
-    rounded = y.astype(np.float16).astype(np.float32)
+    """In doubles: FP32's largest number is a mask's. Where FP32 is infinite, so has to be what was got; NaN says nothing."""
+    finite, infinite = np.isfinite(y), np.isinf(y)
+    wrong = not np.isfinite(got[finite]).all() or not np.array_equal(got[infinite], y[infinite])
+    got, y = (a[finite].astype(np.float64) for a in (got, y))
     # Of what FP16 cannot hold, the precision and not the range.
-    rounded = np.where(np.abs(y) < 65504, rounded, y * np.float32(1 + 2.0**-12))
-    if not np.isfinite(got[finite]).all():
-        return Error(math.inf, _norm(rounded[finite] - y[finite], y[finite]))
-    return Error(_norm(got[finite] - y[finite], y[finite]), max(_norm(rounded[finite] - y[finite], y[finite]), 2.0**-13))
+    rounded = np.where(np.abs(y) < FP16_MAX, y.astype(np.float16).astype(np.float64), y * (1 + 2.0**-12))
+    own = max(_norm(rounded - y, y), 2.0**-13)
+    return Error(math.inf if wrong else _norm(got - y, y), own)
 
 
 def _norm(difference: np.ndarray, y: np.ndarray) -> float:
-    scale = max(float(np.linalg.norm(y.astype(np.float64))), FP16_NORMAL * math.sqrt(y.size))  # of tensors near 0
-    return float(np.linalg.norm(difference.astype(np.float64))) / scale if y.size else 0.0
+    scale = max(float(np.linalg.norm(y)), FP16_NORMAL * math.sqrt(y.size))  # of tensors near 0
+    return float(np.linalg.norm(difference)) / scale if y.size else 0.0

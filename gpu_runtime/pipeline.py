@@ -234,7 +234,9 @@ def _fitted(
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
-    network, found = ranges.fit(lowered, calibration, lambda: sample.smaller(source, imported, lowered, prune=prune))
+    network, found = ranges.fit(
+        lowered, calibration, lambda: sample.smaller(source, imported, lowered, prune=prune), imported.maskable
+    )
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source} (--calibration FILE.npz): else only a run tells what leaves it"
@@ -377,7 +379,7 @@ def _sha256(source: Path | Source) -> str:
 def _range_record(found: ranges.Ranges) -> RangeRecord:
     """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
     high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
-    return RangeRecord(found.source, high, found.exponents, found.single, found.stuck, found.compared)
+    return RangeRecord(found.source, high, found.exponents, found.single, found.stuck, found.compared, found.masked)
 
 
 def _solution(chosen: plan.Plan) -> Solution:

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, checker, numpy_helper, shape_inference
 
 from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import infinite
 from gpu_runtime.frontend.load import NOT_UTF8, first_line, opset_version, stored_tensors, title
 
 MOST_DIMS = 32
@@ -196,21 +197,27 @@ def unsupported_text(bad: Iterable[onnx.NodeProto], most: int = 8) -> str:
 
 
 def check_values(graph: onnx.GraphProto) -> None:
-    """No stored constant and no attribute may be NaN or infinite, bounds aside."""
+    """No stored constant and no attribute may be NaN or infinite, but for bounds and masks."""
     for node in graph.node:
         _check_attributes(node)
+    readers = infinite.readers_of(graph)
     for name, t in stored_tensors(graph):
         array = to_array(name, t)
         if array.dtype.kind != "f" and t.data_type not in FLOATS:
             continue
         wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
-        # A lone infinity may be a bound of Clip or a Pad value.
-        if np.isnan(wide).any() or (wide.size > 1 and np.isinf(wide).any()):
-            index = tuple(int(i) for i in np.argwhere(~np.isfinite(wide))[0]) if wide.ndim else ()
-            raise ModelError(
-                f"tensor {name!r} holds {np.count_nonzero(~np.isfinite(wide))} values that are NaN or infinite, "
-                f"first at {list(index)}: expected finite weights"
-            )
+        finite = np.isfinite(wide)
+        lone = wide.size == 1 and not np.isnan(wide).any()  # an infinity may be a bound of Clip or a Pad value
+        if finite.all() or lone:
+            continue
+        reader = infinite.offender(name, readers)
+        if not reader and np.isneginf(wide[~finite]).all():
+            continue
+        expected = f"{infinite.EXPECTED}, but {reader} reads it" if reader else "+infinity and NaN are no weights"
+        raise ModelError(
+            f"tensor {name!r} holds {np.count_nonzero(~finite)} values that are NaN or infinite, first at "
+            f"{np.argwhere(~finite)[0].tolist()}: expected finite weights; {expected}"
+        )
 
 
 def _check_attributes(node: onnx.NodeProto) -> None:

@@ -24,6 +24,7 @@ from onnx import TensorProto
 
 from cuda_kernels import files
 from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import infinite
 from gpu_runtime.frontend.check import (
     FLOATS,
     LARGEST_TENSOR,
@@ -67,7 +68,7 @@ class Imported:
 
     `pruned`: initializers changed to 2:4; `before`: what they were, all together; `not_pruned`: (initializer, reason) of those
     that cannot be. `stored`: node -> its weights as the file, pruned where that was asked for, has them. `open_axes`: of each
-    input, those whose sizes the file leaves open. `masks`: what `read` was given.
+    input, those whose sizes the file leaves open. `maskable`: inputs that may hold -infinity. `masks`: what `read` was given.
     """
 
     model: ir.Model | None
@@ -78,6 +79,7 @@ class Imported:
     before: Stored | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
     open_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    maskable: frozenset[str] = frozenset()
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -140,10 +142,12 @@ def _cleaned(
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
     _fix_inputs(proto.graph, shapes)
     stored = stored_by_layer(proto.graph, pruned)
+    readers = infinite.readers_of(proto.graph)
+    maskable = frozenset(v.name for v in proto.graph.input if not infinite.offender(v.name, readers))
     proto, large = set_aside(proto)
     check_schema(proto)
     check_sizes(proto)
-    return Imported(clean(convert(proto), large), name, dtypes, stored=stored, open_axes=axes)
+    return Imported(clean(convert(proto), large), name, dtypes, stored=stored, open_axes=axes, maskable=maskable)
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -187,7 +187,7 @@ def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
     shapes, out = [views.shape4(v) for v in inputs], views.shape4(layer.output)
     with np.errstate(over="ignore"):  # refused in the next lines
         weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
-    if not all(np.isfinite(a).all() for a in weights.values()):
+    if not all((np.isfinite(a) | np.isneginf(layer.weights[k])).all() for k, a in weights.items()):  # -infinity as a mask
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
     problem = PROBLEMS[layer.op](layer, shapes, out, weights)
     if not all(map(math.isfinite, _numbers(problem))):

@@ -21,6 +21,8 @@ import numpy as np
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, Network, Op, exists
+from gpu_runtime.precision import constants
+from gpu_runtime.precision.constants import HIGH
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
@@ -41,12 +43,12 @@ from tactics.problems.problem import (
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
 # Multiplications (an element of a window is 4) and elements of all tensors together: of a network that is run on random values
 # as it is, in a second or so; and of one that is run if there is none for smaller inputs, in some 10 s on two cores.
 QUICK = (2_000_000_000, 2**28)
 MOST = (100_000_000_000, 2**30)
+FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # what rounds to 2^128 with FP16's 11 bits: the least number of masks does
 LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
@@ -56,8 +58,9 @@ ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProbl
 class Ranges:
     """`source`: what was run; if not `seen`, why nothing was. `high`: (tensor, largest magnitude) of all above HIGH;
     `exponents`: e of every tensor stored otherwise than as its value; `single`: (tensor, sentence that says why) of those that
-    are FP32; `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold. `compared`: how the plan itself
-    did on a calibration input beside FP32 (gpu_runtime.deviations), or why it was not run."""
+    are FP32; `stuck`: (tensor, why it cannot be FP32) of those that stay what FP16 cannot hold; `masked`: tensors in which
+    -infinity is a mask. `compared`: how the plan itself did on a calibration input beside FP32 (gpu_runtime.deviations), or why
+    it was not run."""
 
     source: str
     seen: bool = True
@@ -65,42 +68,50 @@ class Ranges:
     exponents: Mapping[str, int] = field(default_factory=dict)
     single: tuple[tuple[str, str], ...] = ()
     stuck: tuple[tuple[str, str], ...] = ()
+    masked: tuple[str, ...] = ()
     compared: Compared | None = None
 
 
 def fit(
-    network: Network, calibration: Mapping[str, np.ndarray] | None = None, smaller: Callable[[], Network | None] = lambda: None
-) -> tuple[Network, Ranges]:
+    network: Network, calibration: Mapping[str, np.ndarray] | None = None,
+    smaller: Callable[[], Network | None] = lambda: None, maskable: Container[str] = (),
+) -> tuple[Network, Ranges]:  # fmt: skip
     """The network with every tensor in FP16's range, as far as it can be, and what was found.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1: where that is not QUICK, for what `smaller`
-    returns, the same network for smaller inputs, None if there is none. Raises ValueError for inputs that do not fit,
-    ModelError for weights that no kernel can hold.
+    returns, the same network for smaller inputs, None if there is none. `maskable`: inputs that may hold -infinity. Raises
+    ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
     """
-    run, source = _reached(network, calibration, smaller)
-    reached = run or {}
+    run, source = _reached(network, calibration, smaller, maskable)
+    known = constants.reach(network, maskable)
+    masked = tuple(t for t, r in known.items() if r.infinite)
+    given = {t: r.finite for t, r in known.items() if r.finite > HIGH and network.formats(t)[0].dtype == "fp16"}
+    reached = {t: max(v, given.get(t, 0.0)) for t, v in (given | (run or {})).items()}
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy, caps = _heavy(network, reached)
     if not high and not heavy:
-        return network, Ranges(source, run is not None)
+        return network, Ranges(source, run is not None, masked=masked)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
     caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
-    scaled, exponents, fixed = _stored(network, caps)
-    large = _sentences([(t, v) for t, v in high if t in finite], heavy, source)
+    scaled, exponents, fixed = _stored(network, caps, finite)
+    large = _sentences([(t, v) for t, v in high if t in finite], given, heavy, source)
     large = {t: f"{what}: {fixed[t]}" for t, what in large.items() if t not in exponents}
     wide, stuck = _single(scaled, large)
     if bad := [t for t in heavy if t in stuck]:
         raise ModelError(f"{network.name}: {large[bad[0]]}; nor can it be FP32 ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     only = {**network.only, **dict.fromkeys(wide, fp32.FP32)}
-    found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()))
+    found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked)
     return replace(scaled, only=only), found
 
 
-def _sentences(high: Iterable[tuple[str, float]], heavy: Mapping[str, tuple[float, str]], source: str) -> dict[str, str]:
-    """Why FP16 cannot hold these tensors: by what they reach, or by the weights that they are made with."""
+def _sentences(
+    high: Iterable[tuple[str, float]], given: Container[str], heavy: Mapping[str, tuple[float, str]], source: str
+) -> dict[str, str]:
+    """Why FP16 cannot hold these tensors: by what they reach on `source` or, those in `given`, by constants, or by the weights
+    that they are made with."""
     ends = f"FP16 ends at {FP16_MAX:g}, and no power of two can bring"
-    large = {t: f"{t!r} reaches {v:g} on {source}; {ends} it there" for t, v in high}
+    large = {t: f"{t!r} reaches {v:g} {'by constants' if t in given else f'on {source}'}; {ends} it there" for t, v in high}
     by_weights = {t: f"is made with weights of {op} that reach {v:.4g}; {ends} them there" for t, (v, op) in heavy.items()}
     return large | {t: f"{t!r} {what}" for t, what in by_weights.items()}
 
@@ -120,10 +131,13 @@ def _heavy(network: Network, seen: Container[str]) -> tuple[dict[str, tuple[floa
     return heavy, caps
 
 
-def _stored(network: Network, caps: Mapping[str, int]) -> tuple[Network, dict[str, int], dict[str, str]]:
+def _stored(
+    network: Network, caps: Mapping[str, int], reached: Mapping[str, float]
+) -> tuple[Network, dict[str, int], dict[str, str]]:
     """(the network with tensors stored times powers of two, their exponents, why others are stored as they are). `caps`: tensor
     -> the largest exponent with which FP16 holds it."""
-    fixed = {t.name: "it is an input of the network" for t in network.inputs}
+    fixed = {t: "rounded to FP16, it may leave FP32" for t, v in reached.items() if v > FP32_ROUNDS}
+    fixed |= {t.name: "it is an input of the network" for t in network.inputs}
     fixed |= {t.name: "it is an output of the network" for t in network.outputs}
     while True:
         exponents, why = _exponents(network, caps, fixed)
@@ -148,11 +162,12 @@ def multiplications(network: Network) -> int:
 
 
 def _reached(
-    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Callable[[], Network | None]
+    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Callable[[], Network | None],
+    maskable: Container[str],
 ) -> tuple[dict[str, float] | None, str]:
     """(tensor -> the largest magnitude that it reaches, on what); (None, why) where nothing can be run."""
     if calibration is not None:
-        _check_calibration(network, calibration)
+        _check_calibration(network, calibration, maskable)
         return largest(network, calibration), "calibration input"
     run = network
     if too_large(network, *QUICK):
@@ -168,8 +183,9 @@ def _reached(
     return {t: v for t, v in found.items() if t in network.tensors}, source
 
 
-def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) -> None:
-    """ValueError unless there is an array of finite numbers for each input, of its shape, and for nothing else."""
+def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], maskable: Container[str]) -> None:
+    """ValueError unless there is an array of finite numbers for each input, of its shape, and for nothing else; -infinity may
+    stand in those that are `maskable`."""
     names = [t.name for t in network.inputs]
     if not isinstance(calibration, Mapping):
         raise ValueError(f"calibration: expected a mapping of input names to arrays, got {type(calibration).__name__}")
@@ -185,6 +201,7 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray]) 
             raise ValueError(f"calibration: expected input {t.name!r} of shape {t.shape}, got {array.shape}")
         if array.dtype.kind not in "fiub":
             raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {array.dtype}")
+        array = np.where(np.isneginf(array), 0, array) if t.name in maskable else array
         if told := not_finite(array):
             raise ValueError(f"calibration: expected finite numbers, input {t.name!r} holds {told}")
 
@@ -231,19 +248,29 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
 
 
 def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused."""
+    """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused. What is made of infinities, of an input
+    or a constant, counts by its finite values."""
     choice = {group: options[0] for group, options in network.groups}
     ops = [op for op in network.ops if exists(op, choice)]
     last = {t: i for i, op in enumerate(ops) for t in op.inputs}
     tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
-    found = {t: float(np.abs(x).max()) for t, x in tensors.items() if network.formats(t)[0].dtype == "fp16"}
+    found = {t: _magnitude(x, True) for t, x in tensors.items() if network.formats(t)[0].dtype == "fp16"}
+    given = {t for t, x in tensors.items() if not np.isfinite(x).all()}
     for i, op in enumerate(ops):
         y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
+        if given.intersection(op.inputs) or not all(np.isfinite(w).all() for w in op.weights.values()):
+            given.add(op.output)
         if network.formats(op.output)[0].dtype == "fp16":
-            found[op.output] = float(np.abs(y).max())
+            found[op.output] = _magnitude(y, op.output in given)
         for t in {t for t in op.inputs if last[t] == i}:
             del tensors[t]
     return found
+
+
+def _magnitude(values: np.ndarray, finite: bool) -> float:
+    """The largest, of the finite ones alone if asked for."""
+    most = float(np.abs(values).max())
+    return most if math.isfinite(most) or not finite else float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 class _Stuck(Exception):

@@ -204,7 +204,7 @@ class Context:
             self._replay()
             outputs = ready.fetch()
         layers = self._read_nonfinite() if ready.waits else []
-        return Ran({**outputs, **(out or {})}, layers, launched.warning(layers, ready.on_host, outputs))
+        return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
 
     def _run_behind(self, inputs: Mapping[str, object], out: Mapping[str, Any] | None) -> Ran:
         """One run, in the context's own thread."""
@@ -228,8 +228,8 @@ class Context:
             outputs = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()}  # out of pinned memory
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
-            layers = self._layers_of(flags)
-            return Ran({**outputs, **(out or {})}, layers, launched.warning(layers, ready.on_host, outputs))
+            layers = launched.flagged(self.plan, flags)
+            return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
 
         return futures.of_event(gpu.cupy, event, finish)
 
@@ -248,13 +248,8 @@ class Context:
         told = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
         if told.any():
             self.gpu.write(self._flags, np.zeros_like(told))
-            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *self._layers_of(told))))
+            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *launched.flagged(self.plan, told))))
         return list(self._nonfinite)
-
-    def _layers_of(self, flags: np.ndarray) -> list[str]:
-        """The layers of steps whose word is set."""
-        covered = (self.plan.layers[k].name for i in np.flatnonzero(flags) for k in self.plan.steps[i].covers)
-        return list(dict.fromkeys(covered))
 
     @_alone
     def profile(self, inputs: Mapping[str, object], iterations: int = 20) -> list[list[float]]:

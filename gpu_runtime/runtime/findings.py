@@ -209,7 +209,8 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class RangeRecord:
     """What FP16 cannot hold, as `source` tells. `high`: [tensor, largest magnitude, or null for what FP32 cannot hold either];
-    `exponents`: of tensors stored times 2^e; `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be]."""
+    `exponents`: of tensors stored times 2^e; `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be];
+    `masked`: tensors in which -infinity is a mask, of which a run says nothing."""
 
     source: Text
     high: tuple[tuple[Text, Single | None], ...] = ()
@@ -217,6 +218,7 @@ class RangeRecord:
     single: tuple[Named, ...] = ()
     stuck: tuple[Named, ...] = ()
     compared: Compared | None = None
+    masked: tuple[Text, ...] = ()
 
 
 # ---- what the plan was chosen from

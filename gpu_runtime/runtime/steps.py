@@ -13,7 +13,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.launch import EMULATOR_OPTIONS, Array, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.engine import Engine, check_device
-from gpu_runtime.runtime.plan_record import CallStep, LaunchStep
+from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, PlanRecord
 from gpu_runtime.runtime.verify import planned_device
 from gpu_runtime.text import meant, not_finite, printable
 from tactics.format import DTYPES
@@ -57,11 +57,28 @@ def kernel_key(kernel: str, values: tuple[tuple[str, int], ...]) -> str:
     return f"{kernel}({','.join(f'{n}={v}' for n, v in values)})"
 
 
-def warning(layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
+def flagged(plan: PlanRecord, flags: np.ndarray) -> list[str]:
+    """The layers of steps whose word is set: they stored infinity or NaN. Those that only pass on a mask are none of them."""
+    masked = _masked(plan)
+    found: dict[str, None] = {}
+    for layer in (plan.layers[k] for i in np.flatnonzero(flags) for k in plan.steps[i].covers):
+        tensors = layer.inputs if layer.type == "reformat" else layer.outputs
+        if not masked.issuperset(t.name for t in tensors):
+            found[layer.name] = None
+    return list(found)
+
+
+def _masked(plan: PlanRecord) -> frozenset[str]:
+    return frozenset(plan.range.masked if plan.range else ())
+
+
+def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> str:
     """What to warn of where layers stored infinity or NaN: of the inputs, where those hold it already; empty without any."""
     if not layers:
         return ""
-    if given := [f"input {name!r} holds {told}" for name, a in inputs.items() if (told := not_finite(a))]:
+    masked = _masked(plan)
+    arrays = ((name, np.where(np.isneginf(a), 0, a) if name in masked else a) for name, a in inputs.items())
+    if given := [f"input {name!r} holds {told}" for name, a in arrays if (told := not_finite(a))]:
         return printable("; ".join(given))
     whole = all(np.isfinite(y).all() for y in outputs.values())
     told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"

@@ -70,7 +70,13 @@ def _constant(p: AttentionProblem) -> operands.Lies:
 
 
 def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return operands.pack(p, weights)
+    """What `operands.pack` makes, the constant that is added times log2 e: of finite numbers, finite."""
+    sections = operands.pack(p, weights)
+    if p.bias:
+        bias, most = sections["bias"], np.finfo(np.float32).max
+        exact = np.clip(bias.astype(np.float64) * np.log2(np.e), -most, most)
+        sections["bias"] = np.where(np.isfinite(bias), exact, bias).astype(np.float32)
+    return sections
 
 
 def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:

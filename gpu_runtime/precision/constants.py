@@ -1,0 +1,92 @@
+"""Constants that FP16 cannot hold, as the masks of transformers are, and the tensors that they get into.
+
+A mask is added to scores in front of a softmax: -1e9, the least FP32 number, or -infinity. What a run of the network shows
+depends on its inputs; a calibration input whose mask is open everywhere shows none of it. So these constants count as seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_runtime.network import FP16_MAX, Network, Op, exists
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.library_problem import FLOAT, LibraryProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem, PointwiseProblem, PoolProblem
+
+MOVES = (ViewProblem, MoveProblem, GatherProblem, ConcatProblem, PoolProblem)
+SUMS = ("add", "sub", "rsub")
+PASSES = ("max", "min", "abs")
+HIGH = FP16_MAX / 2  # what a tensor may reach on the calibration input: others reach further
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`finite`: the largest magnitude that constants give a tensor, 0 where none does; `infinite`: whether they put -infinity
+    there."""
+
+    finite: float = 0.0
+    infinite: bool = False
+
+    def __or__(self, other: Reach) -> Reach:
+        return Reach(max(self.finite, other.finite), self.infinite or other.infinite)
+
+    def times(self, factor: float) -> Reach:
+        """A tensor that no constant has reached counts as 1 where the factor alone is above HIGH."""
+        finite = self.finite * (factor or 1.0) if self.finite else factor * (factor > HIGH)
+        return Reach(finite, self.infinite)
+
+
+def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
+    """Tensor -> what constants give it, of the network with nothing fused. `maskable`: inputs that may hold -infinity."""
+    choice = {group: options[0] for group, options in network.groups}
+    found = {t.name: Reach(infinite=t.name in maskable) for t in network.inputs}
+    for op in network.ops:
+        if exists(op, choice):
+            found[op.output] = _reach(op, found)
+    return found
+
+
+def of_array(values: np.ndarray) -> Reach:
+    """Of a constant's finite values, and whether -infinity is among them."""
+    finite = np.abs(values[np.isfinite(values)])
+    return Reach(float(finite.max(initial=0.0)), bool(np.isneginf(values).any()))
+
+
+def _reach(op: Op, found: Mapping[str, Reach]) -> Reach:
+    p, whole = op.problem, Reach()
+    if isinstance(p, PointwiseProblem):
+        return _chained(op, found)
+    if isinstance(p, LibraryProblem) and p.function == "Where" and p.dtype == FLOAT:
+        constants = [of_array(op.weights[a]) for a in p.arguments[1:] if a.startswith("c")]
+        tensors = [found[op.inputs[int(a[1:])]] for a in p.arguments[1:] if a.startswith("t")]
+        for part in (*constants, *tensors):
+            whole |= part
+    elif isinstance(p, MOVES):
+        for t in op.inputs:
+            whole |= found[t]
+    return whole
+
+
+def _chained(op: Op, found: Mapping[str, Reach]) -> Reach:
+    """Of a pointwise op: what its stages leave of what its input and their operands have."""
+    v = found[op.inputs[0]]
+    for stage in op.problem.stages:
+        if stage.operand.startswith("t"):
+            other = found[op.inputs[int(stage.operand[1:])]]
+        elif stage.operand:
+            other = of_array(op.weights[stage.operand])
+        else:
+            other = of_array(np.array(stage.params[:1]))
+        if stage.op in SUMS:
+            v |= other
+        elif stage.op == "mul":
+            v = v.times(other.finite) | Reach(infinite=other.infinite)
+        elif stage.op == "clip":
+            most = float(np.abs(stage.params).max())
+            v = Reach(most if v.infinite else min(v.finite, most))
+        elif stage.op not in PASSES:
+            v = Reach()
+    return v
