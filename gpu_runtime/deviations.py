@@ -16,14 +16,12 @@ import numpy as np
 
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
+from gpu_runtime.precision import execution
 from gpu_runtime.runtime.findings import Compared
-from tactics.measure.data import reference
 from tactics.planner import plan
 
 FAR = 32.0  # an output's error over that of rounding it once to FP16: 0.7 % of a usual tensor; networks of 100 layers make 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
-MOST_MACS = 4_000_000_000  # of a plan that is run while it is built: some 10 s for 1e9 on two cores, once for each plan made
-MOST_ELEMENTS = 2**28  # of all its tensors together, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +118,13 @@ def _behind(ops: list[Op], tensors: tuple[str, ...]) -> set[str]:
 def _errors(
     network: Network, ops: list[Op], feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]
 ) -> dict[str, Error]:
-    last = {t: i for i, op in enumerate(ops) for t in op.inputs}
-    tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
     errors: dict[str, Error] = {}
     with np.errstate(all="ignore"):
-        for i, op in enumerate(ops):
-            y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
+        for op, y in execution.run(ops, execution.inputs(network, feeds)):
             if op.name in got and y.dtype == np.float32:
                 errors[op.output] = _compared(got[op.name].astype(np.float32), y)
             elif y.dtype == np.float32:  # a place in another tensor: as good as what lies there
                 errors[op.output] = Error(max((_error(errors, t) for t in op.inputs), default=0.0), _compared(y, y).own)
-            for t in {t for t in op.inputs if last[t] == i}:
-                del tensors[t]
     return errors
 
 

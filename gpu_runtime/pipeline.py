@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import math
@@ -31,7 +32,7 @@ from gpu_runtime.network import Network
 from gpu_runtime.off_grid import grid
 from gpu_runtime.planning import io_formats, tables
 from gpu_runtime.planning.tables import Table
-from gpu_runtime.precision import cliffs, ranges, sample
+from gpu_runtime.precision import cliffs, execution, ranges, sample
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.rewrites import (
     attention,
@@ -234,9 +235,8 @@ def _fitted(
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
-    network, found = ranges.fit(
-        lowered, calibration, lambda: sample.smaller(source, imported, lowered, prune=prune), imported.maskable
-    )
+    smaller = functools.partial(sample.smaller, source, imported, lowered, prune)
+    network, found = ranges.fit(lowered, calibration, smaller, imported.maskable)
     progress(Progress("range", found.source))
     if not found.seen:
         text = f"{network.name}: FP16's range is {found.source} (--calibration FILE.npz): else only a run tells what leaves it"
@@ -246,7 +246,7 @@ def _fitted(
         told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
         text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
-    if calibration is None or (large := ranges.too_large(network, deviations.MOST_MACS, deviations.MOST_ELEMENTS)):
+    if calibration is None or (large := execution.too_large(network, execution.PLAN)):
         if calibration is not None:
             found = replace(found, compared=Compared(f"{large}: what operators are known to need is in FP32 instead"))
         network, kept = cliffs.keep(network)

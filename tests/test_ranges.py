@@ -15,7 +15,7 @@ from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.pipeline import compare
-from gpu_runtime.precision import ranges
+from gpu_runtime.precision import execution, ranges
 from tests.engines import build, emulated
 from tests.ort_budget import budgets
 from tests.reference_run import model, node, ort_run
@@ -195,8 +195,8 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
     """Folded scales of 1e6: in weights times a power of two where the output may be stored so, else in FP32. Also where the
     network is not run to see what it reaches."""
     if not checked:
-        monkeypatch.setattr(ranges, "QUICK", (10, 10))
-        monkeypatch.setattr(ranges, "MOST", (10, 10))
+        monkeypatch.setattr(execution, "QUICK", execution.Budget(10, 10))
+        monkeypatch.setattr(execution, "MOST", execution.Budget(10, 10))
     proto = model(
         [node("Conv", "x a", "p"), node("Mul", "p s", "q"), node("Relu", "q", "r"), node("Conv", "r b", "y"),
          node("Conv", "x c", "z"), node("Mul", "z s", "w"), *silu("w", "v")],
@@ -351,10 +351,10 @@ def test_a_calibration_input_decides(tmp_path):
 
 
 def test_what_is_too_large_to_be_run_is_not_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranges, "QUICK", (10, 10))
+    monkeypatch.setattr(execution, "QUICK", execution.Budget(10, 10))
     network = lowered(tmp_path, large())
     assert ranges.fit(network)[1].source == "random values from 0 to 1"  # slower, but it can be run
-    monkeypatch.setattr(ranges, "MOST", (10, 10))
+    monkeypatch.setattr(execution, "MOST", execution.Budget(10, 10))
     fitted, found = ranges.fit(network)
     assert fitted is network and not found.seen and found.source.startswith("not checked: 0.0 G multiplications")
     with pytest.warns(RuntimeWarning, match="FP16's range is not checked: 0.0 G multiplications; give a calib"):

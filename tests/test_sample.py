@@ -9,7 +9,7 @@ import pytest
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
-from gpu_runtime.precision import ranges, sample
+from gpu_runtime.precision import execution, ranges, sample
 from tests.reference_run import model, node
 from tests.test_ranges import lowered
 
@@ -37,9 +37,9 @@ def test_a_large_network_is_run_on_smaller_inputs(declared, asked, run, tmp_path
     (tmp_path / "m.onnx").write_bytes(overflowing(declared).SerializeToString())
     imported = read(tmp_path / "m.onnx", shapes={"x": asked})
     network = lower(fuse(imported))
-    assert ranges.multiplications(network) > ranges.QUICK[0]
+    assert execution.multiplications(network) > execution.QUICK.macs
     begun = time.process_time()
-    _, found = ranges.fit(network, None, lambda: sample.smaller(tmp_path / "m.onnx", imported, network, prune=False))
+    _, found = ranges.fit(network, None, lambda images: sample.smaller(tmp_path / "m.onnx", imported, network, False, images))
     assert time.process_time() - begun < 20
     assert found.source == f"random values from 0 to 1, for inputs of {run}"
     assert set(found.exponents) == {"s"} and found.exponents["s"] < 0 and not found.stuck
@@ -47,9 +47,38 @@ def test_a_large_network_is_run_on_smaller_inputs(declared, asked, run, tmp_path
 
 def test_a_large_network_of_fixed_size_is_run_as_it_is(tmp_path):
     network = lowered(tmp_path, overflowing((1, 3, 256, 256)))
-    assert ranges.multiplications(network) > ranges.QUICK[0]
+    assert execution.multiplications(network) > execution.QUICK.macs
     _, found = ranges.fit(network)
     assert found.source == "random values from 0 to 1" and found.exponents["s"] < 0
+
+
+def test_one_image_is_run_where_a_batch_is_beyond_all_budgets(tmp_path):
+    """Also of a calibration input, whose first image it is: no smaller sample is quick, since the image's size is given."""
+    (tmp_path / "m.onnx").write_bytes(overflowing(("N", 3, 256, 256)).SerializeToString())
+    imported = read(tmp_path / "m.onnx", shapes={"x": (48, 3, 256, 256)})
+    network = lower(fuse(imported))
+    assert execution.too_large(network, execution.MOST) == "122.2 G multiplications"
+
+    def smaller(images):
+        return sample.smaller(tmp_path / "m.onnx", imported, network, False, images)
+
+    _, found = ranges.fit(network, None, smaller)
+    assert found.source == "random values from 0 to 1, for inputs of 1x3x256x256" and found.exponents["s"] < 0
+    x = np.full((48, 3, 256, 256), 0.1, np.float32)
+    x[0] = 1
+    _, found = ranges.fit(network, {"x": x}, smaller)
+    assert found.source == "the calibration input's first image" and found.exponents["s"] < 0
+
+
+@pytest.mark.parametrize(("nodes", "w", "why"), [
+    ([node("Expand", "x to", "e"), node("ReduceMean", "e", "y", axes=[2, 3])], {"to": np.int64([1, 8, 8192, 8192])}, "537 M"),
+    ([node("LpPool", "x", "y", kernel_shape=[2000, 2000], pads=[1999] * 4)], {}, "544.8 G mult"),
+])  # fmt: skip
+def test_what_takes_long_without_many_products_is_beyond_the_budget(nodes, w, why, tmp_path):
+    network = lowered(tmp_path, model(nodes, {"x": (1, 8, 64, 64) if not w else (1, 8, 1, 1)}, "y", w))
+    begun = time.process_time()
+    assert ranges.fit(network)[1].source.startswith(f"not checked: {why}")
+    assert time.process_time() - begun < 2
 
 
 def test_sizes_that_are_tried():
@@ -62,11 +91,11 @@ def test_sizes_that_are_tried():
 
 def test_a_model_that_refuses_smaller_sizes_is_run_as_it_is(tmp_path, monkeypatch):
     """Its Reshape knows the image's size."""
-    monkeypatch.setattr(ranges, "QUICK", (10, 10))
+    monkeypatch.setattr(execution, "QUICK", execution.Budget(10, 10))
     proto = overflowing((1, 3, "H", "W"), node("Reshape", "y shape", "out"))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64([1, 4 * 64 * 64]), "shape"))
     proto.graph.output[0].name = "out"
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     imported = read(tmp_path / "m.onnx", shapes={"x": (1, 3, 64, 64)})
     network = lower(fuse(imported))
-    assert sample.smaller(tmp_path / "m.onnx", imported, network, prune=False) is None
+    assert sample.smaller(tmp_path / "m.onnx", imported, network, False, False) is None

@@ -2,7 +2,7 @@
 
 Enters and leaves: a `Network`, with exponents, formats and FP32 tensors decided.
 
-ranges: what FP16 cannot hold is stored times a power of two, or in FP32; sample: a network for smaller inputs, which is run in
-place of a large one; intervals: what values can be; cliffs: operators
-that rounding ruins, and what is kept in FP32 for them.
+execution: a network run in FP32, and what that may cost; constants: what they alone put into tensors, masks above all; ranges:
+what FP16 cannot hold is stored times a power of two, or in FP32; sample: a network for smaller inputs, which is run in place of
+a large one; intervals: what values can be; cliffs: operators that rounding ruins, and what is kept in FP32 for them.
 """

@@ -14,19 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, Network, Op, exists
-from gpu_runtime.precision import constants
+from gpu_runtime.precision import constants, execution
 from gpu_runtime.precision.constants import HIGH
+from gpu_runtime.precision.execution import too_large
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
-from tactics.measure.data import reference
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -38,20 +37,18 @@ from tactics.problems.problem import (
     MoveProblem,
     PointwiseProblem,
     PoolProblem,
-    Problem,
 )
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
-# Multiplications (an element of a window is 4) and elements of all tensors together: of a network that is run on random values
-# as it is, in a second or so; and of one that is run if there is none for smaller inputs, in some 10 s on two cores.
-QUICK = (2_000_000_000, 2**28)
-MOST = (100_000_000_000, 2**30)
 FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # what rounds to 2^128 with FP16's 11 bits: the least number of masks does
 LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
 HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
+
+
+Smaller = Callable[[bool], Network | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +71,13 @@ class Ranges:
 
 def fit(
     network: Network, calibration: Mapping[str, np.ndarray] | None = None,
-    smaller: Callable[[], Network | None] = lambda: None, maskable: Container[str] = (),
+    smaller: Smaller = lambda images: None, maskable: Container[str] = (),
 ) -> tuple[Network, Ranges]:  # fmt: skip
     """The network with every tensor in FP16's range, as far as it can be, and what was found.
 
-    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1: where that is not QUICK, for what `smaller`
-    returns, the same network for smaller inputs, None if there is none. `maskable`: inputs that may hold -infinity. Raises
-    ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
+    `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. What takes longer than execution's budgets is
+    run for fewer images, or random values for smaller inputs, as `smaller` gives the network. `maskable`: inputs that may hold
+    -infinity. Raises ValueError for inputs that do not fit, ModelError for weights that no kernel can hold.
     """
     run, source = _reached(network, calibration, smaller, maskable)
     known = constants.reach(network, maskable)
@@ -147,32 +144,18 @@ def _stored(
             fixed = dict.fromkeys(e.tensors, str(e)) | fixed
 
 
-def too_large(network: Network, most_macs: int, most_elements: int) -> str:
-    """What makes the network too large to be run, or an empty string."""
-    macs = multiplications(network)
-    elements = sum(map(math.prod, network.tensors.values())) + sum(_padding(op.problem) for op in network.ops)
-    if macs > most_macs:
-        return f"{macs / 1e9:.1f} G multiplications"
-    return f"{elements / 1e6:.0f} M elements in all tensors" if elements > most_elements else ""
-
-
-def multiplications(network: Network) -> int:
-    """What a run of the network in NumPy costs."""
-    return sum(_macs(op.problem) for op in network.ops)
-
-
 def _reached(
-    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Callable[[], Network | None],
+    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Smaller,
     maskable: Container[str],
-) -> tuple[dict[str, float] | None, str]:
+) -> tuple[dict[str, float] | None, str]:  # fmt: skip
     """(tensor -> the largest magnitude that it reaches, on what); (None, why) where nothing can be run."""
     if calibration is not None:
         _check_calibration(network, calibration, maskable)
-        return largest(network, calibration), "calibration input"
+        return _calibrated(network, calibration, smaller)
     run = network
-    if too_large(network, *QUICK):
-        run = smaller() or network
-        if run is network and (why := too_large(network, *MOST)):
+    if too_large(network, execution.QUICK):
+        run = smaller(False) or network
+        if run is network and (why := too_large(network, execution.MOST)):
             return None, f"not checked: {why}; give a calibration input"
     largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in run.inputs}
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
@@ -181,6 +164,18 @@ def _reached(
     rng = np.random.default_rng(0)
     found = largest(run, {t.name: largest_of[t.name] * rng.random(t.shape, np.float32) for t in run.inputs})
     return {t: v for t, v in found.items() if t in network.tensors}, source
+
+
+def _calibrated(
+    network: Network, calibration: Mapping[str, np.ndarray], smaller: Smaller
+) -> tuple[dict[str, float] | None, str]:
+    """As `_reached`, on a calibration input; on its first images where all of them are too many."""
+    if too_large(network, execution.MOST) and (run := smaller(True)) is not None:
+        found = largest(run, {t.name: np.asarray(calibration[t.name])[: t.shape[0]] for t in run.inputs})
+        return {t: v for t, v in found.items() if t in network.tensors}, "the calibration input's first image"
+    if why := too_large(network, execution.CALIBRATION):
+        return None, f"not checked: {why}, too much for a calibration input"
+    return largest(network, calibration), "calibration input"
 
 
 def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], maskable: Container[str]) -> None:
@@ -204,25 +199,6 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
         array = np.where(np.isneginf(array), 0, array) if t.name in maskable else array
         if told := not_finite(array):
             raise ValueError(f"calibration: expected finite numbers, input {t.name!r} holds {told}")
-
-
-def _macs(problem: Problem) -> int:
-    """What running a problem in NumPy costs, in multiplications; a window is run along one axis after the other."""
-    if isinstance(problem, PoolProblem):
-        return 4 * (problem.r + problem.s) * math.prod(problem.out_shape)
-    if isinstance(problem, LibraryProblem):
-        attributes: dict[str, Any] = dict(problem.attributes)
-        window = sum(attributes.get("kernel_shape", ())) + min(attributes.get("size", 0), 2 * problem.in_shapes[0][1])
-        return 4 * window * math.prod(problem.in_shapes[0])
-    return problem.macs
-
-
-def _padding(problem: Problem) -> int:
-    """Elements of the padding that running a problem in NumPy adds to its input."""
-    if not isinstance(problem, ConvProblem):
-        return 0
-    top, left, bottom, right = problem.pad
-    return problem.n * problem.c * ((problem.h + top + bottom) * (problem.w + left + right) - problem.h * problem.w)
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -250,20 +226,15 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
 def largest(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Tensor -> its largest magnitude when the network runs in FP32 with nothing fused. What is made of infinities, of an input
     or a constant, counts by its finite values."""
-    choice = {group: options[0] for group, options in network.groups}
-    ops = [op for op in network.ops if exists(op, choice)]
-    last = {t: i for i, op in enumerate(ops) for t in op.inputs}
-    tensors = {t.name: np.asarray(feeds[t.name], np.float32).reshape(t.shape4) for t in network.inputs}
-    found = {t: _magnitude(x, True) for t, x in tensors.items() if network.formats(t)[0].dtype == "fp16"}
+    tensors = execution.inputs(network, feeds)
+    halves = {t for t in network.tensors if network.formats(t)[0].dtype == "fp16"}
+    found = {t: _magnitude(x, True) for t, x in tensors.items() if t in halves}
     given = {t for t, x in tensors.items() if not np.isfinite(x).all()}
-    for i, op in enumerate(ops):
-        y = tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
+    for op, y in execution.run(execution.plain(network), tensors):
         if given.intersection(op.inputs) or not all(np.isfinite(w).all() for w in op.weights.values()):
             given.add(op.output)
-        if network.formats(op.output)[0].dtype == "fp16":
+        if op.output in halves:
             found[op.output] = _magnitude(y, op.output in given)
-        for t in {t for t in op.inputs if last[t] == i}:
-            del tensors[t]
     return found
 
 

@@ -13,25 +13,28 @@ from gpu_runtime.frontend.source import Source
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network
-from gpu_runtime.precision import ranges
+from gpu_runtime.precision import execution
 
 SMALLEST = 32  # of a height or a width that is chosen
-TRIES = 3  # networks that are made
+TRIES = 3  # networks that are made for a budget
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def smaller(source: Path | Source, imported: importer.Imported, network: Network, *, prune: bool) -> Network | None:
-    """The model of `source` for inputs so small that it is run quickly, None if there are none. `imported`, `network`: of that
-    model for the sizes asked for."""
-    macs, sizes = ranges.multiplications(network), {t.name: t.shape for t in network.inputs}
-    most = ranges.QUICK[0] * _elements(sizes)
-    fit = (shapes for shapes in smaller_sizes(sizes, imported.open_axes) if macs * _elements(shapes) <= most)
-    for shapes in itertools.islice(fit, TRIES):
+def smaller(source: Path | Source, imported: importer.Imported, network: Network, prune: bool, images: bool) -> Network | None:
+    """The model of `source` for smaller inputs, with `images` for fewer images alone: the largest that are run QUICKly, or else
+    the smallest of which a run is not beyond MOST; None if there are none. `imported`, `network`: of that model for the sizes
+    asked for."""
+    sizes = {t.name: t.shape for t in network.inputs}
+    axes = {name: tuple(a for a in found if not a or not images) for name, found in imported.open_axes.items()}
+    share = execution.multiplications(network) / _elements(sizes)
+    tried = list(smaller_sizes(sizes, axes))
+    quick = [shapes for shapes in tried if share * _elements(shapes) <= execution.QUICK.macs]
+    for shapes, budget in [(s, execution.QUICK) for s in quick[:TRIES]] + [(s, execution.MOST) for s in tried[::-1][:TRIES]]:
         try:
             found = lower.lower(fuse.fuse(importer.read(source, shapes=shapes, prune=prune, masks=imported.masks)))
         except ModelError:  # it has another reason for its size
             continue
-        if not ranges.too_large(found, *ranges.QUICK):
+        if not execution.too_large(found, budget):
             return found
     return None
 
