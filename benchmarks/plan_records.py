@@ -1,11 +1,12 @@
 """What every network's plan is, in a few numbers each: a change that is only to move code must leave all of them as they are.
 
-    python -m benchmarks.plan_records [--write] [NAME ...]
+    python -m benchmarks.plan_records [--write] [--jobs 2] [NAME ...]
 
 Builds each network for each of DEVICES, with its weights as they are and pruned to 2:4, and compares total, launches (kernel,
-values, grid, block, shared memory, arguments) and packed weights with tests/golden/plans.json; says what differs and exits
-with 1. `--write` takes what is found as the record. Without names: all models in GPU_RUNTIME_MODELS, the scripts' networks
-and the light ones that are planned in seconds.
+values, grid, block, shared memory, arguments), packed weights and verdicts with tests/golden/plans.json; says what differs and
+exits with 1. `--write` takes what is found as the record. Its text is made here, so that it outlives the engine's format.
+Names: networks, or "six", which take a minute; without, all models in GPU_RUNTIME_MODELS, the scripts' networks, the light ones
+that are planned in seconds, and the topologies.
 """
 
 from __future__ import annotations
@@ -13,68 +14,99 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
 
 import gpu_runtime as gr
-from benchmarks import light
+from benchmarks import light, topologies
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
 from gpu_runtime.runtime.engine import Engine
-from tactics import codec
+from gpu_runtime.runtime.plan_record import LaunchStep
 
 RECORDS = Path(__file__).parents[1] / "tests" / "golden" / "plans.json"
 DEVICES = ("h200", "a10")
 MODES = ("enable", "force")
 SLOW = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of megabytes of weights
+SIX = ("fastestdet", "resnet20_cifar10", "squeezenet11_fp16", "timm_edgenext_x_small", "timm_ghostnet_100", "ultraface_rfb320")
 
 
 def record(engine: Engine) -> dict[str, object]:
-    """Total in picoseconds, numbers of launches and of sparse layers, and digests of the launches and of the weights."""
-    plan, facts = engine.plan, ("kernel", "function", "values", "attributes", "grid", "block", "smem", "args")
-    steps = [[codec.to_json(type(s), s).get(fact) for fact in facts] for s in plan.steps]
-    weights = [s.sha256 for s in engine.record.sections if s.kind == "weights"]
+    """Total in picoseconds, numbers of launches and of sparse layers, and digests of launches, weights and verdicts."""
+    plan = engine.plan
+    weights = (section.sha256 for section in engine.record.sections if section.kind == "weights")
     return {
-        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(steps), "sparse": len(plan.sparsity.picked),
-        "launches": _digest(steps), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
+        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(plan.steps), "sparse": len(plan.sparsity.picked),
+        "launches": _digest(map(_step, plan.steps)), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
+        "verdicts": _digest(f"{row.layer} {row.verdict} {row.reason}" for row in plan.sparsity.rows),
     }  # fmt: skip
 
 
-def _digest(value) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def _step(step) -> str:
+    """One launch, or a library function's call, in a line."""
+    if not isinstance(step, LaunchStep):
+        attributes = " ".join(f"{name}={value}" for name, value in sorted(step.attributes.items()))
+        args = " ".join("none" if a is None else f"{a[0]}+{a[1]}:{a[2]}:{list(a[3])}" for a in step.args)
+        return f"{step.function} {attributes} part {step.part} {args}"
+    values = ",".join(f"{name}={value}" for name, value in sorted(step.values.items()))
+    args = " ".join(f"{kind}:{float(value):.9g}" for kind, value in step.args)
+    return f"{step.kernel}({values}) grid {list(step.grid)} block {list(step.block)} smem {step.smem} args {args}"
 
 
-def found(name: str) -> dict[str, dict]:
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def found(name: str) -> dict[str, dict[str, object]]:
     """"network device mode" -> record, of one network."""
-    with tempfile.TemporaryDirectory() as folder:
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
         path, shapes = find(name, Path(folder))
-        rows = {}
         for device in DEVICES:
             for mode in MODES:
                 engine = gr.build(path, sparsity=mode, device=device, shapes=shapes)
                 rows[f"{name} {device} {mode}"] = record(engine)
-        return rows
+    return rows
+
+
+def differences(row: str, then: dict[str, object] | None, now: dict[str, object]) -> str:
+    """What differs from the record, in a line; empty where nothing does."""
+    if then is None:
+        return f"{row}: no record"
+    changes = [f"{fact} {then.get(fact)} -> {value}" for fact, value in now.items() if then.get(fact) != value]
+    return f"{row}: {', '.join(changes)}" if changes else ""
+
+
+def everything() -> list[str]:
+    models = [path.stem for path in MODELS.glob("*.onnx")]
+    return sorted([*models, *NETWORKS, *(n for n in light.NAMES if n not in SLOW), *topologies.NAMES])
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--write", is_flag=True, help="Take what is found as the record.")
-def main(names, write) -> None:
-    models = [path.stem for path in MODELS.glob("*.onnx")]
+@click.option("--jobs", default=2, show_default=True, help="Networks at a time.")
+def main(names: tuple[str, ...], write: bool, jobs: int) -> None:
     known = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+    wanted = [n for name in names for n in (SIX if name == "six" else (name,))] or everything()
     different = 0
-    for name in names or sorted([*models, *NETWORKS, *(n for n in light.NAMES if n not in SLOW)]):
-        for row, now in found(name).items():
-            then = known.get(row)
-            if then != now and not write:
-                different += 1
-                changes = [f"{k} {then[k]} -> {now[k]}" for k in now if then[k] != now[k]] if then else ["no record"]
-                click.echo(f"{row}: {', '.join(changes)}")
-            known[row] = now
-        click.echo(f"{name}: looked at", err=True)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for name, rows in zip(wanted, pool.map(found, wanted), strict=True):
+            for row, now in rows.items():
+                if not write and (told := differences(row, known.get(row), now)):
+                    different += 1
+                    click.echo(told)
+                known[row] = now
+            click.echo(f"{name}: looked at", err=True)
     if write:
-        RECORDS.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(known.items())) + "\n}\n")
+        kept = {row: known[row] for row in sorted(known) if names or row.split()[0] in wanted}
+        RECORDS.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items()) + "\n}\n")
     if different:
         raise SystemExit(1)
 
