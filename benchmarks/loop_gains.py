@@ -23,7 +23,7 @@ import gpu_runtime as gr
 from benchmarks.bench_plan import find
 from cuda_kernels import device as devices
 from cuda_kernels.cycles import shares
-from tactics.tactic import KERNELS
+from tactics.kernels import KERNELS
 
 BEFORE = Path(__file__).with_name("loops_before.json")
 STRIPS = tuple(kernel for kernel in KERNELS if kernel.startswith("conv_strip"))

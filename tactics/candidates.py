@@ -12,6 +12,7 @@ from cuda_kernels.device import Device
 from tactics import fp32
 from tactics.families import array_function, table
 from tactics.format import Format
+from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
 from tactics.reason import Reason
@@ -29,44 +30,27 @@ def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> 
     return _split(problem, device, dtypes)[1]
 
 
-# Kernels that take a tensor's strides at run time: what reads (writes) hwc8 does so with every FP16 layout of V >= 8, what
-# reads (writes) chw with every one of V < 8. Candidates name only the layouts of CONV_LAYOUTS.
-ANY_INPUT = frozenset((
-    "conv_dense", "conv_sparse24", "conv_strip", "conv_strip_sparse24", "conv_depthwise", "transpose_dense",
-    "transpose_sparse24", "transpose_depthwise", "move", "pool", "pool_global", "reduce", "gather", "resize",
-))  # fmt: skip
-ANY_OUTPUT = ANY_INPUT | {"conv_stem"}
-# These write FP32 as well, in linear memory, from linear inputs or from any.
-FP32_OUTPUT = frozenset(("pointwise", "pool", "reduce", "move", "gather", "resize"))
-FP32_OUTPUT_OF_ANY = frozenset((
-    "conv_dense", "conv_sparse24", "conv_strip", "conv_strip_sparse24", "conv_stem", "transpose_dense", "transpose_sparse24",
-))  # fmt: skip
-
-
 def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[Format]) -> Iterator[Tactic]:
     """`tactic` itself, then the same kernel on formats that a network's inputs (`ins`, per input) or outputs may have.
 
     Only the first input varies, and an output not where a second input shares its format; but what computes in FP32 anyway
     writes FP32 as well, beside a second input that lies likewise.
     """
-    def others(fmt: Format, asked: Collection[Format], able: frozenset[str]) -> list[Format]:
-        if tactic.kernel not in able or str(fmt) not in ("fp16:hwc8", "fp16:chw"):
+    kernel = KERNELS[tactic.kernel]
+
+    def others(fmt: Format, asked: Collection[Format], able: bool) -> list[Format]:
+        if not able or str(fmt) not in ("fp16:hwc8", "fp16:chw"):
             return [fmt]
         return [fmt, *(f for f in asked if f.dtype == "fp16" and linear(f) == linear(fmt) and f != fmt)]
 
     alone = len(tactic.ins) == 1
-    for x, y in product(others(tactic.ins[0], ins[0], ANY_INPUT), others(tactic.out, out if alone else (), ANY_OUTPUT)):
+    ends = others(tactic.ins[0], ins[0], kernel.any_input), others(tactic.out, out if alone else (), kernel.any_output)
+    for x, y in product(*ends):
         yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
-    others_in = tactic.ins if tactic.kernel in FP32_OUTPUT else [f for f in tactic.ins[1:] if f != tactic.ins[0]]
+    others_in = tactic.ins if kernel.fp32_output == "linear" else [f for f in tactic.ins[1:] if f != tactic.ins[0]]
     same = {str(f) for f in others_in} | {str(tactic.out)}  # of convolutions a residual; a gate lies as the first input does
-    if tactic.kernel in FP32_OUTPUT | FP32_OUTPUT_OF_ANY and same == {"fp16:chw"}:
+    if kernel.fp32_output and same == {"fp16:chw"}:
         yield from (replace(tactic, out=f) for f in out if f.dtype == "fp32" and f.layout in ("chw", "hwc")[: 1 + alone])
-
-
-def _unable(problem: Problem, family: ModuleType) -> str:
-    """Why no kernel of the family runs this problem, or an empty string."""
-    missing = sorted(problem.needs - table.SUPPORTS[family])
-    return f"no {missing[0]}" if missing else ""
 
 
 @lru_cache(maxsize=4096)
@@ -80,9 +64,9 @@ def _split(
             return (), ((type(problem).__name__, why),)
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
-    for family in table.OF_PROBLEM[type(problem)]:
-        if why := _unable(problem, family):
-            bad.append((family.__name__.rpartition(".")[2], why))
+    for family, first in table.families(type(problem)).items():
+        if why := table.missing(problem, first):
+            bad.append((first.family.rpartition(".")[2], why))
             continue
         for tactic, reason in family.candidates(problem, device):
             if not reason and device.left_out:
@@ -116,7 +100,8 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
         return tactic.kernel == "library" and array_function.accepts(problem, tactic)
     if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
         return True
-    if family not in table.OF_PROBLEM[type(problem)] or _unable(problem, family):
+    first = table.families(type(problem)).get(family)
+    if first is None or table.missing(problem, first):
         return False
     around = [(f,) for f in tactic.ins], (tactic.out,)
     able = (t for t in _of_tile(problem, device, family, _base(tactic.tile)) if t.kernel == tactic.kernel)

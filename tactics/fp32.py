@@ -12,33 +12,21 @@ from itertools import product
 
 from tactics.families import conv_transpose, table
 from tactics.format import HALF_FORMATS, Format, num_elements
-from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.kernels import ANY_FP16, OF_FP32
 from tactics.problems.problem import (
     ConcatProblem,
-    ConvProblem,
     ConvTransposeProblem,
-    MatmulProblem,
-    MoveProblem,
-    PointwiseProblem,
-    PoolProblem,
     Problem,
 )
-from tactics.problems.reductions import NormalizeProblem, ReduceProblem
+from tactics.problems.reductions import NormalizeProblem
 from tactics.tactic import Tactic
 
 FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
-KERNELS = {
-    ConvProblem: "conv_fp32", ConvTransposeProblem: "transpose_fp32", PointwiseProblem: "pointwise", PoolProblem: "pool",
-    ReduceProblem: "reduce", NormalizeProblem: "reduce", MoveProblem: "move", ConcatProblem: "move", GatherProblem: "gather",
-    ResizeProblem: "resize", MatmulProblem: "matmul_fp32",
-}  # fmt: skip
-ANY_LAYOUT = ("conv_fp32", "transpose_fp32")  # these take an FP16 tensor in any layout
-
 
 def reason(problem: Problem) -> str:
     """Why no kernel runs this problem on FP32 tensors, or an empty string."""
     kind = type(problem)
-    if kind not in KERNELS:
+    if kind not in OF_FP32:
         return f"no kernel for {kind.__name__.removesuffix('Problem').lower()} on FP32 tensors"
     if any(num_elements(FP32, shape) >= 2**31 for shape in (*problem.in_shapes, problem.out_shape)):
         return "a tensor of 2**31 elements or more: kernels address with 32 bits"
@@ -46,17 +34,17 @@ def reason(problem: Problem) -> str:
         return why
     if isinstance(problem, NormalizeProblem) and problem.added:
         return "no sum in front of a normalization on FP32 tensors"
-    missing = sorted(problem.needs - table.SUPPORTS[table.OF_KERNEL[KERNELS[kind]]])
-    return f"no {missing[0]} in FP32" if missing else ""
+    why = table.missing(problem, OF_FP32[kind])
+    return f"{why} in FP32" if why else ""
 
 
 def candidates(problem: Problem, dtypes: Sequence[str]) -> Iterator[Tactic]:
     """Those of a problem without a `reason` against it. `dtypes`: of each input, then of the output, "fp32" for what must be
     that, "fp16" for what may be either."""
-    kernel = KERNELS[type(problem)]
+    kernel = OF_FP32[type(problem)].name
     if isinstance(problem, ConcatProblem) and problem.axis != 1:
         kernel = "gather"
-    either = (*(HALF_FORMATS if kernel in ANY_LAYOUT else (HALF,)), FP32)
+    either = (*(HALF_FORMATS if kernel in ANY_FP16 else (HALF,)), FP32)
     if isinstance(problem, ConcatProblem):  # of many inputs: not every mix of types
         either = (HALF,)
     for *ins, out in product(*((FP32,) if d == "fp32" else either for d in dtypes)):

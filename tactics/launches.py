@@ -8,6 +8,7 @@ import numpy as np
 
 from tactics.families import table
 from tactics.format import Strides
+from tactics.kernels import KERNELS
 from tactics.problems.problem import Problem
 from tactics.problems.protocol import Feature
 from tactics.step import Call, Launch
@@ -18,7 +19,7 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     """What to launch, in order. Shapes come from the problem, formats from the tactic.
 
     `strided`: the strides of the inputs, then of the output, where one of them lies inside another tensor's memory (for
-    kernels of families.STRIDED); linear ones may then begin between multiples of 16 bytes.
+    kernels that are `placed`); linear ones may then begin between multiples of 16 bytes.
     """
     family = table.OF_KERNEL[tactic.kernel]
     return family.launches(problem, tactic, strided=strided) if strided else family.launches(problem, tactic)
@@ -37,7 +38,7 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
     """Of the sections that pack_weights makes those that follow from the problem, by which kernels address memory."""
     family = table.OF_KERNEL[tactic.kernel]
-    return family.tables(problem, tactic) if family in table.TABLES else {}
+    return family.tables(problem, tactic) if KERNELS[tactic.kernel].tables else {}
 
 
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:

@@ -6,20 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tactics.format import Format
-
-# What marks a kernel's instruction in its name, as TensorRT's names do; tools look for "hmma".
-MARKS = {
-    "conv_stem": "hmma_16816", "conv_grouped": "hmma_16816", "conv_dense": "hmma_16816", "conv_sparse24": "hmma_sp_16832",
-    "conv_strip": "hmma_16816", "conv_strip_sparse24": "hmma_sp_16832",
-    "conv_back_to_back": "hmma_16816", "transpose_dense": "hmma_16816", "transpose_sparse24": "hmma_sp_16832",
-    "transpose_grouped": "hmma_16816",
-}  # fmt: skip
-SPARSE = tuple(kernel for kernel in MARKS if kernel.endswith("sparse24"))  # kernels that skip the zeros of 2:4 weights
-KERNELS = (
-    *MARKS, "conv_depthwise", "transpose_depthwise", "conv_fp32", "transpose_fp32", "move", "pointwise", "pool", "pool_global",
-    "reduce", "gather", "resize", "matmul", "matmul_fp32", "squeeze_excite", "attention", "cross_covariance", "library",
-)  # fmt: skip
-
+from tactics.kernels import KERNELS
 
 IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launched
 
@@ -74,8 +61,7 @@ def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
     return tiles if only is None else tuple(t for t in tiles if t == only)
 
 
-# The other kernels have no tile.
-TILED = dict.fromkeys(MARKS, Tile) | dict.fromkeys(("conv_depthwise", "transpose_depthwise"), Patch)
+TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,8 +76,8 @@ class Tactic:
     @property
     def runner(self) -> str:
         """The kernel, its instruction and its tile: the name without the formats."""
-        mark = f"_{MARKS[self.kernel]}" if self.kernel in MARKS else ""
-        return f"{self.kernel}{mark}_{self.tile}" if self.tile else f"{self.kernel}{mark}"
+        parts = self.kernel, KERNELS[self.kernel].mark, str(self.tile or "")
+        return "_".join(filter(None, parts))
 
     @property
     def name(self) -> str:
@@ -114,7 +100,7 @@ class Tactic:
 
     @property
     def sparse(self) -> bool:
-        return self.kernel in SPARSE
+        return KERNELS[self.kernel].sparse
 
     def __str__(self) -> str:
         return self.name
@@ -134,11 +120,10 @@ class Tactic:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:
                 raise ValueError(head)
-            for k, mark in MARKS.items():
-                kernel = k if kernel == f"{k}_{mark}" else kernel
+            kernel = next((k.name for k in KERNELS.values() if k.mark and kernel == f"{k.name}_{k.mark}"), kernel)
             tactic = Tactic(kernel, tile, tuple(ins), out)
         except (TypeError, ValueError):
             raise ValueError(f"not a tactic's name: {name!r}") from None
-        if tactic.name != name or tactic.kernel not in KERNELS or type(tile) is not TILED.get(kernel, type(None)):
+        if kernel not in KERNELS or type(tile) is not TILES[KERNELS[kernel].tile] or tactic.name != name:
             raise ValueError(f"not a tactic's name: {name!r}")
         return tactic

@@ -22,8 +22,8 @@ from tactics.doctor.findings import Failure
 from tactics.doctor.rates import PRODUCT, RATES, SMALL, products, rate
 from tactics.doctor.trial import Wrong, execute, in_a_graph, judge, trial
 from tactics.doctor.worker import CHECKS
+from tactics.kernels import KERNELS
 from tactics.measure.data import random_data, reference
-from tactics.tactic import KERNELS
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 from tests.conftest import DIGITS
 
@@ -352,7 +352,7 @@ def test_a_folder_or_a_pipe_is_ignored(kind):
 
 
 def test_two_at_once_leave_a_whole_file():
-    sets = [tuple(Failure(k, "x" * n) for k in KERNELS[:n]) for n in (1, 20)]
+    sets = [tuple(Failure(k, "x" * n) for k in list(KERNELS)[:n]) for n in (1, 20)]
     threads = [threading.Thread(target=findings.keep, args=(HERE, sets[i % 2])) for i in range(8)]
     for t in threads:
         t.start()

@@ -18,9 +18,9 @@ from tactics.doctor.cases import cases
 from tactics.doctor.rates import SMALL
 from tactics.doctor.trial import Wrong, in_a_graph, trial
 from tactics.doctor.worker import CHECKS
+from tactics.kernels import KERNELS
 from tactics.measure import timing
 from tactics.measure.worker import relative_error
-from tactics.tactic import KERNELS
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
 from tests.on_driver import finished, timed

@@ -11,6 +11,7 @@ from cuda_kernels.device import ARCHITECTURES, named
 from cuda_kernels.launch import Emulated
 from tactics import fp32
 from tactics.candidates import candidates, rejected
+from tactics.kernels import OF_FP32
 from tactics.launches import launches
 from tactics.measure.data import random_data, reference
 from tactics.predict import predict, predict_us
@@ -179,7 +180,7 @@ def test_every_kind_of_problem_has_a_kernel():
     """But those that are options of a plan only, that launch nothing, or that take both types anyway."""
     options = {"AttentionProblem", "BackToBackProblem", "ChainedProblem", "SqueezeExciteProblem"}
     others = options | {"ViewProblem", "ReformatProblem", "LibraryProblem"}
-    assert {c.__name__ for c in get_args(AnyProblem)} == others | {c.__name__ for c in fp32.KERNELS}
+    assert {c.__name__ for c in get_args(AnyProblem)} == others | {c.__name__ for c in OF_FP32}
 
 
 def test_predicted_times_follow_the_cuda_cores():

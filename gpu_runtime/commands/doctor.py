@@ -32,7 +32,7 @@ def doctor_command(
     """
     from cuda_kernels import device as devices
     from gpu_runtime.doctor import examine, wording
-    from tactics.tactic import KERNELS
+    from tactics.kernels import KERNELS
 
     paths = check_targets({"--output": output}, [])
     names = [name.strip() for name in kernels.split(",") if name.strip()]

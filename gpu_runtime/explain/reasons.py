@@ -28,6 +28,7 @@ from gpu_runtime.runtime.findings import (
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import not_sparse
 from tactics.format import DTYPES
+from tactics.kernels import ROWS
 from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.planner.changes import Change
@@ -36,7 +37,7 @@ from tactics.predict import p_faster, predict, predict_us, sigma_ratio
 from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
 from tactics.reason import Reason
 from tactics.roofline import floors
-from tactics.tactic import SPARSE, Tactic
+from tactics.tactic import Tactic
 
 _Timed = tuple[Op, Mapping[Tactic, Time]]
 OTHER_FORM = "As the plan runs the layer, over channels that lie otherwise, its weights lose the 2:4 pattern"
@@ -337,7 +338,8 @@ def _rounded(record: Mapping) -> dict:
 def _rejections(table: Table, op: Op) -> str:
     if any(t.sparse for t in candidates(op.problem, table.device)):
         return "every sparse tactic failed when it was timed"
-    reasons = [r for x, r in rejected(op.problem, table.device) if x in SPARSE or (isinstance(x, Tactic) and x.sparse)]
+    sparse = {kernel.name for kernel in ROWS if kernel.sparse}
+    reasons = [r for x, r in rejected(op.problem, table.device) if (x.kernel if isinstance(x, Tactic) else x) in sparse]
     return "; ".join(dict.fromkeys(reasons))
 
 

@@ -10,8 +10,8 @@ from cuda_kernels.device import Device
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning import places
 from tactics.candidates import at_edges, candidates
-from tactics.families.table import STRIDED, STRIDED_RESIDUAL
 from tactics.format import CanonicalFormat, Format, Key, canonical
+from tactics.kernels import KERNELS
 from tactics.launches import launches
 from tactics.measure.timing import Time
 from tactics.planner.graph import Entry
@@ -75,7 +75,8 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, in
     the fastest sparse one, which is all that a plan can want; `cost`: what it pays for a tactic of that time."""
     best: dict[tuple, tuple[int, str, Tactic]] = {}
     for t, time in times.items():
-        cell = addresses(problem, t), t.sparse, t.kernel in STRIDED, t.kernel in STRIDED_RESIDUAL
+        kernel = KERNELS[t.kernel]
+        cell = addresses(problem, t), t.sparse, kernel.placed, kernel.placed_residual
         ps = cost(problem, t, time)
         if cell not in best or (ps, t.name) < best[cell][:2]:
             best[cell] = ps, t.name, t
@@ -90,11 +91,11 @@ def kernels(
     for tactic, ps, premium_ps in tactics:
         own = [Key(at) for at in addresses(problem, tactic)]
         ways = [[k] for k in own]
-        if tactic.kernel in STRIDED:
+        if KERNELS[tactic.kernel].placed:
             ways = [[k, *(p for p in keys if p.format == k.format)] for k, keys in zip(own, homes, strict=True)]
         if isinstance(problem, ConcatProblem) and math.prod(map(len, ways)) > MANY_PLACES:
             ways[:-1] = [[k] for k in own[:-1]]
-        free = tactic.kernel in STRIDED_RESIDUAL
+        free = KERNELS[tactic.kernel].placed_residual
         if Feature.RESIDUAL in problem.needs and not free:  # it is read with the output's strides
             ways[1:] = [[k] for k in own[1:]]
         for *ins, out in product(*ways):

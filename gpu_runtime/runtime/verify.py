@@ -21,8 +21,8 @@ from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
 from tactics import codec
 from tactics.candidates import accepts
-from tactics.families.table import STRIDED, STRIDED_RESIDUAL
 from tactics.format import DTYPES, LAYOUTS, canonical, part_format
+from tactics.kernels import KERNELS
 from tactics.launches import launches, section_bytes, tables
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -176,9 +176,9 @@ def _check_place(t: TensorPlace) -> None:
 def _check_lying(layer: Layer, problem: Problem, tactic: Tactic) -> None:
     """Which tensors may lie inside others, or begin at any element: those of kernels that take strides."""
     placed = [t.is_placed for t in layer.tensors]
-    if any(placed) and tactic.kernel not in STRIDED:
+    if any(placed) and not KERNELS[tactic.kernel].placed:
         raise _Fault(f"{tactic.kernel} reads and writes whole tensors")
-    if Feature.RESIDUAL in problem.needs and placed[1] != placed[-1] and tactic.kernel not in STRIDED_RESIDUAL:
+    if Feature.RESIDUAL in problem.needs and placed[1] != placed[-1] and not KERNELS[tactic.kernel].placed_residual:
         raise _Fault(f"{tactic.kernel} reads a residual as it writes its output")
 
 

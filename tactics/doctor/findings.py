@@ -19,9 +19,9 @@ from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from tactics import codec
 from tactics.codec import Check
+from tactics.kernels import KERNELS
 from tactics.measure.timing import driver_version
 from tactics.measure.worker import device_key
-from tactics.tactic import KERNELS
 
 VERSION = 1  # of the file
 MOST_BYTES = 1 << 20

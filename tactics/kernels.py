@@ -1,0 +1,119 @@
+"""Kernels, one table: each that a tactic may name, what it computes and what it can do. A new kernel is a row here and a file
+in tactics/families.
+
+A family, the file that `Kernel.family` names, has candidates(problem, device), launches(problem, tactic), pack(problem, tactic,
+weights), section_bytes(problem, tactic), the sizes of what pack makes, predict(problem, tactic, device) and, of kernels with
+`tables`, tables(problem, tactic). The launches of kernels that are `placed` take the strides of inputs and output as `strided`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tactics.problems.attention import AttentionProblem
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.library_problem import LibraryProblem
+from tactics.problems.problem import (
+    BackToBackProblem,
+    ChainedProblem,
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MatmulProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+    Problem,
+    ReformatProblem,
+    SqueezeExciteProblem,
+)
+from tactics.problems.protocol import Feature
+from tactics.problems.reductions import NormalizeProblem, ReduceProblem
+
+HMMA, SPARSE_HMMA = "hmma_16816", "hmma_sp_16832"
+EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION})  # what every convolution can
+NOTHING: frozenset[Feature] = frozenset()
+GEMM = frozenset(Feature) - {Feature.MAX_POOL}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: where some are FP32.
+
+    `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, or none; `mark`: its instruction in a
+    tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what it can do beside its computation.
+    `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
+    chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
+    its tensors may lie inside others. `tables`: sections that follow from the problem alone.
+    """
+
+    name: str
+    family: str
+    problems: tuple[type[Problem], ...] = ()
+    fp32: tuple[type[Problem], ...] = ()
+    tile: Literal["", "tile", "patch"] = ""
+    mark: str = ""
+    supports: frozenset[Feature] = NOTHING
+    any_input: bool = False
+    any_output: bool = False
+    fp32_output: Literal["", "linear", "any"] = ""
+    placed: bool = True
+    tables: bool = False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it skips the zeros of 2:4 weights."""
+        return self.mark == SPARSE_HMMA
+
+    @property
+    def placed_residual(self) -> bool:
+        """Whether it reads a residual with strides of its own: convolutions do."""
+        return self.placed and self.name.startswith(("conv_", "transpose_"))
+
+
+def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports: frozenset[Feature] = EPILOGUE) -> Kernel:
+    """A convolution on tensor cores in any layout."""
+    mark = SPARSE_HMMA if name.endswith("sparse24") else HMMA
+    return Kernel(name, family, (problem,), (), "tile", mark, supports, True, True, "any")
+
+
+# Families of one problem in the order in which their candidates are named.
+ROWS = (
+    _conv("conv_dense", "conv_gemm", supports=GEMM),
+    _conv("conv_sparse24", "conv_gemm", supports=GEMM),
+    _conv("conv_strip", "strips.conv_strip"),
+    _conv("conv_strip_sparse24", "strips.conv_strip"),
+    Kernel("conv_stem", "conv_stem", (ConvProblem,), (), "tile", HMMA, EPILOGUE | {Feature.MAX_POOL}, False, True, "any",
+           tables=True),
+    Kernel("conv_depthwise", "conv_depthwise", (ConvProblem,), (), "patch", "", EPILOGUE, True, True),
+    Kernel("conv_grouped", "conv_grouped", (ConvProblem,), (), "tile", HMMA, EPILOGUE),
+    Kernel("conv_back_to_back", "back_to_back", (BackToBackProblem,), (), "tile", HMMA, placed=False),
+    _conv("transpose_dense", "conv_transpose", ConvTransposeProblem),
+    _conv("transpose_sparse24", "conv_transpose", ConvTransposeProblem),
+    Kernel("transpose_grouped", "conv_transpose", (ConvTransposeProblem,), (), "tile", HMMA, EPILOGUE),
+    Kernel("transpose_depthwise", "conv_transpose", (ConvTransposeProblem,), (), "patch", "", EPILOGUE, True, True),
+    Kernel("conv_fp32", "conv_fp32", (), (ConvProblem,), supports=EPILOGUE | {Feature.DEPTH_TO_SPACE}),
+    Kernel("transpose_fp32", "conv_transpose", (), (ConvTransposeProblem,), supports=EPILOGUE),
+    Kernel("move", "movement", (MoveProblem, ConcatProblem, ReformatProblem), (MoveProblem, ConcatProblem), any_input=True,
+           any_output=True, fp32_output="linear"),
+    Kernel("pointwise", "pointwise", (PointwiseProblem,), (PointwiseProblem,), fp32_output="linear"),
+    Kernel("pool", "movement", (PoolProblem, ChainedProblem), (PoolProblem,), any_input=True, any_output=True,
+           fp32_output="linear"),
+    Kernel("pool_global", "movement", (PoolProblem, ChainedProblem), any_input=True, any_output=True),
+    Kernel("reduce", "reduce", (ReduceProblem, NormalizeProblem, ChainedProblem), (ReduceProblem, NormalizeProblem),
+           any_input=True, any_output=True, fp32_output="linear"),
+    Kernel("gather", "gather", (GatherProblem, ConcatProblem), (GatherProblem,), any_input=True, any_output=True,
+           fp32_output="linear", tables=True),
+    Kernel("resize", "gather", (ResizeProblem,), (ResizeProblem,), any_input=True, any_output=True, fp32_output="linear",
+           tables=True),
+    Kernel("matmul", "matmul", (MatmulProblem,), placed=False),
+    Kernel("matmul_fp32", "matmul", (), (MatmulProblem,), placed=False),
+    Kernel("squeeze_excite", "squeeze_excite", (SqueezeExciteProblem,), placed=False),
+    Kernel("attention", "attention.tokens", (AttentionProblem,)),
+    Kernel("cross_covariance", "attention.channels", (AttentionProblem,)),
+    Kernel("library", "array_function", (LibraryProblem,), placed=False),
+)  # fmt: skip
+KERNELS = {kernel.name: kernel for kernel in ROWS}
+OF_FP32 = {problem: kernel for kernel in ROWS for problem in kernel.fp32}  # each problem with FP32 tensors -> its one kernel
+ANY_FP16 = ("conv_fp32", "transpose_fp32")  # of FP32 tensors: these take an FP16 tensor in any layout
