@@ -15,9 +15,11 @@ from tactics.format import Format
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem
-from tactics.reason import Reason
+from tactics.reason import UNSUPPORTED, Reason
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
+
+Rejection = tuple[Tactic | str, Reason]
 
 
 def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Tactic, ...]:
@@ -25,7 +27,7 @@ def candidates(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -
     return _split(problem, device, dtypes)[0]
 
 
-def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[tuple[Tactic | str, str], ...]:
+def rejected(problem: Problem, device: Device, dtypes: tuple[str, ...] = ()) -> tuple[Rejection, ...]:
     """(tactic, or the name of a kernel or family; reason) for each one that cannot."""
     return _split(problem, device, dtypes)[1]
 
@@ -56,32 +58,35 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 @lru_cache(maxsize=4096)
 def _split(
     problem: Problem, device: Device, dtypes: tuple[str, ...]
-) -> tuple[tuple[Tactic, ...], tuple[tuple[Tactic | str, str], ...]]:
+) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
     good: list[Tactic] = []
-    bad: list[tuple[Tactic | str, str]] = []
+    bad: list[Rejection] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway
         if why := fp32.reason(problem):
-            return (), ((type(problem).__name__, why),)
+            return (), ((type(problem).__name__, _reason(why)),)
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
     for family, first in table.families(type(problem)).items():
         if why := table.missing(problem, first):
-            bad.append((first.family.rpartition(".")[2], why))
+            bad.append((first.family.rpartition(".")[2], _reason(why)))
             continue
         for tactic, reason in family.candidates(problem, device):
-            if not reason and device.left_out:
-                reason = _denied(tactic, device)
+            reason = reason or (device.left_out and _denied(tactic, device))
             if reason:
-                bad.append((tactic, reason))
+                bad.append((tactic, _reason(reason)))
             else:
                 good.append(tactic)
     return tuple(good), tuple(bad)
 
 
-def _denied(tactic: Tactic, device: Device) -> str:
-    """Why plans for the device may not hold a tactic that can run there, or an empty string."""
-    names = tactic.kernel, base_runner(tactic)
-    return next((str(Reason.of("failed_here", what=name, why=why)) for name, why in device.left_out if name in names), "")
+def _reason(why: str | Reason) -> Reason:
+    return why if isinstance(why, Reason) else Reason.of(UNSUPPORTED, why=why)
+
+
+def _denied(tactic: Tactic | str, device: Device) -> Reason | None:
+    """Why plans for the device may not hold a tactic that can run there, if so."""
+    names = (tactic.kernel, base_runner(tactic)) if isinstance(tactic, Tactic) else ()
+    return next((Reason.of("failed_here", what=name, why=why) for name, why in device.left_out if name in names), None)
 
 
 def base_runner(tactic: Tactic) -> str:

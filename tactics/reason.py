@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
 SENTENCES = {
+    UNSUPPORTED: "{why}",
     # why no sparse tactic may run a convolution's weights
     "grouped_conv": "a group has {channels} input channels, not a multiple of 4",
     "channels_not_multiple_of_4": "C = {channels}",
@@ -41,4 +43,4 @@ class Reason:
         return SENTENCES[self.code].format(**dict(self.facts))
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.sentence}"
+        return self.sentence if self.code == UNSUPPORTED else f"{self.code}: {self.sentence}"

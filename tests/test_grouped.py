@@ -210,7 +210,7 @@ def test_every_refusal_has_a_reason_and_names_round_trip():
             for launch in launches(problem, tactic):
                 assert launch.smem <= DEVICE.smem_per_block and launch.block[0] == tactic.tile.threads
     big = ConvProblem(1, 1024, 8, 8, 1024, 3, 3, groups=2)
-    assert any("more than one block's tile" in reason for _, reason in rejected(big, DEVICE))
+    assert any("more than one block's tile" in str(reason) for _, reason in rejected(big, DEVICE))
     assert any(t.kernel == "conv_dense" for t in candidates(big, DEVICE))
 
 

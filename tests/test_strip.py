@@ -146,7 +146,7 @@ def test_a_strip_draws_each_pixel_once_for_all_taps():
 def test_reasons():
     def why(**changes):
         problem = ConvProblem(**{"n": 1, "c": 64, "h": 20, "w": 20, "k": 64, "r": 3, "s": 3, "pad": ONE} | changes)
-        found = [reason for t, reason in rejected(problem, DEVICE) if str(getattr(t, "kernel", t)).startswith("conv_strip")]
+        found = [str(r) for t, r in rejected(problem, DEVICE) if str(getattr(t, "kernel", t)).startswith("conv_strip")]
         assert bool(found) == (not any(t.kernel == "conv_strip" for t in candidates(problem, DEVICE)))
         return found[:1]
 
@@ -154,7 +154,7 @@ def test_reasons():
     assert "not the input's pixels" in why(pad=(0, 0, 0, 0))[0] and "of one" in why(groups=2)[0]
     wide = ConvProblem(1, 128, 9, 900, 64, 3, 3, pad=ONE, sparse24=True)
     assert not any(t.kernel in KERNELS for t in candidates(wide, DEVICE))
-    needs = [reason for t, reason in rejected(wide, DEVICE) if getattr(t, "kernel", "") in KERNELS]
+    needs = [str(reason) for t, reason in rejected(wide, DEVICE) if getattr(t, "kernel", "") in KERNELS]
     assert needs and all("pixels: needs" in reason and "sm_90a gives" in reason for reason in needs)
     assert not any("strip" in str(t) for t, _ in rejected(ConvProblem(1, 64, 9, 9, 64, 1, 1), DEVICE))  # one tap
 

@@ -37,7 +37,7 @@ def _op(table: Table, op: Op, times: Times, chosen: plan.Plan, failures: Mapping
         if problem == str(op.problem):
             yield f"Skipping {tactic}: failed: {printable(why.splitlines()[0] if why else '')}"
     for reason, count in Counter(reason for _, reason in rejected(op.problem, table.device, table.network.dtypes(op))).items():
-        yield f"Skipping {count} tactics of {name}: cannot run: {printable(reason)}"
+        yield f"Skipping {count} tactics of {name}: cannot run: {printable(str(reason))}"
     yield from _untimed(table, op, exhaustive)
     if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
         entry = chosen.entries[op.name]

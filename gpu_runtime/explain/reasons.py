@@ -340,7 +340,7 @@ def _rejections(table: Table, op: Op) -> str:
         return "every sparse tactic failed when it was timed"
     sparse = {kernel.name for kernel in ROWS if kernel.sparse}
     reasons = [r for x, r in rejected(op.problem, table.device) if (x.kernel if isinstance(x, Tactic) else x) in sparse]
-    return "; ".join(dict.fromkeys(reasons))
+    return "; ".join(map(str, dict.fromkeys(reasons)))
 
 
 def _within_noise(a: Time, b: Time) -> bool:

@@ -171,7 +171,7 @@ def _narrowed(network: Network, times: list[Times], device: Device) -> tuple[Net
     lines = [f"{network.name}: no tactic runs these layers on {device.title}:"]
     for op in unable:
         reasons = dict.fromkeys(reason for _, reason in rejected(op.problem, device, network.dtypes(op)))
-        lines.append(f"  {op.name}: {'; '.join(list(reasons)[:4]) or 'no tactic could be timed'}")
+        lines.append(f"  {op.name}: {'; '.join(list(map(str, reasons))[:4]) or 'no tactic could be timed'}")
     left = _without(network, unable)
     if left is not None:  # fused otherwise: an option that no kernel can do is none
         network = replace(network, ops=tuple(left.values()), groups=_options(network, unable))

@@ -19,6 +19,7 @@ from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
 from tactics.main_loops import SMEM_BYTES_PER_CLK, untimed
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
+from tactics.reason import Reason
 from tactics.roofline import moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Tactic, Tile, these
@@ -49,7 +50,7 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     return ""
 
 
-def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic, reason against it or ""). `only`: of the tiles this one alone."""
     if why := reason_against(p.first, p.second):
         yield "conv_back_to_back", why

@@ -21,6 +21,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
+from tactics.reason import Reason
 from tactics.roofline import LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import (
     Launch,
@@ -63,7 +64,7 @@ LINEAR_PATCHES = tuple(
 
 def candidates(
     p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None
-) -> Iterator[tuple[Tactic | str, str]]:
+) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
     patches this one alone, however much it reads."""
     if p.groups != p.c or p.c == 1:

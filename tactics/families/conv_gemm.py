@@ -79,7 +79,7 @@ def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
     return None if p.sparse24 else Reason.of("pattern_violation")
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if 1 < p.groups == p.c:
         yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
@@ -89,7 +89,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         return
     dense_only = not_sparse(p)
     if dense_only:
-        yield "conv_sparse24", str(dense_only)
+        yield "conv_sparse24", dense_only
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", () if dense_only else SPARSE_TILES)):
         for tile, x, y in product(these(tiles, only), HALF_FORMATS, HALF_FORMATS):
             ins = (x, *((y,) if p.epilogue.residual else ()), *((x,) if p.prologue.gated else ()))

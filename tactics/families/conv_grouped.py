@@ -21,6 +21,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
 from tactics.problems.problem import ConvProblem
+from tactics.reason import Reason
 from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate, throttled
 from tactics.step import (
     Launch,
@@ -166,7 +167,7 @@ def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
     return cost, ((rows, width), tiles, patch, phase, pitch)
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return

@@ -20,6 +20,7 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
 from tactics.problems.problem import ConvProblem
+from tactics.reason import Reason
 from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate, throttled
 from tactics.step import (
     NULL,
@@ -79,7 +80,7 @@ class Geometry:
         return self.order.shape[0]
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     reason = family_reason(p)
     if reason:

@@ -21,6 +21,7 @@ from cuda_kernels.device import Device
 from tactics.families import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
+from tactics.reason import Reason
 from tactics.step import Launch, Store
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -90,29 +91,29 @@ def reason(p: ConvTransposeProblem) -> str:
 
 def candidates(
     p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None
-) -> Iterator[tuple[Tactic | str, str]]:
+) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""): the tiles that every phase can run. `only`: of them this one alone."""
     if why := reason(p):
         yield "transpose_dense", why
         return
-    found: dict[Tactic | str, list[str]] = {}
+    found: dict[Tactic | str, list[str | Reason]] = {}
     for conv, *_ in phases(p):
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
         patch = only if isinstance(only, Patch) else None
         tile = only if isinstance(only, Tile) else None
-        families: list[Iterator[tuple[Tactic | str, str]]] = []
+        families: list[Iterator[tuple[Tactic | str, str | Reason]]] = []
         if only is None or patch:
             families.append(conv_depthwise.candidates(conv, device, patch, limit=math.inf))
         if only is None or tile:
             families[:0] = conv_gemm.candidates(conv, device, tile), conv_grouped.candidates(conv, device, tile)
-        for tactic, why in chain(*families):
-            found.setdefault(tactic, []).append(why)
+        for tactic, against in chain(*families):
+            found.setdefault(tactic, []).append(against)
     for tactic, reasons in found.items():
-        why = next(filter(None, reasons), "")
+        first: str | Reason = next((r for r in reasons if r), "")
         if isinstance(tactic, str):
-            yield OWN_KERNEL.get(tactic, tactic), why
+            yield OWN_KERNEL.get(tactic, tactic), first
         elif len(reasons) == len(phases(p)):  # K may be split further in one phase than in another
-            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), why
+            yield replace(tactic, kernel=OWN_KERNEL[tactic.kernel]), first
 
 
 def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

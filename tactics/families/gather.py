@@ -13,13 +13,14 @@ from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem
 from tactics.problems.protocol import Shape4
+from tactics.reason import Reason
 from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 Gathered = GatherProblem | ResizeProblem | ConcatProblem
 
 
-def candidates(p: Gathered, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: Gathered, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic, reason against it or "")."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
         yield "gather", "joined along channels, move does it"

@@ -12,6 +12,7 @@ from cuda_kernels.device import Device
 from tactics.format import Format, Strides, canonical, num_bytes, representative
 from tactics.problems.problem import MatmulProblem
 from tactics.problems.protocol import Shape4
+from tactics.reason import Reason
 from tactics.roofline import moved_us, result, streamed
 from tactics.step import NONFINITE, Launch, grid, ints, launch
 from tactics.tactic import Tactic
@@ -23,7 +24,7 @@ INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresse
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
 
 
-def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic, reason against it or "")."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
     yield Tactic("matmul", None, (a, b), c), ""

@@ -22,11 +22,12 @@ from tactics.problems.problem import (
     ReformatProblem,
 )
 from tactics.problems.protocol import Shape4
+from tactics.reason import Reason
 from tactics.roofline import streamed
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
-Pairs = Iterator[tuple[Tactic | str, str]]
+Pairs = Iterator[tuple[Tactic | str, str | Reason]]
 Triple = tuple[int, int, int]
 At = tuple[Strides, ...]  # of the inputs, then of the output
 

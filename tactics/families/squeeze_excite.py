@@ -16,6 +16,7 @@ import numpy as np
 from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
+from tactics.reason import Reason
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
@@ -42,7 +43,7 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
     return ""
 
 
-def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or kernel, reason against it or "")."""
     if why := reason_against(p.average, p.first, p.second):
         yield "squeeze_excite", why

@@ -11,6 +11,7 @@ from cuda_kernels.device import Device
 from tactics.families.attention import operands
 from tactics.format import num_bytes
 from tactics.problems.attention import AttentionProblem
+from tactics.reason import Reason
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
 from tactics.step import NONFINITE, Launch, floats, ints, launch
 from tactics.tactic import Tactic
@@ -22,7 +23,7 @@ V_TOKENS, MOST_CHUNKS = 64, 16  # outputs that a block writes at a time, and blo
 STEP_CLK, ELEMENT_CLK = 24, 12
 
 
-def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or kernel, reason against it or "")."""
     if max(p.rows, p.columns) > MAX_DIM:
         yield "cross_covariance", f"more than {MAX_DIM} rows or columns of scores"

@@ -11,6 +11,7 @@ from cuda_kernels.device import Device
 from tactics.families.attention import operands
 from tactics.format import num_bytes
 from tactics.problems.attention import AttentionProblem
+from tactics.reason import Reason
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
 from tactics.step import NONFINITE, NULL, Launch, floats, ints, launch
 from tactics.tactic import Tactic
@@ -24,7 +25,7 @@ NOWHERE: operands.Lies = (0, (0, 0, 0, 0))
 STEP_CLK, SCORE_CLK, ADD_CLK, ELEMENT_CLK, TURN_CLK = 14, 10, 8, 12, 500
 
 
-def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or kernel, reason against it or "")."""
     if max(p.inner, p.width) > MAX_DIM:
         yield "attention", f"more than {MAX_DIM} channels of a head"

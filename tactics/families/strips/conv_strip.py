@@ -44,7 +44,7 @@ from tactics.tactic import Tactic, Tile, these
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
         return
@@ -56,7 +56,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
         return
     dense_only: Reason | None = not_sparse(p)
     if dense_only:
-        yield "conv_strip_sparse24", str(dense_only)
+        yield "conv_strip_sparse24", dense_only
     vectors = [f for f in HALF_FORMATS if not linear(f)]
     for kernel, tiles in (("conv_strip", STRIP_DENSE_TILES), ("conv_strip_sparse24", () if dense_only else STRIP_SPARSE_TILES)):
         for tile, x, y in product(these(tiles, only), vectors, HALF_FORMATS):
