@@ -70,6 +70,11 @@ class Device:
     def dense_tflops(self) -> float:
         return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
 
+    @property
+    def key(self) -> str:
+        """What a GPU is known by where its measurements are kept, but for its driver."""
+        return f"{self.title}|{self.sm}|{self.num_sms}|{self.l2_bytes}"
+
     def __str__(self) -> str:
         return f"{self.title} ({self.sm}, {self.num_sms} SMs, {self.clock_mhz} MHz, {self.dram_gbps} GB/s)"
 

@@ -21,7 +21,7 @@ from cuda_kernels.files import cache_dir
 from gpu_runtime import deviations, installed_version
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.explain import autotuning, reasons, what_if
+from gpu_runtime.explain import reasons, what_if
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import ModelLike, Source, source_of
@@ -46,14 +46,12 @@ from gpu_runtime.rewrites import (
     squeeze_excite,
     upsampling,
 )
-from gpu_runtime.runtime import feeds
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable
 from tactics import predict
-from tactics.doctor import findings
 from tactics.format import DTYPES, Format
 from tactics.measure import timing
 from tactics.planner import plan
@@ -328,6 +326,8 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
 def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner) -> None:
     """The timings of each layer."""
     if log:
+        from gpu_runtime.explain import autotuning
+
         for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=planner.exhaustive):
             log(block)
 
@@ -343,6 +343,8 @@ def _packed(
     record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
     cubins = {}
     if embed_cubins:
+        from gpu_runtime.runtime import feeds
+
         edges = [(step.kernel, step.values) for step in feeds.reformats(record.plan).values()]
         keys = dict.fromkeys([*(step.key for step in data.steps if isinstance(step, LaunchStep)), *edges])
         wanted = [(kernel, dict(values), table.device.sm) for kernel, values in keys]
@@ -393,7 +395,11 @@ def pick_device(device: str | Device | None) -> Device:
         raise TypeError(f"device: expected a name such as 'a100', or None for the GPU at hand, got {device!r}")
     if device is not None:
         return devices.named(device)
-    return findings.applied(devices.current()) if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
+    if not devices.has_gpu():
+        return devices.named(DEFAULT_DEVICE)
+    from tactics.doctor import findings
+
+    return findings.applied(devices.current())
 
 
 def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
