@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from gpu_runtime import pipeline
+from gpu_runtime import deviations, pipeline
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
@@ -117,7 +117,7 @@ def test_a_calibration_input_without_a_cliff_moves_nothing(tmp_path):
 
 def test_a_large_plan_is_not_run(tmp_path, monkeypatch):
     """But what its operators are known to need is in FP32 as without a calibration input."""
-    monkeypatch.setattr(pipeline.deviations, "MOST_MACS", -1)
+    monkeypatch.setattr(deviations, "MOST_MACS", -1)
     proto, feeds = network_of("log")
     engine = build(tmp_path, proto, calibration=feeds)
     assert engine.plan.range.compared.skipped.startswith("0.0 G multiplications: ")
