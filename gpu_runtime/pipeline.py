@@ -26,7 +26,6 @@ from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
-from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable
 from tactics import predict
 from tactics.format import DTYPES
@@ -368,6 +367,7 @@ def _packed(
     cubins = {}
     if embed_cubins:
         from gpu_runtime.runtime import feeds
+        from gpu_runtime.runtime.steps import kernel_key
 
         edges = [(step.kernel, step.values) for step in feeds.reformats(record.plan).values()]
         keys = dict.fromkeys([*(step.key for step in data.steps if isinstance(step, LaunchStep)), *edges])

@@ -128,7 +128,7 @@ def _input(info: Bound) -> str:
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
     """An array on memory of the host's, whoever's it is."""
-    if isinstance(a, np.ma.MaskedArray):
+    if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # who has one has imported that
         raise ValueError(f"{what}: expected an array, got a masked one, whose mask would not count: give .filled(value) of it")
     if isinstance(a, np.ndarray | np.generic):
         return np.asarray(a)
