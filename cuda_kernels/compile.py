@@ -11,15 +11,17 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuda_kernels import extras
 from cuda_kernels.files import cache_dir, keep, open_regular
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent
 INCLUDE = ROOT / "include"
@@ -200,8 +202,10 @@ def cubin_path(compiled: Compiled) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _own_folder() -> tempfile.TemporaryDirectory:
+def _own_folder() -> TemporaryDirectory:
     """A folder that ends with the process."""
+    import tempfile
+
     return tempfile.TemporaryDirectory(prefix="gpu_runtime-")
 
 

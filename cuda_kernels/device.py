@@ -70,6 +70,11 @@ class Device:
     def dense_tflops(self) -> float:
         return 2e-6 * self.num_sms * self.clock_mhz * self.mma_fma_per_clk
 
+    @property
+    def key(self) -> str:
+        """What a GPU is known by where its measurements are kept, but for its driver."""
+        return f"{self.title}|{self.sm}|{self.num_sms}|{self.l2_bytes}"
+
     def __str__(self) -> str:
         return f"{self.title} ({self.sm}, {self.num_sms} SMs, {self.clock_mhz} MHz, {self.dram_gbps} GB/s)"
 
@@ -230,12 +235,24 @@ def named(name: str) -> Device:
         raise ValueError(f"unknown device {name!r}: expected one of {', '.join(sorted(NAMED))}") from None
 
 
+DRIVER = "libcuda.so.1"
 DEFAULT_DEVICE = "h200"  # what is planned for where there is no GPU and no name was given
 
 
 def has_cupy() -> bool:
     """Whether CuPy is installed: without it no GPU is looked for."""
     return importlib.util.find_spec("cupy") is not None
+
+
+def has_driver() -> bool:
+    """Whether the linker finds CUDA's driver, by the name under which CuPy's runtime opens it."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def has_gpu() -> bool:
@@ -261,7 +278,10 @@ def only(number: int) -> None:
 
 
 def why_no_gpu() -> str:
-    """An empty string where a usable GPU is at hand, else the reason in words."""
+    """An empty string where a usable GPU is at hand, else the reason in words. CuPy, which takes long to import, is asked only
+    where it could find one."""
+    if has_cupy() and not has_driver():
+        return f"no CUDA driver is found ({DRIVER})"
     try:
         import cupy
 

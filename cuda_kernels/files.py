@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import stat
-import uuid
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -98,7 +97,7 @@ def _temporary(folder: Path) -> tuple[int, Path]:
             with suppress(OSError):  # its writer lives, or it is another user's
                 _remove_unlocked(stale)
     while True:
-        temp = folder / f".gpu_runtime-{uuid.uuid4().hex}.tmp"
+        temp = folder / f".gpu_runtime-{os.urandom(16).hex()}.tmp"
         fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # a file system without locks: nothing is removed there
             fcntl.flock(fd, fcntl.LOCK_EX)

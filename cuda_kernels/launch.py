@@ -126,7 +126,7 @@ class Emulated:
         return self._memory.read(address, nbytes)
 
     def load(self, compiled: Compiled) -> Kernel:
-        program = self._emulator.load(compiled.ptx)
+        program = self._emulator.load(compiled.ptx, keep=True)
         return Kernel(program.name, program.decoded.param_bytes, partial(self._start, program))
 
     def launch(self, kernel: Kernel, grid: Triple, block: Triple, smem: int, params: bytes) -> None:

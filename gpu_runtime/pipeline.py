@@ -1,9 +1,8 @@
-"""The pipeline, stages in order: an ONNX file in, an engine out."""
+"""The pipeline, stages in order: an ONNX file in, an engine out. A stage is imported where it begins."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import math
 import os
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
 import numpy as np
 
@@ -19,45 +18,27 @@ from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, installed_nvrtc, source_hash
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime import deviations, installed_version
-from gpu_runtime.assembly import assemble
+from gpu_runtime import installed_version
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
-from gpu_runtime.frontend.source import ModelLike, Source, source_of
-from gpu_runtime.fusion import fuse
-from gpu_runtime.lowering import lower
-from gpu_runtime.network import Network
-from gpu_runtime.off_grid import grid
-from gpu_runtime.planning import io_formats, tables
-from gpu_runtime.planning.tables import Table
-from gpu_runtime.precision import cliffs, execution, ranges, sample
+from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
-from gpu_runtime.rewrites import (
-    attention,
-    back_to_back,
-    blocks,
-    chained,
-    channels,
-    norms,
-    pieces,
-    shared_concats,
-    siblings,
-    squeeze_excite,
-    upsampling,
-)
-from gpu_runtime.runtime import feeds
 from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
-from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable
 from tactics import predict
-from tactics.doctor import findings
-from tactics.format import DTYPES, Format
-from tactics.measure import timing
-from tactics.planner import plan
+from tactics.format import DTYPES
+
+if TYPE_CHECKING:
+    from gpu_runtime import deviations
+    from gpu_runtime.assembly import assemble
+    from gpu_runtime.network import Network
+    from gpu_runtime.planning import io_formats, tables
+    from gpu_runtime.precision import ranges
+    from tactics.format import Format
+    from tactics.planner import plan
 
 SPARSITY: tuple[Sparsity, ...] = get_args(Sparsity)
 ROUNDS = 4  # of putting layers into FP32 that a calibration input shows to need it, each with a plan of its own
@@ -119,7 +100,7 @@ def build(
     explained = _explained(imported, planned, planner)
     _log(log, planned, planner)
     flags = Flags(sparsity, {k: tuple(v) for k, v in sorted((shapes or {}).items())}, workspace, asked)
-    engine = _packed(Model(network.name, _sha256(source)), planned, explained, flags, progress, embed_cubins)
+    engine = _packed(Model(network.name, sha256_of(source)), planned, explained, flags, progress, embed_cubins)
     if save_pruned is not None and pruned is not None:
         importer.save(save_pruned, pruned.getvalue())
     return engine
@@ -138,6 +119,8 @@ def compare(
     """The model planned for each named device, times predicted, `risk` as for `build`. Nothing is packed or compiled. Raises as
     `build` does."""
     mode = _mode(sparsity)
+    from gpu_runtime.planning import io_formats
+
     targets = [devices.named(name) for name in dict.fromkeys(device_names)]
     source = Path(model)
     imported = _read(source, shapes, sparsity == "force")
@@ -196,7 +179,10 @@ class _Planner:
     scratch: int | None = None
     risk: float | None = predict.RISK
 
-    def __call__(self, network: Network) -> tuple[Table, plan.Plan]:
+    def __call__(self, network: Network) -> tuple[tables.Table, plan.Plan]:
+        from gpu_runtime.planning import tables
+        from tactics.planner import plan
+
         table = tables.tabulate(
             network, self.target, self.timer, sparse=self.sparsity != "disable", io=self.ends, exhaustive=self.exhaustive,
             scratch=self.scratch, risk=self.risk, progress=lambda *op: self.progress(Progress("time", *op)),
@@ -209,7 +195,7 @@ class _Planner:
 class _Planned:
     """The plan that was chosen, and what the network's tensors reach."""
 
-    table: Table
+    table: tables.Table
     chosen: plan.Plan
     reached: ranges.Ranges
 
@@ -221,6 +207,8 @@ def _read(
     before to find."""
     if not prune:
         return importer.read(source, shapes=shapes)
+    from gpu_runtime.fusion import fuse
+
     before = importer.read(source, shapes=shapes)
     sizes = {name_of(v): shape_of(v) for v in fuse.graph_of(before).inputs}  # of all: what was chosen is not said twice
     return importer.read(source, shapes=sizes, prune=True, masks=fuse.common_masks(before), save_pruned=save_pruned)
@@ -232,6 +220,10 @@ def _fitted(
 ) -> tuple[Network, ranges.Ranges]:  # fmt: skip
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
+    from gpu_runtime.fusion import fuse
+    from gpu_runtime.lowering import lower
+    from gpu_runtime.precision import cliffs, execution, ranges, sample
+
     progress(Progress("lower", imported.name))
     lowered = lower.lower(fuse.fuse(imported))
     progress(Progress("range", imported.name))
@@ -258,6 +250,8 @@ def _ends(
     network: Network, reached: ranges.Ranges, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
 ) -> dict[str, tuple[Format, ...]]:
     """The formats that each input and output may have; warns of an output that FP16 cannot hold."""
+    from gpu_runtime.planning import io_formats
+
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
     for t in network.outputs:
         if t.name in network.only and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
@@ -274,6 +268,8 @@ def _settled(
     table, chosen = planner(alternatives(network))
     if calibration is None or found.compared:
         return _Planned(table, chosen, found)
+    from gpu_runtime.precision import cliffs
+
     for done in range(ROUNDS + 1):
         planner.progress(Progress("compare", network.name))
         result = _deviation(table, chosen, calibration, planner)
@@ -290,9 +286,12 @@ def _settled(
 
 
 def _deviation(
-    table: Table, chosen: plan.Plan, calibration: Mapping[str, Any], planner: _Planner
+    table: tables.Table, chosen: plan.Plan, calibration: Mapping[str, Any], planner: _Planner
 ) -> deviations.Deviations:
     """The plan is run on the calibration input, each layer beside the same in FP32."""
+    from gpu_runtime import deviations
+    from gpu_runtime.assembly import assemble
+
     target, told = planner.target, compiling(planner.progress)
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
@@ -304,6 +303,21 @@ def _deviation(
 
 def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
+    from gpu_runtime.off_grid import grid
+    from gpu_runtime.rewrites import (
+        attention,
+        back_to_back,
+        blocks,
+        chained,
+        channels,
+        norms,
+        pieces,
+        shared_concats,
+        siblings,
+        squeeze_excite,
+        upsampling,
+    )
+
     for offer in (
         attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
         pieces.offer, squeeze_excite.offer, grid.offer, back_to_back.offer, squeeze_excite.gates, chained.offer,
@@ -315,6 +329,9 @@ def alternatives(network: Network) -> Network:
 
 def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
     """Everything that is known before weights are packed."""
+    from gpu_runtime.explain import reasons
+    from gpu_runtime.planning import tables
+
     table, chosen = planned.table, planned.chosen
     planner.progress(Progress("explain", table.network.name))
     beside = tables.rivals(table)
@@ -330,6 +347,8 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
 def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner) -> None:
     """The timings of each layer."""
     if log:
+        from gpu_runtime.explain import autotuning
+
         for block in autotuning.log(planned.table, planned.chosen, planner.timer.failures, exhaustive=planner.exhaustive):
             log(block)
 
@@ -339,12 +358,18 @@ def _packed(
     progress: Listener, embed_cubins: bool,
 ) -> Engine:  # fmt: skip
     """Weights packed, memory placed, launches derived, all of it checked as reading would."""
+    from gpu_runtime.assembly import assemble
+    from gpu_runtime.explain import what_if
+
     table, chosen = planned.table, planned.chosen
     progress(Progress("pack", table.network.name))
     data, arena = assemble.assemble(table, chosen)
     record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
     cubins = {}
     if embed_cubins:
+        from gpu_runtime.runtime import feeds
+        from gpu_runtime.runtime.steps import kernel_key
+
         edges = [(step.kernel, step.values) for step in feeds.reformats(record.plan).values()]
         keys = dict.fromkeys([*(step.key for step in data.steps if isinstance(step, LaunchStep)), *edges])
         wanted = [(kernel, dict(values), table.device.sm) for kernel, values in keys]
@@ -369,13 +394,6 @@ def _record(
     return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
 
-def _sha256(source: Path | Source) -> str:
-    if isinstance(source, Source):
-        return hashlib.sha256(source.data).hexdigest()
-    with open(source, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _range_record(found: ranges.Ranges) -> RangeRecord:
     """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
     high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
@@ -395,12 +413,18 @@ def pick_device(device: str | Device | None) -> Device:
         raise TypeError(f"device: expected a name such as 'a100', or None for the GPU at hand, got {device!r}")
     if device is not None:
         return devices.named(device)
-    return findings.applied(devices.current()) if devices.has_gpu() else devices.named(DEFAULT_DEVICE)
+    if not devices.has_gpu():
+        return devices.named(DEFAULT_DEVICE)
+    from tactics.doctor import findings
+
+    return findings.applied(devices.current())
 
 
 def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
     the kernels that are compiled for it."""
+    from tactics.measure import timing
+
     if not device.measured:
         return timing.predicted(device)
     path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
@@ -410,6 +434,8 @@ def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress:
 def timing_record(device: Device) -> Timing:
     """How the plan's times came about; `label` is what every printed time carries."""
     if device.measured:
+        from tactics.measure import timing
+
         found = timing.environment()
         title = device.title + (", emulated driver" if timing.is_emulated() else "")
         return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import textwrap
@@ -48,6 +47,8 @@ def printable(text: str, keep: str = "") -> str:
 
 def meant(unknown: Sequence[str], known: Collection[str]) -> str:
     """For a message, names that are spelt like those that are unknown; empty where none is."""
+    import difflib
+
     pairs = ((name, difflib.get_close_matches(name[:100], known, 1)) for name in unknown[:8])
     return "".join(f"; did you mean {close[0]!r} instead of {name!r}?" for name, close in pairs if close)
 

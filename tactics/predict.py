@@ -13,7 +13,6 @@ from statistics import NormalDist
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
-from tactics.families import table
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
 
@@ -80,4 +79,6 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
 
 @lru_cache(maxsize=65536)
 def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+    from tactics.families import table  # all of them, which take long to import
+
     return table.OF_KERNEL[tactic.kernel].predict(problem, tactic, device)

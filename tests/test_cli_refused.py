@@ -2,6 +2,8 @@
 
 import resource
 import signal
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from gpu_runtime import cli as command_line
 from gpu_runtime.commands import targets
 from gpu_runtime.runtime import engine as engines
 from tests.reference_run import model, node
-from tests.test_cli import SHAPES, contents, program, start
+from tests.test_cli import ENV, SHAPES, contents, program, start
 
 
 @pytest.fixture
@@ -203,6 +205,24 @@ def test_wrong_inputs_of_a_run(files, refused):
     refused(f"{run} x=nope.npy", "error: --input x: nope.npy: no such file; expected a .npy file, as numpy.save writes it\n")
     for name in ("objects.npy", "many.npz", "empty.npy", "torn.npy", "tiny.onnx", "folder"):
         refused(f"{run} x={name}", f"error: --input x: {name}: not a readable .npy file, as numpy.save writes it: ")
+
+
+@pytest.mark.parametrize("given", ["z=x.npy", "x=wide.npy", "x=half.npy"])
+def test_wrong_inputs_are_refused_before_a_kernel_or_the_emulator_is_compiled(files, given):
+    """In a process of its own, whose cache is empty and stays it."""
+    np.save(files / "half.npy", np.load(files / "x.npy").astype(np.float16))
+    np.save(files / "wide.npy", np.ones((1, 8, 6, 7), np.float32))
+    (files / "cache").mkdir()
+    before = contents(files)
+    code = (
+        "import sys; from gpu_runtime.cli import main\n"
+        f"try: main('run tiny.engine --emulate --output out.npz --input {given}'.split())\n"
+        "finally: print([m for m in ('cuda.bindings.nvrtc', 'cuda_kernels.emulator.build', 'cupy') if m in sys.modules])"
+    )
+    env = ENV | {"GPU_RUNTIME_CACHE": str(files / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=files, capture_output=True, text=True)
+    assert done.returncode == 1 and "error: input" in done.stderr and done.stdout == "[]\n", done.stderr
+    assert contents(files) == before
 
 
 def test_engines_that_cannot_be_used(files, refused, monkeypatch):

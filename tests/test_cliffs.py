@@ -10,7 +10,7 @@ from gpu_runtime import pipeline
 from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
-from gpu_runtime.precision import cliffs, intervals
+from gpu_runtime.precision import cliffs, execution, intervals
 from tactics.problems.array_functions import FUNCTIONS as LIBRARY
 from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
 from tactics.problems.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
@@ -117,7 +117,7 @@ def test_a_calibration_input_without_a_cliff_moves_nothing(tmp_path):
 
 def test_a_large_plan_is_not_run(tmp_path, monkeypatch):
     """But what its operators are known to need is in FP32 as without a calibration input."""
-    monkeypatch.setattr(pipeline.execution, "PLAN", pipeline.execution.Budget(-1, 0))
+    monkeypatch.setattr(execution, "PLAN", execution.Budget(-1, 0))
     proto, feeds = network_of("log")
     engine = build(tmp_path, proto, calibration=feeds)
     assert engine.plan.range.compared.skipped.startswith("0.0 G multiplications: ")

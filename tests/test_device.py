@@ -1,7 +1,10 @@
 """What is believed of a GPU: the driver's answers, the named devices' facts, and no division by what a driver does not tell."""
 
+import sys
+
 import pytest
 
+from cuda_kernels import device
 from cuda_kernels.device import DRIVER_NAMES, NAMED, RELATIVES, reported
 
 CLOCK, MEMORY, BUS, BLOCKS = 13, 36, 37, 106
@@ -69,3 +72,13 @@ def test_every_relative_is_named_and_has_a_source():
     assert all(r.name in NAMED and r.source for r in RELATIVES.values())
     with pytest.raises(ValueError, match="compute capability 7.5: expected 8.0 or newer"):
         reported(props("Tesla T4", 75, 40), attributes())
+
+
+def test_cupy_is_asked_only_where_there_is_a_driver(monkeypatch):
+    """It takes 0.1 s to import."""
+    monkeypatch.setattr(device, "has_cupy", lambda: True)
+    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it fails
+    monkeypatch.setattr(device, "DRIVER", "libnone.so.1")
+    assert device.why_no_gpu() == "no CUDA driver is found (libnone.so.1)" and not device.has_gpu()
+    monkeypatch.setattr(device, "DRIVER", "libc.so.6")
+    assert device.why_no_gpu().startswith("CuPy is not installed")

@@ -38,6 +38,20 @@ def test_the_library_of_a_wheel_needs_no_compiler(alone):
     assert load()._name == str(alone)
 
 
+def test_a_compilation_is_said_once_where_there_is_one(alone, monkeypatch, caplog):
+    """On stderr, where nobody listens: a first run takes half a minute longer than all others."""
+    load()
+    assert not caplog.records
+    monkeypatch.setattr(build, "PREBUILT", alone.parent / "none")
+    monkeypatch.setattr(build, "compiler", lambda: "c++ -g")
+    monkeypatch.setattr(build, "_compile", lambda cxx, march: alone.read_bytes())
+    for _ in range(2):
+        load()
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "compiling the emulator for this CPU with c++ -g: it takes about half a minute and is done once")
+    ]
+
+
 @pytest.mark.parametrize("spoil", ["sources", "damage", "cpu", "march", "absent"])
 def test_no_other_library_than_that_of_these_sources_for_this_cpu_is_loaded(alone, monkeypatch, tmp_path, spoil):
     if spoil == "sources":

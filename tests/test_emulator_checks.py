@@ -112,6 +112,32 @@ def test_our_launches_begin_early_where_the_device_lets_them():
             gpu.launch(gpu.load(compiled), (1, 1, 1), (N, 1, 1), 0, struct.pack("<QQi", x, y, N))
 
 
+READ_BY_TWO = """.version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel()\n{{
+.shared .align 16 .b8 line[16];\n.reg .pred %w<4>, %p<2>;\n.reg .b32 %r<8>;
+mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5;
+setp.eq.u32 %w0, %r1, 0; setp.eq.u32 %w1, %r1, 1; setp.eq.u32 %w2, %r1, 2; setp.eq.u32 %w3, %r1, 3; setp.eq.u32 %p0, %r0, 0;
+@%p0 st.shared.v4.b32 [line], {{%r0, %r0, %r0, %r0}};\nbar.sync 0;
+@%w2 bra A; @%w3 bra A; bar.sync 1, 64; A:
+@%w1 ld.shared.v4.b32 {{%r2, %r3, %r4, %r5}}, [line];\n@%w2 ld.shared.v4.b32 {{%r2, %r3, %r4, %r5}}, [line];
+{between}\n{order}\nsetp.eq.u32 %p1, %r0, 96;\n@%p1 {write};\nret;\n}}\n"""
+JOIN = "@%w{} bra B; @%w3 bra B; bra C; B: bar.sync 2, 64; C:"  # the writer and one of the readers
+
+
+@pytest.mark.parametrize("write", ["st.shared.v4.b32 [line], {%r0, %r0, %r0, %r0}", "st.shared.b32 [line+4], %r0"])
+@pytest.mark.parametrize("between", ["", "@%w2 ld.shared.b32 %r6, [line+4];", "@%w1 ld.shared.b32 %r6, [line+4];"])
+@pytest.mark.parametrize("ordered", [1, 2, None])
+def test_every_reader_since_the_last_write_is_remembered(ordered, between, write):
+    """Warps 1 and 2 read in different epochs, the line or a cell of it; who writes is ordered after one of them, or both."""
+    order = "bar.sync 0;" if ordered is None else JOIN.format(ordered)
+    program = load(READ_BY_TWO.format(between=between, order=order, write=write))
+    for seed in range(6):
+        other = 3 - (ordered or 0)
+        words = f"^race: write after read .* warp {other} read it"
+        words += f"|(?s:^race: read after write .* warp 3 wrote it .*warp {other}, lanes)" if seed else ""  # it came too late
+        with contextlib.nullcontext() if ordered is None else pytest.raises(EmulatorError, match=words):
+            launch(program, (1, 1, 1), (128, 1, 1), 0, b"", Memory(), options=Options(seed=seed, threads=1))
+
+
 def test_unknown_opcode_names_file_and_line():
     with pytest.raises(EmulatorError) as caught:
         run("unknown_opcode", False, Options())

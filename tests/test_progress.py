@@ -15,6 +15,7 @@ import time
 import pytest
 
 from cuda_kernels import compile as compiling
+from cuda_kernels.emulator import build
 from gpu_runtime import cli as command_line
 from gpu_runtime.commands import console, progress
 from gpu_runtime.commands.progress import ProgressLine
@@ -44,6 +45,20 @@ class Terminal(io.StringIO):
         for part in self.getvalue().replace("層", "層\0").split("\r"):  # which takes two columns
             shown = part + shown[len(part) :]
         return shown.rstrip()
+
+
+def test_the_emulator_that_is_compiled_is_a_stage_and_no_line_of_the_log(capsys, caplog):
+    clock, out = Clock(), io.StringIO()
+    with ProgressLine(clock=clock, stream=out) as line:
+        line(Progress("load", "net.engine"))
+        build.LOG.warning("compiling")
+        watched(line, clock, 1.2)
+        line(Progress("run", "net.engine"))
+        watched(line, clock, 4.2)
+    assert out.getvalue() == "[1 s] compiling the emulator, which is done once, for this CPU\n[5 s] running net.engine\n"
+    assert not caplog.records and capsys.readouterr().err == ""
+    build.LOG.warning("compiling")
+    assert len(caplog.records) == 1
 
 
 def watched(line: ProgressLine, clock: Clock, seconds: float) -> None:

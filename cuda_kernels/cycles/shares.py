@@ -19,9 +19,12 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cuda_kernels.cycles.simulate import Share
 from cuda_kernels.device import Device, relative
+
+if TYPE_CHECKING:
+    from cuda_kernels.cycles.simulate import Share
 
 TABLE = Path(__file__).parent / "shares.json"
 LOOPS: Mapping[str, Mapping[str, int]] = {
@@ -66,6 +69,8 @@ def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> flo
 
 def span(kernel: str, tile: str, loop: str, machine: str) -> Share | None:
     """Lowest, centre and highest with as many blocks as fit, where the machine was swept."""
+    from cuda_kernels.cycles.simulate import Share  # all that the simulator is needed for, and a plan asks for no range
+
     row = rows(kernel).get(tile, {}).get(loop, {}).get(machine)
     return Share(row[2][0], row[1][-1], row[2][1]) if row and len(row) > 2 else None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -31,6 +32,9 @@ PREBUILT, LEVEL = SOURCES / "prebuilt", "x86-64-v3"  # what setup.py compiles in
 LEVEL_FLAGS = set("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
 # Newest symbols of libstdc++, GLIBCXX_3.4.N -> the first manylinux_2_N that grants them (auditwheel's manylinux-policy.json).
 GRANTED = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
+
+
+LOG = logging.getLogger(__name__)
 
 
 class BuildError(CompileError):
@@ -120,6 +124,8 @@ def _load(cxx: list[str], march: str, key: str) -> ctypes.CDLL:
     folder = cache_dir() / "emulator"
     if (lib := _loaded(folder, key)) is not None:
         return lib
+    # On stderr, where nobody has said otherwise: whoever runs the first kernel waits without knowing for what.
+    LOG.warning("compiling the emulator for this CPU with %s: it takes about half a minute and is done once", " ".join(cxx))
     data = _compile(cxx, march)
     path = _path(folder, key, data)
     if keep(path, data):

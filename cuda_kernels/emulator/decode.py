@@ -6,42 +6,16 @@ Opcodes are entered in the tables of the opcodes_* files; decoder.py is what the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from cuda_kernels.emulator import opcodes, opcodes_memory, opcodes_move, opcodes_warp
 from cuda_kernels.emulator.decoder import SPECIALS, DecodeError, Decoder, Opcode
 from cuda_kernels.emulator.parse import Function, Instr, Module
+from cuda_kernels.emulator.programs import INS, Decoded
 from cuda_kernels.emulator.registers import allocate
 
-INS = np.dtype([
-    ("fn", "<u8"), ("imm", "<i8"), ("imm2", "<i8"), ("guard", "<i4"), ("kind", "<u2"), ("sub", "<u2"), ("flags", "u1"),
-    ("space", "u1"), ("size", "u1"), ("vec", "u1"), ("line", "<i4"), ("o", "<i4", (20,)), ("order", "<i4"), ("pad", "<i4"),
-])  # fmt: skip
-assert INS.itemsize == 128
 FIELDS = ("fn", "imm", "imm2", "sub", "flags", "space", "size", "vec", "order", "line")  # that a record has as they are
 OPCODES: dict[str, Opcode] = opcodes.OPCODES | opcodes_move.OPCODES | opcodes_memory.OPCODES | opcodes_warp.OPCODES
-
-
-@dataclass
-class Decoded:
-    """Arrays for emu_program, and what run.py needs to launch and to explain."""
-
-    name: str
-    code: np.ndarray
-    consts: bytes
-    tables: np.ndarray
-    specials: np.ndarray
-    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell
-    lines: list[tuple[int, tuple[int, int], str]]  # per instruction: PTX line, (file, line), opcode
-    files: dict[int, str]
-    static_end: int  # shared addresses: one past the static variables, and where the dynamic array begins
-    dynamic_at: int
-    param_bytes: int
-    maxntid: tuple[int, ...] | None
-    rows32: int
-    globals: list[tuple[str, np.ndarray]]
 
 
 def decode(module: Module, kernel: str | None = None) -> Decoded:
@@ -104,8 +78,10 @@ def _arrays(dec: Decoder) -> Decoded:
     specials = np.array([(SPECIALS[n], at[v] // 2) for n, v in dec.specials.items()], np.uint32).reshape(-1, 2)
     cells = [dec.cell.bit_length() - 1, dec.global_cell.bit_length() - 1]
     sizes = np.array([base["d"] + 256 * count["d"], pred_bytes, -(-dec.local_bytes // 16) * 16, *cells], np.uint32)
+    numbers = {opcode: i for i, opcode in enumerate(dict.fromkeys(m.opcode for m in dec.code))}
+    places = np.array([(m.line, *m.loc, numbers[m.opcode]) for m in dec.code], np.int32)
     return Decoded(
-        dec.kernel.name, code, bytes(dec.consts), np.array(tables, np.uint32), specials, sizes,
-        [(m.line, m.loc, m.opcode) for m in dec.code], dec.module.files, dec.shared.static_end, dec.shared.dynamic_at,
-        dec.param_bytes, dec.kernel.maxntid, count["r"], list(dec.globals.values()),
+        dec.kernel.name, code, np.frombuffer(dec.consts, np.uint8), np.array(tables, np.uint32), specials, sizes, places,
+        list(numbers), {str(number): name for number, name in dec.module.files.items()}, dec.shared.static_end,
+        dec.shared.dynamic_at, dec.param_bytes, list(dec.kernel.maxntid or ()), list(dec.globals.values()),
     )  # fmt: skip

@@ -149,6 +149,10 @@ struct Cell {  // shadow of 16 bytes of shared memory, or of one element (1, 2 o
 };
 enum CellFlag : u8 { VALID = 1, PENDING = 2, ATOMIC = 4, MORE_READERS = 8, SPLIT = 16 };
 
+struct Readers {  // of a cell, as a mask of warps, in an epoch before its last; `next`: more of the cell, see shadow.h
+    u32 mask, epoch, next;
+};
+
 struct Sectors {  // what sectors.h knows of the sectors this worker's blocks touched
     std::vector<std::unique_ptr<u32[]>> chunks;
     u64 first = 0, count = 0, chunk = 0;  // the allocation met last: its sectors and first chunk
@@ -184,7 +188,9 @@ struct Block {
     Barrier barriers[16];
     u32 epochs = 1;
     std::vector<Cell> lines, cells;  // see shadow.h
-    std::unordered_map<u32, std::vector<std::pair<u32, u32>>> more_readers;  // cell -> (mask, epoch)
+    std::vector<Readers> more_readers;
+    std::vector<u32> first_of_line, first_of_cell;  // of more_readers, where a line or cell has any
+    u32 free_readers = ~0u;
     u32 fences = 0;           // see order.h
     Fences known, observed;
     Count* counts = nullptr;  // of the host thread

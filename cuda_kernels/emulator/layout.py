@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cuda_kernels.emulator.parse import Function, Instr, Module, Var
-
-SHARED_START = 16  # address 0 stays unused, and nothing is better aligned than it asked to be
+from cuda_kernels.emulator.programs import SHARED_START
 
 
 class Shared(NamedTuple):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import bisect
 import ctypes
 import functools
-import hashlib
 import math
 import re
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cuda_kernels.emulator import programs
 from cuda_kernels.emulator.build import library
-from cuda_kernels.emulator.decode import INS, Decoded, decode
-from cuda_kernels.emulator.decoder import DecodeError
-from cuda_kernels.emulator.layout import SHARED_START
-from cuda_kernels.emulator.parse import Module, ParseError, parse
+from cuda_kernels.emulator.programs import SHARED_START, Decoded
+
+if TYPE_CHECKING:
+    from cuda_kernels.emulator.parse import Module
 
 RED_ZONE = 4096
 KEPT = 256  # decoded programs
@@ -226,9 +227,8 @@ class Program:
     def __init__(self, decoded: Decoded) -> None:
         self.decoded = d = decoded
         self.lib = lib = library()
-        consts = np.frombuffer(d.consts, np.uint8)
         self.handle = lib.emu_program(
-            d.code.ctypes.data, len(d.code), consts.ctypes.data, len(consts), d.tables.ctypes.data, len(d.tables),
+            d.code.ctypes.data, len(d.code), d.consts.ctypes.data, len(d.consts), d.tables.ctypes.data, len(d.tables),
             d.specials.ctypes.data, len(d.specials), d.sizes.ctypes.data,
         )  # fmt: skip
 
@@ -242,9 +242,10 @@ class Program:
 
     def place(self, pc: int) -> str:
         """Source and PTX line of an instruction."""
-        line, (file, source), opcode = self.decoded.lines[min(pc, len(self.decoded.lines) - 1)]
-        known = self.decoded.files.get(file)
-        return f"{f'{known}:{source}, ' if known else ''}PTX line {line}: {opcode}"
+        d = self.decoded
+        line, file, source, opcode = d.places[min(pc, len(d.places) - 1)].tolist()
+        known = d.files.get(str(file))
+        return f"{f'{known}:{source}, ' if known else ''}PTX line {line}: {d.opcodes[opcode]}"
 
 
 _programs: OrderedDict[str, Program] = OrderedDict()
@@ -254,26 +255,44 @@ _programs_lock = threading.Lock()
 @functools.lru_cache(maxsize=4)
 def parsed(ptx: str) -> Module:
     """A parsed module; the last few are remembered, because a driver asks for a module and then for each of its kernels."""
+    from cuda_kernels.emulator.parse import parse
+
     return parse(ptx)
 
 
-def load(ptx: str, kernel: str | None = None) -> Program:
-    """Parse and decode; remembered by content. EmulatorError names what is not understood, with file and line."""
-    key = hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
+def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
+    """Parse and decode; remembered by content, with `keep` in the cache too. EmulatorError names what is not understood, with
+    file and line."""
+    key = programs.key_of(ptx, kernel)
     with _programs_lock:
         program = _programs.get(key)
         if program is not None:
             _programs.move_to_end(key)
             return program
-    try:
-        program = Program(decode(parsed(ptx), kernel))
-    except (ParseError, DecodeError) as e:
-        raise EmulatorError(str(e), "unknown instruction") from None
+    path = programs.cache_path(key) if keep else None
+    decoded = programs.read(path) if path else None
+    if decoded is None:
+        decoded = _decoded(ptx, kernel)
+        if path:
+            programs.write(path, decoded)
+    program = Program(decoded)
     with _programs_lock:
         _programs[key] = program
         while len(_programs) > KEPT:
             _programs.popitem(last=False)
     return program
+
+
+def _decoded(ptx: str, kernel: str | None) -> Decoded:
+    """The decoder takes long to import, and none of it is needed for a program that is kept."""
+    from cuda_kernels.emulator.decode import decode
+    from cuda_kernels.emulator.decoder import DecodeError
+    from cuda_kernels.emulator.parse import ParseError
+
+    try:
+        return decode(parsed(ptx), kernel)
+    except (ParseError, DecodeError) as e:
+        raise EmulatorError(str(e), "unknown instruction") from None
 
 
 class _Launch(ctypes.Structure):
@@ -345,7 +364,7 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
     for what, values in (("grid", grid), ("block", block)):
         if len(values) != 3 or min(values) < 1:
             raise ValueError(f"{what} {tuple(values)}: expected three positive numbers")
-    threads, most = math.prod(block), math.prod(d.maxntid or ())
+    threads, most = math.prod(block), math.prod(d.maxntid)
     if threads > 1024:
         raise ValueError(f"{name}: a block of {threads} threads, at most 1024")
     if d.maxntid and threads > most:
@@ -396,9 +415,9 @@ def _stats(program: Program, totals: np.ndarray, counts: np.ndarray, writes: dic
     mma: Counter[str] = Counter()
     lines: dict[tuple[int, int, str], list[int]] = {}
     ran = np.flatnonzero(counts["executed"])
-    for pc, row in zip(ran.tolist(), counts[ran].tolist(), strict=True):
+    for (_, file, line, number), row in zip(d.places[ran].tolist(), counts[ran].tolist(), strict=True):
         executed, nbytes, sectors, ideal, wavefronts, fewest = row
-        _, (file, line), opcode = d.lines[pc]
+        opcode = d.opcodes[number]
         if opcode.startswith("mma"):
             mma[opcode] += executed
         if not (wavefronts or sectors):
@@ -414,7 +433,7 @@ def _stats(program: Program, totals: np.ndarray, counts: np.ndarray, writes: dic
         measured = executed, sectors, ideal, wavefronts, fewest
         lines[file, line, opcode] = [a + b for a, b in zip(lines.get((file, line, opcode), NOTHING), measured, strict=True)]
     total.update({name: int(counts[name].sum()) for name in ("sectors", "ideal_sectors", "wavefronts", "min_wavefronts")})
-    listed = [(d.files.get(f, "?"), n, o, v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
+    listed = [(d.files.get(str(f), "?"), n, o, v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
     of_launch = [int(n) for n in totals]
     return Stats(
         of_launch[0], of_launch[1], of_launch[2], dict(mma), of_launch[3],
@@ -425,4 +444,4 @@ def _stats(program: Program, totals: np.ndarray, counts: np.ndarray, writes: dic
     )  # fmt: skip
 
 
-__all__ = ["INS", "EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load"]
+__all__ = ["EmulatorError", "LineStats", "Memory", "Options", "Program", "Stats", "launch", "load"]

@@ -68,7 +68,7 @@ void start(Block& k, u64 linear) {
     k.round_at = ~0ull, k.rounds = k.circles = 0;
     if (CHECK) {
         std::fill(k.lines.begin(), k.lines.end(), Cell{});
-        k.more_readers.clear();
+        k.more_readers.clear(), k.free_readers = ~0u;
         memset(k.smem + l.smem_base, 0xff, l.smem_end - l.smem_base);
         std::fill_n((u32*)k.regs, (size_t)n * k.prog->warp_bytes / 4, UNWRITTEN);
     }
@@ -198,6 +198,7 @@ void furnish(Run& run, Block& k, u32 thread) {
     k.local = aligned_bytes((size_t)warps * LANES * run.prog->local_bytes, 0xff);
     if (!l.checks) return;
     k.lines.resize(l.smem_end / 16 + 1), k.cells.resize(k.lines.size() << (4 - run.prog->cell_shift));
+    k.first_of_line.resize(k.lines.size()), k.first_of_cell.resize(k.cells.size());
     k.sectors.chunks.resize(run.chunks);
     run.counts[thread].resize(run.prog->ins.size()), k.counts = run.counts[thread].data();
 }

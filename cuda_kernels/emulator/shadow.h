@@ -16,7 +16,8 @@ struct Shadow {
     Block& k;
     Warp& w;
     u32 pc;
-    static constexpr u32 LINE = 1u << 31;  // more_readers of a line rather than of a cell
+    static constexpr u32 LINE = 1u << 31;  // more readers of a line rather than of a cell
+    static constexpr u32 NONE = ~0u;       // ends a list of them
     u32 shift() const { return k.prog->cell_shift; }
 
     [[noreturn]] void race(const char* kind, u32 at, u32 other, const char* was, u32 lane) {
@@ -42,6 +43,24 @@ struct Shadow {
             if (w.known[__builtin_ctz(r)] < epoch) race("write after read", at, __builtin_ctz(r), "read", lane);
     }
 
+    // Readers beyond the last epoch's are lists in one array: a pipeline's stages have some in every line, anew each time round.
+    u32& first_readers(u32 key) { return key & LINE ? k.first_of_line[key & ~LINE] : k.first_of_cell[key]; }
+    void add_readers(Cell& c, u32 key, u32 mask, u32 epoch) {
+        u32 at = k.free_readers;
+        if (at == NONE) at = (u32)k.more_readers.size(), k.more_readers.push_back({});
+        else k.free_readers = k.more_readers[at].next;
+        k.more_readers[at] = {mask, epoch, NONE};
+        u32* end = &first_readers(key);
+        if (!(c.flags & MORE_READERS)) *end = NONE, c.flags |= MORE_READERS;
+        while (*end != NONE) end = &k.more_readers[*end].next;
+        *end = at;
+    }
+    void drop_readers(u32 key) {
+        u32 last = first_readers(key);
+        while (k.more_readers[last].next != NONE) last = k.more_readers[last].next;
+        k.more_readers[last].next = k.free_readers, k.free_readers = first_readers(key);
+    }
+
     // One cell. Nearly always: written, complete, ordered before this warp; read by nobody who is not.
     void read_cell(Cell& c, u32 key, u32 at, u32 n, u32 lane, bool atomic) {
         if ((c.flags & (VALID | PENDING)) == VALID && w.known[c.writer] >= c.write_epoch &&
@@ -57,10 +76,7 @@ struct Shadow {
         if (!(atomic && (c.flags & ATOMIC))) check_writer(c, at, "read after write", lane);
         if (c.read_epoch == w.epoch) c.readers |= 1u << w.index;
         else {
-            if (c.readers && !ordered(c.readers, c.read_epoch)) {
-                k.more_readers[key].push_back({c.readers, c.read_epoch});
-                c.flags |= MORE_READERS;
-            }
+            if (c.readers && !ordered(c.readers, c.read_epoch)) add_readers(c, key, c.readers, c.read_epoch);
             c.readers = 1u << w.index, c.read_epoch = w.epoch;
         }
     }
@@ -75,8 +91,9 @@ struct Shadow {
         if (!c.readers || (flags & c.flags & ATOMIC)) return;
         check_readers(at, c.readers, c.read_epoch, lane);
         if (!(c.flags & MORE_READERS)) return;
-        for (auto& r : k.more_readers[key]) check_readers(at, r.first, r.second, lane);
-        k.more_readers.erase(key);
+        for (u32 r = first_readers(key); r != NONE; r = k.more_readers[r].next)
+            check_readers(at, k.more_readers[r].mask, k.more_readers[r].epoch, lane);
+        drop_readers(key);
     }
 
     // The cells of a line, from now on each for itself.
@@ -85,9 +102,12 @@ struct Shadow {
         if (c->flags & SPLIT) return cells;
         for (u32 i = 0; i < 16u >> shift(); i++) {
             cells[i] = *c;
-            if (c->flags & MORE_READERS) k.more_readers[(line << (4 - shift())) + i] = k.more_readers[LINE | line];
+            if (!(c->flags & MORE_READERS)) continue;
+            cells[i].flags &= ~MORE_READERS;
+            for (u32 r = first_readers(LINE | line); r != NONE; r = k.more_readers[r].next)
+                add_readers(cells[i], (line << (4 - shift())) + i, k.more_readers[r].mask, k.more_readers[r].epoch);
         }
-        if (c->flags & MORE_READERS) k.more_readers.erase(LINE | line);
+        if (c->flags & MORE_READERS) drop_readers(LINE | line);
         c->flags = SPLIT;
         return cells;
     }

@@ -25,7 +25,7 @@ from gpu_runtime.benchmark.attend import Stuck, attend
 from gpu_runtime.benchmark.clocks import ClockWatch
 from gpu_runtime.benchmark.records import Query, Settings, Trace
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime.arrays import check_names, host_input
+from gpu_runtime.runtime.arrays import host_inputs
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import Bound
@@ -201,8 +201,7 @@ def measure(
     """
     if why := devices.why_no_gpu():
         raise ValueError(f"times are measured on a GPU only, and there is none that can be used: {why}")
-    check_names(engine.plan.inputs, inputs)
-    arrays = {i.name: host_input(i, inputs[i.name]) for i in engine.plan.inputs}
+    arrays = host_inputs(engine.plan.inputs, inputs)
     bench = Bench(engine, arrays, settings, progress)
     try:
         bench.prepare()

@@ -9,12 +9,15 @@ import time
 import unicodedata
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from gpu_runtime.commands import console
 from gpu_runtime.progress import Progress
+
+if TYPE_CHECKING:
+    import logging
 
 FIRST_S = 1.0  # nothing is shown of what takes less
 BETWEEN_S = 4.0  # between two lines where there is no terminal
@@ -24,9 +27,10 @@ STAGES = {
     "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
     "time": "times of layers:", "plan": "choosing the plan of",
     "explain": "comparing with other plans of", "compare": "comparing with FP32:", "pack": "packing weights of",
-    "compile": "compiling kernels, which is done once:", "load": "loading", "run": "running", "device": "planning for",
-    "write": "writing", "order": "ordering channels:", "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on",
-    "examine": "examining kernels:", "rate": "measuring",
+    "compile": "compiling kernels, which is done once:", "emulator": "compiling the emulator, which is done once,",
+    "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
+    "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
+    "rate": "measuring",
 }  # fmt: skip
 
 
@@ -60,6 +64,7 @@ class ProgressLine:
 
     def __enter__(self) -> ProgressLine:
         console.DRAWN.append(self.clear)
+        _emulator_log().addFilter(self._heard)
         self._thread.start()
         return self
 
@@ -68,6 +73,7 @@ class ProgressLine:
 
     def end(self) -> None:
         """Show nothing any more."""
+        _emulator_log().removeFilter(self._heard)
         self._ended.set()
         self._thread.join()
         self.clear()
@@ -93,6 +99,11 @@ class ProgressLine:
             if self._width:
                 self._write(f"\r{' ' * (self._width + len('^C'))}\r")
                 self._width = 0
+
+    def _heard(self, record: object) -> bool:
+        """The emulator is compiled from now on: a stage here, and no line of the log."""
+        self(Progress("emulator", "for this CPU"))
+        return False
 
     def _draw_on(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -129,6 +140,12 @@ class ProgressLine:
             return os.get_terminal_size(self._stream.fileno()).columns or console.WIDTH
         except (OSError, ValueError):
             return console.WIDTH
+
+
+def _emulator_log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("cuda_kernels.emulator.build")
 
 
 def listening(verbose: bool = False) -> ProgressLine:

@@ -32,6 +32,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
     from gpu_runtime import EngineError, load
+    from gpu_runtime.runtime.arrays import host_inputs
     from gpu_runtime.text import not_finite
 
     progress(Progress("load", engine))
@@ -40,7 +41,8 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
     most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
-    arrays = {name: read_array(name, path, most) for name, path in given.items()}
+    # What is wrong with them is said before a kernel is compiled or loaded.
+    arrays = host_inputs(loaded.plan.inputs, {name: read_array(name, path, most) for name, path in given.items()})
     try:
         context = loaded.context(device="emulator" if emulate else None, nvtx=nvtx, progress=compiling(progress))
     except EngineError as e:

@@ -8,3 +8,32 @@ spelling; constants folded; channels_first products; split_attention by a softma
 decide; importer these in order; pattern what inspect-sparsity shows; queries questions about the graph; describe what a model
 is.
 """
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import ModuleType
+
+# onnx-ir computes sizes that are unknown with SymPy, whose import takes as long as a third of all that a build imports. Sizes
+# are known here, so these two are executed when something of them is first asked for.
+LATER = ("sympy", "onnx_ir._symbolic_shapes")
+
+
+class _Later:
+    """Finds them."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in LATER else None
+        if spec and spec.loader:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+sys.meta_path.insert(0, _Later)
+try:
+    import onnx  # noqa: F401  (the first that a message names)
+    import onnx_ir  # noqa: F401
+finally:
+    sys.meta_path.remove(_Later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,14 @@ class Source:
 def stem_of(source: Path | Source) -> str:
     """The name that a network of it has."""
     return source.name if isinstance(source, Source) else source.stem
+
+
+def sha256_of(source: Path | Source) -> str:
+    """Of the model's bytes."""
+    if isinstance(source, Source):
+        return hashlib.sha256(source.data).hexdigest()
+    with open(source, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source_of(model: Any, example_inputs: Sequence[Any] | None = None) -> Path | Source:

@@ -105,6 +105,12 @@ def _check_fits(what: str, info: Bound, array: Any, cure: str) -> None:
 # ---- the host's
 
 
+def host_inputs(expected: Sequence[Bound], inputs: Any) -> dict[str, np.ndarray]:
+    """What `Context.run` takes, as arrays of NumPy's by name. Raises as it does for wrong names, shapes and types."""
+    check_names(expected, inputs)
+    return {info.name: host_input(info, inputs[info.name]) for info in expected}
+
+
 def host_input(info: Bound, a: Any) -> np.ndarray:
     """An input as an array of NumPy's; copied where it has the other byte order, or is no array but numbers."""
     what = _input(info)
@@ -122,7 +128,7 @@ def _input(info: Bound) -> str:
 
 def _host(what: str, info: Bound, a: Any) -> np.ndarray:
     """An array on memory of the host's, whoever's it is."""
-    if isinstance(a, np.ma.MaskedArray):
+    if (masked := sys.modules.get("numpy.ma")) and isinstance(a, masked.MaskedArray):  # who has one has imported that
         raise ValueError(f"{what}: expected an array, got a masked one, whose mask would not count: give .filled(value) of it")
     if isinstance(a, np.ndarray | np.generic):
         return np.asarray(a)

@@ -34,7 +34,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime import bounds, verify
+from gpu_runtime.runtime import bounds
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, PlanRecord, Section, TensorSpec
@@ -175,13 +175,20 @@ def is_checkable(record: EngineRecord) -> bool:
 
 def check(record: EngineRecord, weights: np.ndarray) -> None:
     """EngineError where a step or place of the plan does not follow from its layers."""
-    if problem := verify.fault(record, weights):
+    if problem := _fault(record, weights):
         raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")
 
 
 def _not_derived(record: EngineRecord, arena: np.ndarray) -> str | None:
     """What in a plan does not follow from its layers, or None."""
-    return verify.fault(record, arena[: _weight_bytes(record.sections, arena.nbytes)])
+    return _fault(record, arena[: _weight_bytes(record.sections, arena.nbytes)])
+
+
+def _fault(record: EngineRecord, weights: np.ndarray) -> str | None:
+    """As verify has it, which imports every family of kernels: nobody waits for that who reads no plan, or another's."""
+    from gpu_runtime.runtime import verify
+
+    return verify.fault(record, weights)
 
 
 def write(engine: Engine, path: str | os.PathLike[str]) -> None:

@@ -61,8 +61,7 @@ class HostFeeds:
     def _checked(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None
     ) -> tuple[dict[str, np.ndarray], dict[str, arrays.Given]]:
-        arrays.check_names(self._plan.inputs, inputs)
-        given = {info.name: arrays.host_input(info, inputs[info.name]) for info in self._plan.inputs}
+        given = arrays.host_inputs(self._plan.inputs, inputs)
         outs = {i.name: arrays.Given(arrays.host_output(i, a), False) for i, a in arrays.named(self._plan.outputs, out)}
         arrays.check_apart(outs)
         return given, outs

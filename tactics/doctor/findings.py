@@ -21,7 +21,6 @@ from tactics import codec
 from tactics.codec import Check
 from tactics.kernels import KERNELS
 from tactics.measure.timing import driver_version
-from tactics.measure.worker import device_key
 
 VERSION = 1  # of the file
 MOST_BYTES = 1 << 20
@@ -68,12 +67,12 @@ class _File:
 def key_of(device: Device) -> Findings:
     """Findings of nothing, for this device, driver and sources."""
     source = hashlib.sha256(json.dumps([source_hash(), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
-    return Findings(device_key(device), driver_version(), source)
+    return Findings(device.key, driver_version(), source)
 
 
 def path_of(device: Device) -> Path:
     """The file of this kind of device."""
-    return files.cache_dir() / "doctor" / f"{hashlib.sha256(device_key(device).encode()).hexdigest()[:16]}.json"
+    return files.cache_dir() / "doctor" / f"{hashlib.sha256(device.key.encode()).hexdigest()[:16]}.json"
 
 
 def keep(device: Device, failed: tuple[Failure, ...]) -> bool:

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +33,6 @@ from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.child import Child, Lost
 from tactics.measure.faults import Fault
-from tactics.measure.worker import device_key
 from tactics.predict import predict_us, sigma
 from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
@@ -92,6 +90,8 @@ def source_key(kernel: str) -> str:
     """Names the kernel's binary up to its compile-time values: source, headers, options, compiler. Of library functions:
     their source and the library's version."""
     if kernel == "library":
+        from importlib.metadata import version  # it brings half of package email
+
         return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
@@ -149,7 +149,7 @@ class Measured:
                  progress: Counter | None = None):  # fmt: skip
         self.device, self.cache = device, cache
         self.failures: dict[tuple[str, str], str] = {}
-        self._key = f"{device_key(device)}|{driver_version() if driver is None else driver}"
+        self._key = f"{device.key}|{driver_version() if driver is None else driver}"
         self._command, self._compile_first, self._progress = tuple(command), compile_first, progress
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._worker: Child | None = None
@@ -306,7 +306,7 @@ class Measured:
         except Lost as e:
             self.close()
             raise ValueError(f"nothing can be measured: {e}") from None
-        mine = device_key(self.device)
+        mine = self.device.key
         if hello.get("device") != mine:
             self.close()
             raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")

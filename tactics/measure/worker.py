@@ -52,11 +52,6 @@ SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by N
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
 
 
-def device_key(device: Device) -> str:
-    """What a GPU is known by in the timing cache, but for its driver."""
-    return f"{device.title}|{device.sm}|{device.num_sms}|{device.l2_bytes}"
-
-
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
     """Largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
 
@@ -410,7 +405,7 @@ def main() -> None:
     except Exception as e:  # whatever the reason, the parent is to read it
         answers.write(json.dumps({"error": f"{type(e).__name__}: {e}"}) + "\n")
         return
-    hello = {"device": device_key(device), "overhead_us": bench.stopwatch.overhead_us}
+    hello = {"device": device.key, "overhead_us": bench.stopwatch.overhead_us}
     answers.write(json.dumps(hello) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

@@ -25,8 +25,8 @@ import numpy as np
 
 from cuda_kernels import emulator
 from cuda_kernels.device import Device, named
-from cuda_kernels.emulator.layout import SHARED_START
 from cuda_kernels.emulator.parse import Module, ParseError
+from cuda_kernels.emulator.programs import SHARED_START
 from cuda_kernels.emulator.run import EmulatorError, parsed
 from cuda_kernels.files import cache_dir
 from tests.emulated_driver.settings import ERRORS, CFacts, CSettings, Settings, c_facts, c_settings, from_environment, visible

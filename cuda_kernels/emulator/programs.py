@@ -1,0 +1,107 @@
+"""What a kernel's PTX is decoded to, and such programs in the cache, beside the PTX of compiled kernels.
+
+A program follows from the PTX, the decoder's sources and the library's numbers of instructions: a file is named by their hash,
+and begins with one of this name and of all that it holds. So a file of another program, a torn or an altered one is a miss. The
+hashes tell of accidents: who may write the cache may run what they like, as with the machine code and the library there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuda_kernels import files
+from cuda_kernels.emulator.build import SOURCES, names
+
+INS = np.dtype([
+    ("fn", "<u8"), ("imm", "<i8"), ("imm2", "<i8"), ("guard", "<i4"), ("kind", "<u2"), ("sub", "<u2"), ("flags", "u1"),
+    ("space", "u1"), ("size", "u1"), ("vec", "u1"), ("line", "<i4"), ("o", "<i4", (20,)), ("order", "<i4"), ("pad", "<i4"),
+])  # fmt: skip
+assert INS.itemsize == 128
+SHARED_START = 16  # address 0 stays unused, and nothing is better aligned than it asked to be
+ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: what it is made of, and its shape
+    "code": (INS, (-1,)), "places": ("<i4", (-1, 4)), "tables": ("<u4", (-1,)), "specials": ("<u4", (-1, 2)),
+    "sizes": ("<u4", (5,)), "consts": ("u1", (-1,)),
+}  # fmt: skip
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Arrays for emu_program, and what run.py needs to launch and to explain."""
+
+    name: str
+    code: np.ndarray
+    consts: np.ndarray
+    tables: np.ndarray
+    specials: np.ndarray
+    sizes: np.ndarray  # warp bytes, predicate bytes, local bytes, log2 of a shared and of a global cell
+    places: np.ndarray  # per instruction: PTX line, file, line of the file, which opcode
+    opcodes: list[str]
+    files: dict[str, str]  # number -> name
+    static_end: int  # shared addresses: one past the static variables, and where the dynamic array begins
+    dynamic_at: int
+    param_bytes: int
+    maxntid: list[int]  # empty: not declared
+    globals: list[tuple[str, np.ndarray]]  # at the addresses that the code has
+
+
+@lru_cache(maxsize=1)
+def _version() -> bytes:
+    """Of all but the PTX that decides a program."""
+    digest = hashlib.sha256(repr(names()).encode())
+    for path in sorted(SOURCES.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.digest()
+
+
+def key_of(ptx: str, kernel: str | None) -> str:
+    """What a program is known by: its PTX, and the name of the kernel where that has several."""
+    return hashlib.sha256(f"{kernel}\0{ptx}".encode()).hexdigest()
+
+
+def cache_path(of: str) -> Path:
+    """The file of the program that is known so."""
+    key = hashlib.sha256(_version() + of.encode()).hexdigest()
+    return files.cache_dir() / "kernels" / key[:2] / f"{key}.program"
+
+
+def read(path: Path) -> Decoded | None:
+    """The program that was written under this name; None where there is none, or something else."""
+    try:
+        with files.open_regular(path) as file:
+            digest, packed = file.read(HASH_BYTES), file.read()
+    except OSError:
+        return None
+    if digest != _digest(path, packed):
+        return None
+    data = zlib.decompress(packed)
+    head, _, _ = data.partition(b"\n")
+    found, rest = json.loads(head), np.frombuffer(data, np.uint8, offset=len(head) + 1)
+    for name, (kind, shape) in ARRAYS.items():
+        array, rest = np.split(rest, [found[name]])
+        found[name] = array.view(kind).reshape(shape)
+    return Decoded(**found, globals=[])
+
+
+def write(path: Path, program: Decoded) -> None:
+    """Keep a program, unless its code has addresses of this process."""
+    if program.globals:
+        return
+    arrays = {name: np.ascontiguousarray(getattr(program, name), kind) for name, (kind, _) in ARRAYS.items()}
+    head = {f.name: getattr(program, f.name) for f in fields(program) if f.name not in (*ARRAYS, "globals")}
+    text = json.dumps(head | {name: array.nbytes for name, array in arrays.items()}).encode()
+    text += b" " * (-(len(text) + 1) % 16) + b"\n"  # what follows is aligned
+    packed = zlib.compress(text + b"".join(array.tobytes() for array in arrays.values()), 1)
+    files.keep(path, _digest(path, packed) + packed)
+
+
+def _digest(path: Path, packed: bytes) -> bytes:
+    return hashlib.sha256(path.stem.encode() + packed).digest()
