@@ -31,12 +31,13 @@ SLOW = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")  # hundreds of me
 
 
 def record(engine: Engine) -> dict[str, object]:
-    """Total in picoseconds, numbers of launches and of sparse layers, and digests of the launches and of the weights."""
+    """Total in picoseconds, numbers of launches and of sparse ones, and digests of the launches and of the weights."""
     plan, facts = engine.plan, ("kernel", "function", "values", "attributes", "grid", "block", "smem", "args")
     steps = [[codec.to_json(type(s), s).get(fact) for fact in facts] for s in plan.steps]
     weights = [s.sha256 for s in engine.record.sections if s.kind == "weights"]
     return {
-        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(steps), "sparse": len(plan.sparsity.picked),
+        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(steps),
+        "sparse": sum(layer.is_sparse for layer in plan.layers),
         "launches": _digest(steps), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
     }  # fmt: skip
 
