@@ -1,11 +1,13 @@
 """Machine code of our tensor-core kernels beside CUTLASS's and Triton's, through one assembler, with no GPU.
 
     python -m benchmarks.bench_sass [--sm sm_80] [--tiles 128x256x32] [--out out/sass.json]
+    python -m benchmarks.bench_sass --found
 
 For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
 what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
 peak by cuda_kernels/cycles, its range and centre, with clocks of a tile. Last what is required, what was found and whether that
-is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON.
+is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON. --found:
+what benchmarks/sass/found.json says was required and found, with nothing compiled or simulated.
 
 What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 2, the rest half a
 minute. What is not downloaded is left out, and said: make truth.
@@ -39,8 +41,7 @@ from benchmarks.sass.kernels import (
     triton,
 )
 from benchmarks.sass.published import Timed
-from benchmarks.sass.required import HEADER as REQUIRED
-from benchmarks.sass.required import Requirement, against_cublas, beside, cube
+from benchmarks.sass.required import BESIDE, Requirement, against_cublas, beside, cube, listed
 from benchmarks.sass.runs import CHANNELS, DEPTHS, SIZE, TAPS, Counts, Ran, counts, operands, run
 from cuda_kernels.compile import CompileError
 from cuda_kernels.cycles.sass import program
@@ -49,6 +50,7 @@ from cuda_kernels.emulator import EmulatorError
 from cuda_kernels.files import fault, write
 
 NAME_WIDTH = 47
+FOUND = Path(__file__).parent / "sass" / "found.json"
 DEEP = (576, 2304, 4608)  # K, of whole tiles' clocks
 
 
@@ -212,11 +214,23 @@ def measured() -> list[Requirement]:
     return found
 
 
+def last() -> list[Requirement]:
+    """Of benchmarks/sass/found.json: ours beside CUTLASS's by every point that it has, the others as they were found."""
+    kept = json.loads(FOUND.read_text())
+    kernels, fitting = {str(kernel): kernel for kernel in KERNELS}, [r for r in kept["rows"] if r["share_of_peak"]]
+    shares = {(kernels[r["kernel"]], r["sm"]): Simulated(tuple(r["share_of_peak"]["points"])) for r in fitting}
+    return [*beside(shares), *(Requirement(**r) for r in kept["requirements"] if r["kind"] != BESIDE)]
+
+
 @click.command(help=__doc__)
 @click.option("--sm", "sms", multiple=True, type=click.Choice(list(DEVICES)), help="An architecture; all without it.")
 @click.option("--tiles", multiple=True, metavar="MxNxK", help="Kernels with this tile only, as 128x256x32.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures there, as JSON.")
-def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None) -> None:
+@click.option("--found", "kept", is_flag=True, help="Print what was required and found when that was last written down.")
+def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None, kept: bool) -> None:
+    if kept:
+        click.echo(listed(last()).lstrip())
+        return
     if out and (wrong := fault(out, make_folders=True)):
         raise click.BadParameter(f"{out}: {wrong}", param_hint="--out")
     try:
@@ -226,12 +240,12 @@ def main(sms: tuple[str, ...], tiles: tuple[str, ...], out: Path | None) -> None
     if not kernels:
         return
     compiled(kernels)
-    listed = [sm for sm in DEVICES if sm in sms or not sms]
-    found = [row for kernel in kernels for row in rows(kernel, listed)]
+    shown = [sm for sm in DEVICES if sm in sms or not sms]
+    found = [row for kernel in kernels for row in rows(kernel, shown)]
     at = simulations(found)
-    click.echo("\n".join([conditions(), *(f"{side_by_side(found, sm)}\n{shares(found, at, sm)}" for sm in listed)]))
+    click.echo("\n".join([conditions(), *(f"{side_by_side(found, sm)}\n{shares(found, at, sm)}" for sm in shown)]))
     required = [*beside({(row.kernel, row.sm): s for row, s in at.items()}), *(() if tiles or sms else measured())]
-    click.echo("\n".join(["", REQUIRED, *map(str, required)]))
+    click.echo(listed(required))
     if out:
         records = {"rows": [row.record(at.get(row)) for row in found], "requirements": [asdict(r) for r in required]}
         write(out, json.dumps(records, indent=1).encode())

@@ -82,7 +82,7 @@ def main() -> None:
         share, where = accuracy(gr.load(path))
         print(
             f"digits_{name}: built in {built - start:.1f} s -> {path}; {len(engine.sparsity.picked)} of "
-            f"{len(engine.sparsity.rows)} layers run sparse; accuracy on held-out digits {100 * share:.2f} % "
+            f"{len(engine.sparsity.layers)} layers with weights run sparse; accuracy on held-out digits {100 * share:.2f} % "
             f"(run on {where} in {time.perf_counter() - built:.1f} s)"
         )
     print(f"\nThe sparse network planned for batch {EXPLAINED_BATCH}:\n")

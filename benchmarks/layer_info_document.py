@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gpu_runtime as gr
+from gpu_runtime.explain.figures import SURE
+from gpu_runtime.explain.layer_info import camel
+from tactics.predict import RANGE
 
 DIGITS = Path(__file__).parent / "digits"
 
@@ -24,11 +27,15 @@ NETWORK = {
     "Timing": "`measured`, or `predicted(DEVICE)`: how all times in the file came about",
     "TotalUs": "what the plan takes, microseconds",
     "LaunchesChecked": "whether every launch was checked to read what was written for it, and no more than that",
-    "SparsityLayers": "layers with weights",
+    "SparsityLayers": "layers with weights, each a node of the model, as in all counts of layers",
     "SparsityEligibleLayers": "those whose weights have the 2:4 pattern and whose kind has sparse kernels",
     "SparsityPickedLayers": "those that run sparse",
+    **{f"SparsityPicked{camel(word)}": f"of these, those that are {word}, see [how to read a reason](reasons.md)"
+       for word, _ in SURE},
     "SparsityAllDenseUs": "what the best plan without sparse kernels takes",
     "SparsitySavedUs": "the difference of both",
+    "SparsitySavedLowUs": f"the least of where it lies with a probability of {100 * RANGE:.0f} %",
+    "SparsitySavedHighUs": "the most",
     "SparsityCeilingUs": "what the network would take with all eligible kernels at twice their dense speed",
 }
 LAYER = {
@@ -36,6 +43,8 @@ LAYER = {
     "Timing": "as above",
     "PrecisionReason": "why the layer computes in FP32",
     "ActivationFunction": "the activation by name, where TensorRT says only `GENERIC`",
+    "SparsityLayers": "the model's nodes whose weights these are",
+    "SparsityEligibleLayers": "those of them that are eligible",
     "SparsityEligible": "1: the weights have the pattern, and the layer's kind has sparse kernels",
     "SparsityChosen": "1: a sparse kernel runs (`HasSparseWeights` says only that the weights have the pattern)",
     "SparsityReason": "one word, see [how to read a reason](reasons.md)",
@@ -49,6 +58,7 @@ LAYER = {
     "SparsityFirstViolation": "K, C, R, S: where the first group that does not fit begins",
     "SparsityFlipSpeedup": "how much faster the losing kind's kernels would have to be",
     "SparsityProbabilityFaster": "P(sparse faster), given the error of predictions",
+    "SparsitySureness": f"of a layer that runs sparse, what that is called: {', '.join(word for word, _ in SURE)}",
     "SparseBest": "Ms, LowMs, HighMs, Tactic, Formats, Bound: the fastest sparse kernel in any formats, alone",
     "DenseBest": "the same of the fastest dense one",
     "PredictedIfSparse": "Ms, Tactic: the best sparse kernel if the weights had the pattern, predicted",

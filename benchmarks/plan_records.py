@@ -37,11 +37,12 @@ SIX = ("fastestdet", "resnet20_cifar10", "squeezenet11_fp16", "timm_edgenext_x_s
 
 
 def record(engine: Engine) -> dict[str, object]:
-    """Total in picoseconds, numbers of launches and of sparse layers, and digests of launches, weights and verdicts."""
+    """Total in picoseconds, numbers of launches and of sparse ones, and digests of launches, weights and verdicts."""
     plan = engine.plan
     weights = (section.sha256 for section in engine.record.sections if section.kind == "weights")
     return {
-        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(plan.steps), "sparse": len(plan.sparsity.picked),
+        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(plan.steps),
+        "sparse": sum(layer.is_sparse for layer in plan.layers),
         "launches": _digest(map(_step, plan.steps)), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
         "verdicts": _digest(f"{row.layer} {row.verdict} {row.reason}" for row in plan.sparsity.rows),
     }  # fmt: skip

@@ -8,6 +8,8 @@ what benchmarks/bench_predictions finds: SIGMA for one time, SIGMA_RATIO for the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -27,6 +29,12 @@ OURS = 0.10
 SIGMA = {regime: math.hypot(error, OURS) for regime, error in PUBLISHED.items()}
 SIGMA_RATIO = {regime: math.hypot(error, OURS) for regime, error in PUBLISHED_RATIO.items()}
 RISK = 0.6  # how likely a sparse kernel must be the faster one before a predicted plan takes it
+# Of the variance of published errors, the part that is one error for all kernels that the same thing bounds on a device: of 60
+# layers of networks on three devices, whose times fitted nothing, 0.46 (benchmarks/shared_errors.py, which also says why pairs
+# of sparse and dense products, on two devices that they fitted, show next to none). What else a quotient's error has is one
+# unknown of the device, common to all of its kernels: OURS, the rate of mma.sp, a sparse kernel's fixed cost, a power limit.
+SHARED = 0.5
+RANGE = 0.8  # how likely what sparse kernels save lies in the range that is shown
 
 
 def regime(bound: str) -> str:
@@ -65,6 +73,40 @@ def premium(problem: Problem, tactic: Tactic, device: Device, risk: float) -> fl
         return 1.0
     parts = _cached(problem, tactic, device)
     return math.exp(NormalDist().inv_cdf(risk) * sigma_ratio(str(parts["bound"]), float(parts["total_us"]), device))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A sparse kernel of a plan: its `us` and what it saves beside a dense one, `saved_us`; what bounds both."""
+
+    us: float
+    bound: str
+    saved_us: float
+    dense_bound: str
+
+
+def saved_range(saved_us: float, picks: Sequence[Pick], device: Device) -> tuple[float, float]:
+    """Where what sparse kernels save together lies with probability RANGE.
+
+    A kernel's dense time is d exp(e), its sparse time s exp(e + q): what is wrong with both alike, e (`sigmas`), and with
+    their quotient, q (`sigma_ratio`), so that it saves (d - s) e - s q more than predicted, to first order; e and q are
+    independent, the errors of several kernels as SHARED says.
+    """
+    r = rates(device)
+    own, variance = [regime(p.bound) for p in picks], 0.0
+    for name in REGIMES:  # as published
+        of_ratio = [p.us * PUBLISHED_RATIO[name] for p in picks if regime(p.bound) == name]
+        of_both = [p.saved_us * PUBLISHED[name] for p in picks if regime(p.dense_bound) == name]
+        variance += sum(SHARED * sum(errors) ** 2 + (1 - SHARED) * sum(e * e for e in errors) for errors in (of_ratio, of_both))
+    whole = (  # one unknown of the device each
+        [p.us * OURS for p in picks], [p.saved_us * OURS for p in picks],
+        [p.us * r.sparse_rate_sigma for p, at in zip(picks, own, strict=True) if at == "math"],
+        [p.us * r.sparse_us_sigma / max(p.us, device.launch_us) for p in picks],
+        [p.saved_us * r.held_sigma for p in picks if regime(p.dense_bound) == "math"],
+    )  # fmt: skip
+    variance += sum(sum(errors) ** 2 for errors in whole)
+    reach = NormalDist().inv_cdf((1 + RANGE) / 2) * math.sqrt(variance)
+    return saved_us - reach, saved_us + reach
 
 
 def predict_us(problem: Problem, tactic: Tactic, device: Device) -> float:

@@ -77,6 +77,10 @@ def other(tactic, us, kernel, reformat, around, fmt="fp16:hwc8"):
     }  # fmt: skip
 
 
+def flip(us, needed, premium):
+    return {"us": us, "needed_us": needed, "premium_us": premium}
+
+
 def floor(bound, mma=10.0, dram=2.0):
     times = {"mma_us": mma, "dram_us": dram, "l2_us": 1.5, "launch_us": 2.0, "bound": bound}
     return times | {"dense_us": 2 + max(mma, dram), "sparse_us": 2 + max(mma / 2, dram)}
@@ -86,8 +90,8 @@ def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
     return {
         "layer": name, "layers": [name], "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
         "pattern_share": 1.0, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
-        "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip_speedup": None, "lost_energy": 0.0,
-        "if_sparse": None, "stored_share": 1.0,
+        "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip": None, "lost_energy": 0.0,
+        "if_sparse": None, "stored_share": 1.0, "able": [] if what == "not_eligible" else [name],
         "c": 64, "k": 64, "groups": 1, "kernel": [3, 3], "pattern_groups": 9216, "floor": None,
     } | more  # fmt: skip
 
@@ -135,13 +139,14 @@ def example_plan():
         verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,
                 pattern_groups=None, lost_energy=None, stored_share=None),
         verdict(wide, "sparse", "picked", best(dense, 40.5), best(sparse, 31.25), 9.25,
-                p_sparse_faster=0.93, other=other(dense, 40.5, 9.25, 0, 0), flip_speedup=1.296,
+                p_sparse_faster=0.93, other=other(dense, 40.5, 9.25, 0, 0), flip=flip(40.5, 32.5, 1.25),
                 floor=floor("mma")),
         verdict("/layer1/conv2", "dense", "dense_faster", best(dense, 30), best(sparse, 33.75), 3.75,
-                other=other(sparse, 33.75, 3.75, 0, 0), flip_speedup=1.125, floor=floor("mma"), p_sparse_faster=0.45),
+                other=other(sparse, 33.75, 3.75, 0, 0), flip=flip(33.75, 28.85, 1.15),
+                floor=floor("mma"), p_sparse_faster=0.45),
         verdict("/layer2/conv", "dense", "reformat_outweighs", best(dense, 18.75, "fp16:hwc16"),
                 best(sparse, 17.5, "fp16:chw32"), 6.5, floor=floor("dram", 4.0, 9.0), p_sparse_faster=0.6,
-                other=other(sparse, 17.5, -1.25, 6, 1.75, "fp16:chw32"), flip_speedup=1.591),
+                other=other(sparse, 17.5, -1.25, 6, 1.75, "fp16:chw32"), flip=flip(17.5, 11.0, 0.0)),
         verdict("/branch/tie", "dense", "within_noise", best(dense, 10), best(sparse, 9.9), -0.1),
         verdict("/branch/odd", "dense", "no_sparse_tactic", best(dense, 12), None, detail="C/g = 12, not 8 n"),
         verdict("/branch/grouped", "not_eligible", "grouped_conv", best(dense, 11), c=128, groups=64, pattern_share=None,

@@ -2,17 +2,18 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.bench_sass import SHARES, Row, main, share_line, side_by_side
+from benchmarks.bench_sass import FOUND, SHARES, Row, last, main, share_line, side_by_side
 from benchmarks.published_rows import product, together
 from benchmarks.sass.clocks import Simulated, stage_clocks
 from benchmarks.sass.kernels import DENSE, KERNELS, SPARSE, STAGES, Assembled, Kernel, assemble, missing, selected
 from benchmarks.sass.published import Timed, again, estimates, few, verdict
-from benchmarks.sass.required import Requirement, beside, held, peak
+from benchmarks.sass.required import BESIDE, CALIBRATION, EVIDENCE, KINDS, Requirement, beside, held, peak
 from benchmarks.sass.runs import counts, kept, operands, places, run
 from cuda_kernels.cycles.machine import Residency, machine
 from cuda_kernels.cycles.sass import program
@@ -154,10 +155,25 @@ def test_ours_is_held_to_the_best_of_theirs_at_each_point():
     assert (centre.found, centre.met, worst.found, worst.met) == ("1.000", True, "0.889", False)
     sparse = {(Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
               (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,))}  # fmt: skip
-    (line,) = beside(sparse)
+    line, worst = beside(sparse)
     assert not line.met and line.found == "0.833" and "aim 1.05" in line.what
-    words = [str(Requirement("x" * 82, "within 7%", "0.573, bias +0.509", met)).split()[-1] for met in (True, False, None)]
+    assert (worst.required, worst.found, worst.met) == ("nothing", "0.833", None), "shown, though nothing is asked"
+    found = "within 7%", "0.573, bias +0.509"
+    words = [str(Requirement("x" * 82, *found, met, BESIDE)).split()[-1] for met in (True, False, None)]
     assert words == ["yes", "no", "-"] and len(str(line)) <= 128
+
+
+def test_the_record_of_what_was_found_follows_from_its_points_and_says_which_lines_are_evidence():
+    """What the sweep's centre and the clocks were chosen by is no evidence: cutlass#408, and the level of times of cuBLAS."""
+    kept, found = json.loads(FOUND.read_text())["requirements"], last()
+    assert kept == [asdict(r) for r in found] and {r.kind for r in found} == set(KINDS)
+    for r in found:
+        chosen = "16384^3" in r.what or "bias (clock" in r.what
+        assert r.kind == (CALIBRATION if chosen else EVIDENCE if "cuBLAS" in r.what else BESIDE), r
+    sparse = {r.what: (r.required, r.met) for r in found if "conv_sparse24" in r.what and "worst" in r.what}
+    assert len(sparse) == 2 and set(sparse.values()) == {("nothing", None)}
+    done = CliRunner().invoke(main, ["--found"])
+    assert done.exit_code == 0 and all(str(r) in done.output for r in found) and all(k in done.output for k in KINDS.values())
 
 
 @pytest.mark.full

@@ -44,7 +44,7 @@ def path(engine, tmp_path_factory):
 def test_an_engine_says_what_it_is(engine):
     text = repr(engine)
     assert text.startswith("Engine('net' for A100-SXM4-80GB: x 2x16x6x6 float32 -> y 2x16x6x6 float32; ")
-    assert f"; {len(engine.plan.layers)} layers, {len(engine.sparsity.picked)} sparse, " in text
+    assert f"; {len(engine.plan.steps)} launches, 0 of 1 layers with weights sparse, " in text
     assert text.endswith("us predicted(a100))")
 
 

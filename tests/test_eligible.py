@@ -26,9 +26,10 @@ def test_the_network_in_a_line(name, tmp_path):
     log, lines = wording.sparsity_text(plan), " ".join(" ".join(wording.network_lines(plan)).split())
     assert f"{wording.ELIGIBLE_LINE} {', '.join(able)}".strip() in log
     if able:
-        assert f"of {len(able)} eligible layers run sparse; the plan takes ~" in lines and "at twice their dense speed" in lines
+        assert lines.startswith(f"{len(able)} of {len(layers)} layers with weights are eligible, 1 runs sparse")
+        assert "; the plan takes ~" in lines and "at twice their dense speed" in lines
     else:
-        assert lines.startswith("No layer is eligible for 2:4: the plan is dense and takes ~")
+        assert lines.startswith(f"None of {len(layers)} layers with weights is eligible for 2:4, so the plan is dense;")
     for row in plan.sparsity.rows:
         eligible = row.verdict != "not_eligible"
         assert eligible == (row.layer in able), row

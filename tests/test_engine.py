@@ -82,8 +82,8 @@ def test_the_record_s_shortcuts():
     assert engine.sparsity.picked and engine.plan.inputs[0].name == "image" and engine.plan.outputs[0].name == "prob"
     assert engine.layer_info()["Bindings"] == ["image", "prob"]
     assert repr(engine) == (
-        "Engine('example.onnx' for H200 SXM 141GB: image 8x3x112x112 float32 -> prob 8x10 float32; 14 layers, 1 sparse, "
-        "1.0 KiB of weights, 123.0 us predicted(h200))"
+        "Engine('example.onnx' for H200 SXM 141GB: image 8x3x112x112 float32 -> prob 8x10 float32; 1 launches, 1 of 8 "
+        "layers with weights sparse, 1.0 KiB of weights, 123.0 us predicted(h200))"
     )
 
 

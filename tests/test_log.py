@@ -130,13 +130,14 @@ def test_hostile_names(name):
 
 
 def test_certain_picks_and_toss_ups_are_told_apart():
-    plan = many(6, lambda i: f"c{i}", kinds={"sparse": ("picked",)})
-    for row, chance in zip(plan["sparsity"]["rows"], (0.99, 0.95, 0.9, 0.899, 0.7, 0.6), strict=True):
+    plan = many(7, lambda i: f"c{i}", kinds={"sparse": ("picked",)})
+    for row, chance in zip(plan["sparsity"]["rows"], (0.99, 0.95, 0.9499, 0.8, 0.75, 0.7499, 0.6), strict=True):
         row["p_sparse_faster"] = chance
     text = log_text(record(plan), 120, 36)
-    assert "6 of 6 layers with weights are eligible, 6 run sparse: 3 certain, 3 toss-ups" in text
-    assert re.search(r"^sparse +3 picked, certain: [\s\S]*?:\s+c\{0\.\.2\}$", text, re.M)
-    assert re.search(r"^sparse +3 picked, toss-up: .*P\(faster\) = 60 % to 89 %:\s+c\{3\.\.5\}$", text, re.M)
+    assert "7 of 7 layers with weights are eligible, 7 run sparse (certain 2, likely 3, toss-up 2)" in text
+    for word, first, last, low, high in (("certain", 0, 1, 95, 99), ("likely", 2, 4, 75, 94), ("toss-up", 5, 6, 60, 74)):
+        found = rf"^sparse +{last - first + 1} picked, {word}: [^:]*P\(faster\) = {low} % to {high} %"
+        assert re.search(rf"{found}[^:]*:\s+c\{{{first}[.,]+{last}\}}$", text, re.M), word
 
 
 def test_programs_find_tensorrt_s_lines_whole():

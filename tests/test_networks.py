@@ -317,13 +317,12 @@ def test_sparsity_record(build, name, sparsity):
     layers = [name for row in record.rows for name in row.layers]  # siblings run as one are a row of their own
     assert len(weighted) == len(layers) == len(set(layers)) == network.layers and len(rows) == len(record.rows)
     assert {n.name for n in weighted if n.name} <= set(layers)
-    shared = {row.layer: (row.detail,) for row in record.rows if row.reason == "one_launch" and row.detail}  # one of two can
-    eligible = [name for layer in record.eligible for name in shared.get(layer, rows[layer].layers)]
-    assert len(eligible) == (network.eligible if sparsity == "force" else 0)
-    assert set(record.picked) <= set(record.eligible) <= set(rows)
-    for layer, row in rows.items():
-        assert (row.verdict == "sparse") == (row.reason == "picked") == (layer in record.picked), row
-        assert row.pattern_share == 1 or layer not in record.eligible, row
+    assert len(record.eligible) == (network.eligible if sparsity == "force" else 0)
+    assert set(record.picked) <= set(record.eligible) <= set(layers)
+    for row in rows.values():
+        assert (row.verdict == "sparse") == (row.reason == "picked") == (set(row.layers) <= set(record.picked)), row
+        assert set(row.able) == set(row.layers) & set(record.eligible)
+        assert row.pattern_share == 1 or not row.able or row.reason == "one_launch", row
     if sparsity == "force" and name in SPARSE_PAYS:
         assert record.picked
 
@@ -341,7 +340,7 @@ def test_each_step_issues_the_plans_mma(build, execute, name, sparsity):
             assert (stats.mma + stats.mma_sp > 0) == multiplies, layer.name
             assert (stats.mma_sp > 0) == layer.is_sparse, layer.name
         sparse |= {layer.layer for layer in layers if layer.is_sparse}
-    assert sparse == set(picked)
+    assert {name for row in engine.sparsity.rows if row.layer in sparse for name in row.layers} == set(picked)
     assert sparsity == "force" or not sparse
 
 

@@ -85,7 +85,7 @@ def test_rows_are_sorted_by_a_click_on_a_heading(shown, records):
 def test_rows_are_filtered_by_verdict_type_and_search(shown):
     shown.click(".chip[data-kind=dense]")
     assert shown.evaluate(f"{ROWS}.length") == 5 and "Convolution110" not in " ".join(shown.evaluate(NAMES))
-    assert shown.evaluate("document.getElementById('shown').textContent").startswith("5 of 6 layers, ~9.63 us")
+    assert shown.evaluate("document.getElementById('shown').textContent").startswith("5 of 6 rows, ~9.63 us")
     shown.click(".chip[data-kind=dense]")
     shown.press("/")
     assert shown.evaluate("document.activeElement.id") == "search"
@@ -106,7 +106,7 @@ def test_a_click_shows_the_layer_everywhere(shown, records):
     assert shown.evaluate(TITLE) == "Convolution110 + ReLU114" and shown.evaluate(SELECTED) == [2]
     told = shown.evaluate("document.getElementById('detail').textContent")
     row = next(row for row in records[0].plan.sparsity.rows if row.layer == "Convolution110")
-    assert all(text in told for _, text in wording.layer_facts(row, records[0])) and "P(sparse kernel faster)" in told
+    assert all(text in told for _, text in wording.layer_facts(row, records[0])) and "kernel faster) = " in told
     marks = shown.evaluate("document.querySelectorAll('#detail .candidates .mark').length")
     own = [c for c in records[0].plan.choices.choices if c.op == "Convolution110 + ReLU114"]
     assert 4 < marks <= len(own[0].entries)

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.report import arena, data, drawing, page
+from gpu_runtime.explain import layer_info, wording
+from gpu_runtime.explain.figures import SURE
+from gpu_runtime.explain.log import log_text
+from gpu_runtime.report import arena, data, drawing, notes, page
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics import codec
 from tests.conftest import model_path
 from tests.engines import SPARSE_DEVICE, build
+from tests.example_plan import example_plan, measured
+from tests.example_plan import record as made
 from tests.reference_run import model, node
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e{{data}}\x00\u2028\"'`"
@@ -99,6 +104,43 @@ def test_layers_of_two_plans_are_joined_by_name_then_by_node(tmp_path):
             same = a.layers[i].name == b.layers[j].name
             assert same or set(a.layers[i].nodes) & set(b.layers[j].nodes)
     assert (None, len(b.layers) - 1) in [(i, j) for i, j in pairs if i is None] or any(j is None for _, j in pairs)
+
+
+# ---- words of doubt
+
+
+@pytest.mark.parametrize("p, word", [
+    (1.0, "certain"), (0.95, "certain"), (0.9499, "likely"), (0.75, "likely"), (0.7499, "toss-up"), (0.3, "toss-up"),
+])  # fmt: skip
+def test_log_account_page_and_json_have_the_same_word(p, word):
+    plan = example_plan()
+    plan["sparsity"]["rows"][1]["p_sparse_faster"] = p
+    plan["sparsity"]["summary"] = {"layers": 8, "eligible": 5, "picked": 1, "total_us": 123.0}
+    found = made(plan)
+    text, shown = log_text(found, 120, 60), data.page(found)
+    assert f"1 picked, {word}: " in text
+    assert re.findall(r"\((certain \d, likely \d, toss-up \d)\)", text) == [shown.verdict.sure]
+    assert f"{word} 1" in shown.verdict.sure and shown.verdict.sure.count("1") == 1
+    assert data.KINDS[shown.layers[2].kind] == f"sparse, {word}" == notes.notes(found)[2]["verdict"]
+    info = layer_info.layer_info(found)
+    assert info["Layers"][2]["SparsitySureness"] == word
+    assert {key.removeprefix("SparsityPicked"): info[key] for key in info if re.match("SparsityPicked(?!Layers)", key)} == {
+        w: int(w.lower() == word.replace("-", "")) for w in ("Certain", "Likely", "TossUp")
+    }
+    told = dict(wording.layer_facts(found.sparsity.rows[1], found))["to flip"]
+    assert told.endswith(f"given the error of predictions: {word if p >= 0.5 else 'toss-up'}")
+
+
+def test_the_page_s_scripts_have_no_words_of_doubt_of_their_own():
+    scripts = "".join((page.HERE / f"{name}.js").read_text() for name in page.SCRIPTS)
+    assert not [word for word, _ in SURE if word in scripts] and "p_sparse_faster" not in scripts
+
+
+def test_measured_picks_have_no_word():
+    found = made(measured(example_plan() | {"sparsity": example_plan()["sparsity"] | {"rows": [
+        row | {"p_sparse_faster": None} for row in example_plan()["sparsity"]["rows"]]}}))  # fmt: skip
+    assert "1 runs sparse\n" in (text := log_text(found, 120, 60)) and "1 picked: sparse kernels are" in text
+    assert data.page(found).layers[2].kind == "sparse" and not data.page(found).verdict.sure
 
 
 # ---- memory

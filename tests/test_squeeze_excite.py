@@ -126,8 +126,9 @@ def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(t
     assert (row.other_cost_us or 0) > 0 if sparsity == "force" else row.other_cost_us is None
     unknown = replace(row, best_dense=None, best_sparse=None, other=None)
     told, bare = (wording.sentence(r, engine.record) for r in (row, unknown))
-    assert "None" not in told + bare and ("the 2 layers and the average" in told) == (reason == "one_launch")
-    assert (row.detail == "reduce" and "only reduce could run sparse" in told) == (sparsity == "enable")  # forced, both could
+    assert "None" not in told + bare and ("its 2 layers run dense in one launch" in told) == (reason == "one_launch")
+    assert row.able == engine.sparsity.eligible == (("reduce", "expand") if sparsity == "force" else ("reduce",))
+    assert ("only reduce could run sparse" in told) == (sparsity == "enable")  # forced, both could
 
 
 def test_of_layers_that_cannot_run_sparse_the_pattern_is_told(tmp_path):

@@ -1,4 +1,5 @@
-"""Facts of a plan as every text has them: times, a predicted one with a `~`, tactics, and why a layer is FP32."""
+"""Facts of a plan as every text has them: times, a predicted one with a `~`, how sure it is, counts of layers, tactics, and why
+a layer is FP32."""
 
 from __future__ import annotations
 
@@ -7,16 +8,47 @@ from collections.abc import Sequence
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
-from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.runtime.findings import SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing, inner_name
 from tactics.tactic import Tactic
 
-CERTAIN = 0.9  # P(sparse faster) from which a pick counts as certain
+SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # what a pick is called, from which P(sparse faster) on
 
 
-def is_toss_up(row: SparsityRow) -> bool:
-    """Whether a sparse pick is too likely to be the slower kernel: of predictions only."""
-    return row.verdict == "sparse" and row.p_sparse_faster is not None and row.p_sparse_faster < CERTAIN
+def sure(p: float) -> str:
+    """The word for a kernel that is the faster one with this probability."""
+    return next((word for word, least in SURE if p >= least), SURE[-1][0])
+
+
+def sureness(row: SparsityRow) -> str:
+    """How sure a sparse pick is: of predictions only, else empty."""
+    return sure(row.p_sparse_faster) if row.verdict == "sparse" and row.p_sparse_faster is not None else ""
+
+
+def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
+    """Word -> the layers that run sparse so surely; nothing where times are measured, or no layer runs sparse."""
+    words = [sureness(row) for row in sparsity.rows for _ in row.layers if row.verdict == "sparse"]
+    return {word: words.count(word) for word, _ in SURE} if any(words) else {}
+
+
+def chance_text(p: float) -> str:
+    """A probability, rounded down: none that falls short of a word's least looks as if it did not."""
+    return f"{math.floor(round(100 * p, 2))} %"
+
+
+def counts_text(sparsity: SparsityRecord) -> str:
+    """How many layers could and do run sparse, and how sure that is. A layer is a node of the model, whatever it is launched
+    with."""
+    every, able, picked = len(sparsity.layers), len(sparsity.eligible), len(sparsity.picked)
+    if not able:
+        return f"none of {every} layers with weights is eligible for 2:4, so the plan is dense"
+    text = f"{able} of {every} layers with weights are eligible, {picked or 'none'} run{'s' * (picked < 2)} sparse"
+    words = sureness_text(sparsity)
+    return f"{text} ({words})" if words else text
+
+
+def sureness_text(sparsity: SparsityRecord) -> str:
+    return ", ".join(f"{word} {count}" for word, count in surenesses(sparsity).items())
 
 
 def held_text(device: Device) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu_runtime.explain.figures import fp32_reasons
+from gpu_runtime.explain.figures import fp32_reasons, sureness, surenesses
 from gpu_runtime.explain.wording import sentence
-from gpu_runtime.runtime.findings import KernelTime, SparsityRow, Summary
+from gpu_runtime.runtime.findings import KernelTime, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
@@ -51,19 +51,27 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
         "Engine Metadata": f"{record.model.name} for {record.device.title} ({record.device.sm})",
         "Timing": record.timing.label,
         "TotalUs": plan.solution.total_us,
-        **_network_keys(plan.sparsity.summary),
+        **_network_keys(plan.sparsity),
         **({"LeftOut": "; ".join(f"{what}: {why}" for what, why in record.device.left_out)} if record.device.left_out else {}),
     }
 
 
-def _network_keys(summary: Summary | None) -> Keys:
+def _network_keys(sparsity: SparsityRecord) -> Keys:
+    summary = sparsity.summary
     if summary is None:
         return {}
+    low, high = summary.saved_range_us or (None, None)
     return _known({
         "SparsityLayers": summary.layers, "SparsityEligibleLayers": summary.eligible, "SparsityPickedLayers": summary.picked,
+        **{f"SparsityPicked{camel(word)}": count for word, count in surenesses(sparsity).items()},
         "SparsityAllDenseUs": summary.all_dense_us, "SparsitySavedUs": summary.saved_us,
-        "SparsityCeilingUs": summary.ceiling_us,
+        "SparsitySavedLowUs": low, "SparsitySavedHighUs": high, "SparsityCeilingUs": summary.ceiling_us,
     })  # fmt: skip
+
+
+def camel(word: str) -> str:
+    """A word of figures.SURE as a key has it."""
+    return word.title().replace("-", "")
 
 
 def _known(keys: Mapping[str, object]) -> Keys:
@@ -258,6 +266,8 @@ def _padding(pad: Sequence[int]) -> Keys:
 def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys:
     """The sparsity row as scalars, the keys without a value left out."""
     keys: dict[str, object] = {
+        "SparsityLayers": len(row.layers),
+        "SparsityEligibleLayers": len(row.able),
         "SparsityEligible": int(row.verdict != "not_eligible"),
         "SparsityChosen": int(layer.is_sparse),
         "SparsityReason": row.reason,
@@ -268,8 +278,9 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
         "SparsityPatternShare": row.pattern_share,
         "SparsityPatternShareStored": row.stored_share,
         "SparsityLostEnergy": row.lost_energy,
-        "SparsityFlipSpeedup": row.flip_speedup,
+        "SparsityFlipSpeedup": row.flip and round(row.flip.speedup, 4),
         "SparsityProbabilityFaster": row.p_sparse_faster,
+        "SparsitySureness": sureness(row) or None,
     }
     keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.first_violation or (), strict=False)
     keys |= _best_keys("Sparse", row.best_sparse) | _best_keys("Dense", row.best_dense)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gpu_runtime.explain.figures import fp32_reasons, is_toss_up, proven, times_are, us_text
+from gpu_runtime.explain.figures import SURE, chance_text, counts_text, fp32_reasons, proven, sureness, times_are, us_text
 from gpu_runtime.explain.names import fitting, grouped, packed
-from gpu_runtime.explain.wording import ELIGIBLE_LINE, NO_GAIN, PICKED_LINE
+from gpu_runtime.explain.wording import ELIGIBLE_LINE, NO_GAIN, PICKED_LINE, range_text
 from gpu_runtime.runtime.findings import SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Timing
 from gpu_runtime.text import lost_text, printable, share_text, versus, wrap
@@ -99,12 +98,12 @@ def _facts(record: EngineRecord) -> list[tuple[str, str]]:
     """(key, text), in the order in which they are shown."""
     timing, found, sparsity = record.timing, record.plan.solution, record.sparsity
     total, dense = found.total_us, found.rivals.all_dense_us
-    facts = [("sparsity", _counts(sparsity))]
+    facts = [("sparsity", counts_text(sparsity))]
     time = f"{us_text(total, timing)}, {_verdict(record)}"
     if sparsity.eligible and dense is not None and sparsity.mode != "disable":
         time += f"; without sparse kernels {us_text(dense, timing)} ({versus(dense, total)})"
-        if (summary := sparsity.summary) and (span := summary.saved_range_us):
-            time += f"; with the error of predictions, they save {us_text(span[0], timing)} to {us_text(span[1], timing)}"
+        if ranged := range_text(record):
+            time += f"; they save {us_text(dense - total, timing)}, {ranged}"
     facts.append(("time", time))
     ceiling = sparsity.summary.ceiling_us if sparsity.summary else None
     if sparsity.eligible and ceiling is not None and dense:
@@ -123,17 +122,6 @@ def _verdict(record: EngineRecord) -> str:
     if found.status == "proven":
         return f"{proven(record.plan, record.timing)}, for serial execution and these times"
     return "not proven minimal" + ("" if found.gap is None else f": up to {100 * found.gap:.2f} % less may be possible")
-
-
-def _counts(sparsity: SparsityRecord) -> str:
-    """How many layers could and do run sparse, and how surely that is right; those that share a launch count each."""
-    picked_rows = [row for row in sparsity.rows if row.verdict == "sparse"]
-    every, able = _layers(sparsity.rows), _layers([row for row in sparsity.rows if row.verdict != "not_eligible"])
-    picked, sure = _layers(picked_rows), _layers([row for row in picked_rows if not is_toss_up(row)])
-    if not able:
-        return f"none of {every} layers with weights is eligible for 2:4, so the plan is dense"
-    text = f"{able} of {every} layers with weights are eligible, "
-    return text + (f"{picked} run sparse: {sure} certain, {picked - sure} toss-ups" if picked else "none runs sparse")
 
 
 def _layers(rows: Sequence[SparsityRow]) -> int:
@@ -188,12 +176,15 @@ def _is(row: SparsityRow, kind: _Kind) -> bool:
     return (row.verdict, row.reason) == (kind.verdict, kind.reason) and kind.test(row)
 
 
-def _picked(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
-    return f"picked, certain: sparse kernels are {_speed(rows)} as fast as dense ones{_costs(rows, record.timing)}"
+def _picks(word: str) -> _Kind:
+    """Picks that are so sure; those of a measured plan, where the word is empty."""
 
+    def text(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
+        chance = f", P(faster) = {_chance(rows)}" if word else ""
+        head = f"picked, {word}" if word else "picked"
+        return f"{head}: sparse kernels are {_speed(rows)} as fast as dense ones{chance}{_costs(rows, record.timing)}"
 
-def _tossed(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
-    return f"picked, toss-up: sparse kernels are predicted to be {_speed(rows)} as fast, P(faster) = {_chance(rows)}"
+    return _Kind("sparse", "picked", text, lambda row: sureness(row) == word)
 
 
 def _dense_faster(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
@@ -203,6 +194,11 @@ def _dense_faster(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
 def _uncertain(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
     risk = "" if record.flags.risk is None else f", --risk asks for {100 * record.flags.risk:.0f} %"
     return f"uncertain: sparse is predicted to be {_speed(rows)} as fast, but P(faster) = {_chance(rows)}{risk}"
+
+
+def _one_launch(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
+    alone = sum(len(row.able) for row in rows)
+    return f"one_launch: launched together, they run dense; apart, {alone} of them could run sparse"
 
 
 def _no_tactic(rows: Sequence[SparsityRow], record: EngineRecord) -> str:
@@ -231,13 +227,11 @@ def _faster(rows: Sequence[SparsityRow]) -> list[float]:
 
 
 KINDS = (
-    _Kind("sparse", "picked", _picked, lambda row: not is_toss_up(row)),
-    _Kind("sparse", "picked", _tossed, is_toss_up),
+    *map(_picks, ("", *dict(SURE))),
     _Kind("dense", "dense_faster", _dense_faster),
     _Kind("dense", "reformat_outweighs", lambda rows, record: "reformat_outweighs: sparse kernels alone are "
           f"{_speed(rows)} as fast, but their formats cost the plan more"),
-    _Kind("dense", "one_launch", lambda rows, record: "one_launch: dense, a squeeze-excite's layers are one launch with its "
-          "average"),
+    _Kind("dense", "one_launch", _one_launch),
     _Kind("dense", "uncertain", _uncertain),
     _Kind("sparse", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),
     _Kind("dense", "within_noise", lambda rows, record: "within_noise: sparse and dense are closer than their spread"),
@@ -262,8 +256,8 @@ def _costs(rows: Sequence[SparsityRow], timing: Timing) -> str:
 
 
 def _chance(rows: Sequence[SparsityRow]) -> str:
-    """P(sparse kernel faster), rounded down, so that none that is less than certain looks so."""
-    return _to(*_ends([r.p_sparse_faster for r in rows], lambda p: f"{math.floor(100 * p)} %"))
+    """P(sparse kernel faster)."""
+    return _to(*_ends([r.p_sparse_faster for r in rows], chance_text))
 
 
 def _ends(values: Sequence[float | None], text: str | Callable[[float], str]) -> tuple[str, str]:

@@ -10,12 +10,12 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from gpu_runtime.explain.figures import is_toss_up
 from gpu_runtime.frontend.weights import Stored, as_stored, together
 from gpu_runtime.network import Op, computes
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import (
+    Flip,
     Floor,
     IfSparse,
     KernelTime,
@@ -33,9 +33,8 @@ from tactics.measure.timing import Time, predicted
 from tactics.planner import plan
 from tactics.planner.changes import Change
 from tactics.planner.reformats import hop_ps
-from tactics.predict import p_faster, predict, predict_us, sigma_ratio
+from tactics.predict import Pick, p_faster, predict, predict_us, saved_range
 from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
-from tactics.reason import Reason
 from tactics.roofline import floors
 from tactics.tactic import Tactic
 
@@ -67,24 +66,31 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
         for i, op in ops.items()
     ]
     rows = [replace(row, branches=True, apart_cost_us=apart[row.op]) if row.op in apart else row for row in rows]
-    return SparsityRecord(
-        mode, tuple(r.layer for r in rows if r.verdict != "not_eligible"),
-        tuple(r.layer for r in rows if r.verdict == "sparse"), tuple(rows),
-        _summary(rows, chosen, all_dense_us, None if measured else table.device),
+    found = SparsityRecord(
+        mode, tuple(layer for r in rows for layer in r.able),
+        tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers), tuple(rows),
     )  # fmt: skip
+    return replace(found, summary=_summary(found, chosen, all_dense_us, None if measured else table.device))
 
 
 def _by_layer(table: Table, chosen: Iterable[Op]) -> dict[str, list[_Timed]]:
-    """Layer -> all ops with its weights, and their times; of a squeeze-excite in one launch, dense whatever its weights, also
-    those of its layers apart, which may run sparse."""
+    """Layer -> all ops with its weights, and their times; of one launch of several layers that is dense whatever their weights,
+    also those of its layers apart, which may run sparse."""
     found: dict[str, list[_Timed]] = {}
     for op, times in zip(table.network.ops, table.times, strict=True):
         if op.layer:
             found.setdefault(op.layer, []).append((op, times))
     for op in chosen:
-        if isinstance(op.problem, SqueezeExciteProblem):
-            found[op.layer] += [each for layer in op.layers for each in found.get(layer, ())]
+        if _is_dense_together(op):
+            found[op.layer] += [each for layer in op.layers if layer != op.layer for each in found.get(layer, ())]
     return found
+
+
+def _is_dense_together(op: Op) -> bool:
+    """Whether an op is several layers in one launch that cannot be sparse, whether or not one of them alone could: a
+    squeeze-excite, or convolutions that were merged and do not all have the pattern."""
+    merged = isinstance(op.problem, ConvProblem) and len(op.layers) > 1 and not op.problem.sparse24
+    return merged or isinstance(op.problem, SqueezeExciteProblem)
 
 
 class _Kernels:
@@ -140,20 +146,22 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
     if why and not table.network.is_straight(op):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
     row = replace(row, floor=Floor(**_rounded(floors(op.problem, table.device, _sizes(times)))))
-    if against := _against(own, alternatives):
+    apart = _able_apart(op, alternatives)
+    against = None if apart else not_sparse(own.problem.first if isinstance(own.problem, SqueezeExciteProblem) else own.problem)
+    if against:
         would = kernels.if_sparse(op, times, alternatives) if against.code == "pattern_violation" and not pair else None
         return replace(row, reason=against.code, detail=against.sentence, if_sparse=would)
+    row = replace(row, verdict="dense", able=apart or row.layers)
     if sparse is None:
         detail = "--sparsity=disable was given" if mode == "disable" else _rejections(table, op)
-        would = kernels.if_sparse(op, times, alternatives) if mode == "disable" and not pair else None
-        return replace(row, verdict="dense", detail=detail, if_sparse=would)
+        would = kernels.if_sparse(op, times, alternatives) if mode == "disable" and not apart else None
+        return replace(row, detail=detail, if_sparse=would)
     row = replace(row, detail=_form(own, op))
     if forced is not None:
         other = _other(table, chosen, forced)
-        flip = None if forced.speedup == math.inf else round(forced.speedup, 4)
-        row = replace(row, other=other, other_cost_us=other.cost_us, flip_speedup=flip)
-    if pair:
-        return replace(row, verdict="dense", reason="one_launch", detail=_only_one(alternatives))
+        row = replace(row, other=other, other_cost_us=other.cost_us, flip=_flip(forced))
+    if apart:
+        return replace(row, reason="one_launch")
     if dense is None:
         return replace(row, verdict="sparse", reason="picked")
     if not measured and row.best_sparse:
@@ -161,21 +169,15 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
         row = replace(row, p_sparse_faster=round(chance, 4))
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
-    return replace(row, verdict="dense", reason=_why_dense(row, sparse[1], dense[1], measured, table.risk))
+    return replace(row, reason=_why_dense(row, sparse[1], dense[1], measured, table.risk))
 
 
-def _against(own: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> Reason | None:
-    """Why a layer cannot run sparse; of two in one launch, why neither can."""
-    if isinstance(own.problem, SqueezeExciteProblem):
-        single = [op.problem for op, _ in alternatives if isinstance(op.problem, ConvProblem)]
-        return None if any(not_sparse(p) is None for p in single) else not_sparse(own.problem.first)
-    return not_sparse(own.problem)
-
-
-def _only_one(alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> str | None:
-    """The layer of a squeeze-excite that could run sparse, where the other one could not."""
-    able = {op.layer for op, _ in alternatives if isinstance(op.problem, ConvProblem) and not_sparse(op.problem) is None}
-    return able.pop() if len(able) == 1 else None
+def _able_apart(op: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> tuple[str, ...]:
+    """Of layers that are one dense launch, those that could run sparse apart."""
+    if not _is_dense_together(op):
+        return ()
+    single = {o.layer for o, _ in alternatives if isinstance(o.problem, ConvProblem) and not_sparse(o.problem) is None}
+    return tuple(layer for layer in op.layers if layer in single)
 
 
 def _form(own: Op, ran: Op) -> str | None:
@@ -251,8 +253,17 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
         total_us=total_us, cost_us=cost, kernel_us=kernel, reformat_us=reformat,
         around_us=cost - kernel - reformat, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
         tactic=tactic, in_=tactic.ins[0], out=tactic.out, us=sum(e.us for e in forced.after),
-        kernels=len(forced.after),
+        kernels=len(forced.after), premium_us=sum(e.premium_ps for e in forced.after) / 1e6,
     )  # fmt: skip
+
+
+def _flip(forced: plan.Forced) -> Flip | None:
+    """When the layer's other kind would do as well; None: never."""
+    if forced.speedup == math.inf:
+        return None
+    us, by = sum(e.us for e in forced.flipped), forced.speedup
+    doubt = sum(e.premium_ps for e in forced.flipped) / by + sum(e.premium_ps for e in forced.before)
+    return Flip(us, us / by, doubt / 1e6)
 
 
 def _premium_us(change: Change, chosen: plan.Plan) -> float:
@@ -262,23 +273,29 @@ def _premium_us(change: Change, chosen: plan.Plan) -> float:
 
 
 def _summary(
-    rows: list[SparsityRow], chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None
+    found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None
 ) -> Summary:
     """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
-    its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also how many picks
-    are `uncertain`, and the saved time if all of the picks' errors point one way."""
-    total = chosen.us
-    able = [r for r in rows if r.verdict != "not_eligible"]
-    sparse = [r for r in rows if r.verdict == "sparse"]
-    picked, unsure = len(sparse), sum(map(is_toss_up, sparse))
+    its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also the range of what
+    the picks save together."""
+    total, sparse = chosen.us, [r for r in found.rows if r.verdict == "sparse"]
+    counts = len(found.layers), len(found.eligible), len(found.picked)
     if all_dense_us is None:
-        return Summary(len(rows), len(able), picked, total, uncertain=unsure)
-    ceiling = all_dense_us - sum(map(_most_us, able))
+        return Summary(*counts, total)
+    ceiling = all_dense_us - sum(_most_us(r) for r in found.rows if r.verdict != "not_eligible")
     saved, span = round(all_dense_us - total, 6), None
     if predicted_for and sparse:
-        error = sum(r.us * sigma_ratio(r.best_sparse.bound, r.us, predicted_for) for r in sparse if r.us and r.best_sparse)
-        span = round(saved - error, 6), round(saved + error, 6)
-    return Summary(len(rows), len(able), picked, total, all_dense_us, saved, round(ceiling, 6), unsure, span)
+        low, high = saved_range(saved, [pick for r in sparse if (pick := _pick(r))], predicted_for)
+        span = round(low, 6), round(high, 6)
+    return Summary(*counts, total, all_dense_us, saved, round(ceiling, 6), span)
+
+
+def _pick(row: SparsityRow) -> Pick | None:
+    """None where no dense kernel is known, beside which the sparse one could save anything."""
+    if row.us is None or row.best_sparse is None or row.best_dense is None:
+        return None
+    saved = row.best_dense.us - row.us if row.other_cost_us is None else row.other_cost_us
+    return Pick(row.us, row.best_sparse.bound, saved, row.best_dense.bound)
 
 
 def _most_us(row: SparsityRow) -> float:

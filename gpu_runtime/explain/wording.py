@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.explain.figures import summing, tactic_text, times_are, us_text
+from gpu_runtime.explain.figures import chance_text, counts_text, summing, sure, tactic_text, times_are, us_text
 from gpu_runtime.explain.names import matching
-from gpu_runtime.runtime.findings import IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow
+from gpu_runtime.runtime.findings import Flip, IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, printable, share_text, table, versus, wrap
+from tactics.predict import RANGE
 
 PREDICTED = Timing("predicted", "predicted")  # whose times a measured plan marks all the same
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
@@ -17,7 +18,6 @@ PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for la
 RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
              "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}  # fmt: skip
 SHOWN_US = 0.005  # what is less is not written as microseconds: two decimals show nothing of it
-UNDECIDED = 0.1  # P(sparse faster) this close to a half is a toss
 NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 
 
@@ -71,19 +71,17 @@ def _forced(sparsity: SparsityRecord) -> list[str]:
 
 
 def network_lines(record: Explained) -> list[str]:
-    """The network in one sentence: eligible, picked, time saved, and what is the most there could be."""
+    """The network in a few sentences: eligible, picked, time saved, and what is the most there could be."""
     sparsity, solution = record.sparsity, record.solution
-    if not sparsity.eligible:
-        return wrap(f"No layer is eligible for 2:4: the plan is dense and takes {us_text(solution.total_us, record.timing)}")
-    text = f"{len(sparsity.picked)} of {len(sparsity.eligible)} eligible layers run sparse"
     total, dense = solution.total_us, solution.rivals.all_dense_us
+    counted = counts_text(sparsity)
+    text = f"{counted[0].upper()}{counted[1:]}; the plan takes {us_text(total, record.timing)}"
+    if not sparsity.eligible:
+        return wrap(text)
     if dense is not None:
-        text += f"; the plan takes {us_text(total, record.timing)}, the best one without sparse tactics "
-        text += f"{us_text(dense, record.timing)} ({versus(dense, total)})"
-    if sparsity.summary and (span := sparsity.summary.saved_range_us):
-        unsure = sparsity.summary.uncertain
-        text += f"; {sparsity.summary.picked - unsure} of these picks are certain, {unsure} are not, and with the error of "
-        text += f"predictions they save {us_text(span[0], record.timing)} to {us_text(span[1], record.timing)}"
+        text += f", the best one without sparse tactics {us_text(dense, record.timing)} ({versus(dense, total)})"
+    if dense is not None and (ranged := range_text(record)):
+        text += f". Sparse kernels save {us_text(dense - total, record.timing)}, {ranged}"
     ceiling = sparsity.summary.ceiling_us if sparsity.summary else None
     if ceiling is not None and dense:
         text += (
@@ -91,6 +89,15 @@ def network_lines(record: Explained) -> list[str]:
             f"{us_text(ceiling, record.timing)} ({versus(ceiling, dense)})"
         )
     return wrap(text)
+
+
+def range_text(record: Explained) -> str:
+    """Where what sparse kernels save together lies, given the errors of predictions; empty where times are measured."""
+    span = record.sparsity.summary.saved_range_us if record.sparsity.summary else None
+    if not span:
+        return ""
+    low, high = (us_text(us, record.timing) for us in span)
+    return f"given the errors of predictions, {100 * RANGE:.0f} % likely between {low} and {high}"
 
 
 # ---- one layer
@@ -109,7 +116,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
 
 def _form(row: SparsityRow) -> str:
     """What the form that the plan chose for the layer costs its weights."""
-    return f" {row.detail}." if row.detail and row.best_sparse and row.reason != "one_launch" else ""
+    return f" {row.detail}." if row.detail and row.best_sparse else ""
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
@@ -150,10 +157,12 @@ def _dense_faster(row: SparsityRow, record: Explained) -> str:
 
 
 def _uncertain(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = row.best_dense, row.best_sparse
-    chance = f"{100 * (row.p_sparse_faster or 0):.0f} %"
-    text = f"sparse is predicted to be faster ({_time(sparse, record.timing)} against {_time(dense, record.timing)}), but with "
-    return text + f"P = {chance} not surely enough (--risk): building on the GPU, where both are measured, would settle it"
+    dense, sparse, other = row.best_dense, row.best_sparse, row.other
+    text = f"sparse is predicted to be faster ({_time(sparse, record.timing)} against {_time(dense, record.timing)}), but not "
+    text += f"surely enough: P = {chance_text(row.p_sparse_faster or 0)}"
+    if other and other.premium_us:
+        text += f", for which --risk adds {us_text(other.premium_us, record.timing)} to its time"
+    return text + ". Building on the GPU, where both are measured, would settle it"
 
 
 def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
@@ -169,8 +178,8 @@ def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
 
 def _one_launch(row: SparsityRow, record: Explained) -> str:
     dense, sparse = _time(row.best_dense, record.timing), _time(row.best_sparse, record.timing)
-    able = f"of its layers only {row.detail} could run sparse" if row.detail else "could run sparse"
-    text = f"{able}, but dense the {len(row.layers)} layers and the average in front of them are one launch ({dense})"
+    only = f"of its layers only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
+    text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
     return f"{text}; a sparse one of them alone takes {sparse}"
 
 
@@ -250,24 +259,29 @@ def _parts(other: OtherChoice, timing: Timing) -> str:
     return ", ".join(parts) or "no part changes"
 
 
-def _flip(row: SparsityRow) -> str:
+def _flip(row: SparsityRow, timing: Timing) -> str:
     """What would have to change for the other choice, and how likely the predictions have it wrong."""
-    kind, speedup, chance = _other_choice(row), row.flip_speedup, row.p_sparse_faster
+    kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
         text = f"a lower --risk, or times that are measured: by the predicted ones the {kind} choice costs no more"
     elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
-    elif speedup is None:
+    elif flip is None:
         text = f"no speed of its {kind} kernels would do: what surrounds them costs more than they save"
-    elif speedup < 1.5:
-        text = f"its {kind} kernels would have to be {100 * (speedup - 1):.2g} % faster"
     else:
-        text = f"its {kind} kernels would have to be {speedup:.2f}x as fast"
+        text = _needed(flip, kind, timing)
     if chance is not None:
-        text += f"; P(sparse kernel faster) = {100 * chance:.0f} %, given the error of predictions"
-        if abs(chance - 0.5) < UNDECIDED:
-            text += ": too close to call without measuring"
+        faster, p = ("sparse", chance) if chance >= 0.5 else ("dense", round(1 - chance, 4))
+        text += f"; P({faster} kernel faster) = {chance_text(p)}, given the error of predictions: {sure(p)}"
     return text
+
+
+def _needed(flip: Flip, kind: str, timing: Timing) -> str:
+    """How much faster the other kind's kernels would have to be, as the times that are shown have it."""
+    much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{flip.speedup:.2f}x as fast"
+    times = f"{us_text(flip.needed_us, timing)} instead of {us_text(flip.us, timing)}"
+    doubt = f" (for doubt, --risk adds {us_text(flip.premium_us, timing)} to sparse)" if flip.premium_us >= SHOWN_US else ""
+    return f"its {kind} kernels would have to be {much}, {times}{doubt}"
 
 
 def _limit(row: SparsityRow, record: Explained) -> str:
@@ -326,7 +340,7 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
         kernel = f"{us_text(other.us, record.timing)} {other.in_}->{other.out} {tactic_text(other.tactic)}"
         cost = us_text(other.cost_us, record.timing, sign="+")
         facts.append((f"as {_other_choice(row)}", f"{kernel}; plan {cost}: {_parts(other, record.timing)}"))
-        facts.append(("to flip", _flip(row)))
+        facts.append(("to flip", _flip(row, record.timing)))
     floor = row.floor
     if floor:
         parts = (("mma", floor.mma_us), ("dram", floor.dram_us), ("l2", floor.l2_us), ("launch", floor.launch_us))

@@ -1,10 +1,7 @@
 // Elements, figures in words, and which layer is selected. No text of the data ever becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const KINDS = {
-  sparse: "sparse", toss_up: "sparse, toss-up", dense: "dense", not_eligible: "not eligible", other: "without weights",
-  reformat: "reformat", noop: "no launch",
-};
+const KINDS = {}; // kind of a layer -> what it is called, from the data
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {

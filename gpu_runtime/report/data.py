@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_runtime.explain.figures import fp32_reasons, is_toss_up, proven, us_text
-from gpu_runtime.explain.wording import layer_facts, network_lines
+from gpu_runtime.explain.figures import SURE, fp32_reasons, proven, sureness, sureness_text, us_text
+from gpu_runtime.explain.wording import layer_facts, network_lines, range_text
 from gpu_runtime.report import arena
 from gpu_runtime.report.drawing import Drawing, draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
@@ -20,7 +20,12 @@ from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanReco
 from gpu_runtime.text import printable, size_text
 from tactics.tactic import Tactic
 
-Kind = Literal["sparse", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
+Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
+SURE_KINDS: dict[str, Kind] = dict(zip(dict(SURE), ("certain", "likely", "toss_up"), strict=True))
+KINDS: dict[Kind, str] = {  # how the page names them, in the order of its filters; without a word, of a measured plan
+    "sparse": "sparse", **{kind: f"sparse, {word}" for word, kind in SURE_KINDS.items()},
+    "dense": "dense", "not_eligible": "not eligible", "other": "without weights", "reformat": "reformat", "noop": "no launch",
+}  # fmt: skip
 Named = tuple[str, str]
 
 
@@ -56,7 +61,8 @@ class Form:
 class LayerFacts:
     """A layer of the plan. `kind`: its verdict, or what it is where there is none; `tactic`, `inputs`, `outputs`: by number;
     `nbytes`: what it must read and write, each byte once, weights included; `cost_us`: what the plan would take more with
-    the other choice; `saved_us`: what 2:4 saves here, or would; `facts`: (what, in words)."""
+    the other choice; `saved_us`: what 2:4 saves here, or would; `facts`: (what, in words); `layers`: the model's nodes whose
+    weights it has, how many."""
 
     name: str
     type: str
@@ -78,6 +84,7 @@ class LayerFacts:
     lost_energy: float | None = None
     p_sparse_faster: float | None = None
     forms: tuple[Form, ...] = ()
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,8 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The plan in short. `sentence`: of the network; `proof`: what is proven; `warning`: why outputs are not the model's."""
+    """The plan in short. `saved_range`, in words: where what sparse kernels save lies; `sure`: how many picks are how sure;
+    `sentence`: of the network; `proof`: what is proven; `warning`: why outputs are not the model's."""
 
     model: str
     device: str
@@ -123,10 +131,10 @@ class Verdict:
     total_us: float
     dense_us: float | None
     ceiling_us: float | None
-    saved_range_us: tuple[float, float] | None
+    saved_range: str
     eligible: int
     picked: int
-    toss_ups: int
+    sure: str
     proof: str
     sentence: str
     warning: str
@@ -254,7 +262,7 @@ def _layer(record: EngineRecord, layer: Layer, row: SparsityRow | None, numbers:
         macs=layer.problem.macs if layer.problem and layer.tactic else 0, nbytes=_nbytes(layer),
         cost_us=_rounded(row.other_cost_us) if row else None, saved_us=_rounded(_saved_us(row)) if row else None,
         lost_energy=row.lost_energy if row else None, p_sparse_faster=row.p_sparse_faster if row else None,
-        forms=forms.of(layer) if layer.tactic else (),
+        forms=forms.of(layer) if layer.tactic else (), layers=len(row.layers) if row else 0,
     )  # fmt: skip
 
 
@@ -265,7 +273,7 @@ def kind_of(layer: Layer, row: SparsityRow | None) -> Kind:
         return "noop"
     if row is None:
         return "other"
-    return "toss_up" if is_toss_up(row) else row.verdict
+    return SURE_KINDS.get(sureness(row), row.verdict)
 
 
 def _range(record: EngineRecord, layer: Layer, row: SparsityRow | None) -> tuple[float | None, float | None]:
@@ -361,8 +369,8 @@ def _verdict(record: EngineRecord) -> Verdict:
         printable(record.model.name), printable(f"{record.device.title} ({record.device.sm})"), plan.sparsity.mode,
         printable(timing.label), timing.is_predicted, solution.total_us, solution.rivals.all_dense_us,
         summary.ceiling_us if summary else None,
-        summary.saved_range_us if summary else None, len(plan.sparsity.eligible), len(plan.sparsity.picked),
-        sum(map(is_toss_up, plan.sparsity.rows)), proof, printable(" ".join(s.strip() for s in network_lines(record))), warning,
+        range_text(record), len(plan.sparsity.eligible), len(plan.sparsity.picked), sureness_text(plan.sparsity), proof,
+        printable(" ".join(s.strip() for s in network_lines(record))), warning,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ function costliest(layers) {
 
 function showPage(data) {
   const [page] = data.pages;
+  Object.assign(KINDS, Object.fromEntries(data.kinds));
   showVerdict(page);
   if (data.pages.length > 1) showCompare(data.pages, data.joined);
   showStrip(page);

@@ -14,7 +14,7 @@ from cuda_kernels import files
 from gpu_runtime.explain.figures import tactic_text, us_text
 from gpu_runtime.explain.wording import sentence
 from gpu_runtime.report import arena
-from gpu_runtime.report.data import formats_of, kind_of
+from gpu_runtime.report.data import KINDS, formats_of, kind_of
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import printable
 
@@ -31,7 +31,7 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
         note = {
             "layer": printable(layer.name), "tactic": tactic_text(layer.tactic), "formats": formats_of(layer),
             "time": us_text(layer.time_us, record.timing), "timing": printable(record.timing.label),
-            "verdict": kind_of(layer, row),
+            "verdict": KINDS[kind_of(layer, row)],
         }  # fmt: skip
         if row:
             note |= {"reason": printable(row.reason), "why": printable(sentence(row, record))}

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_runtime.report.data import Page, joined, page
+from gpu_runtime.report.data import KINDS, Page, joined, page
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics import codec
 
@@ -28,19 +28,21 @@ ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What the page carries and its button saves. `joined`: the layers of two pages side by side, by number."""
+    """What the page carries and its button saves. `joined`: the layers of two pages side by side, by number; `kinds`: what each
+    kind of layer is called."""
 
     pages: tuple[Page, ...]
+    kinds: tuple[tuple[str, str], ...]
     joined: tuple[tuple[int | None, int | None], ...] = ()
 
 
 def data(record: EngineRecord, other: EngineRecord | None = None) -> Data:
     """Of one engine, or of one beside an `other`."""
-    first = page(record)
+    first, kinds = page(record), tuple(KINDS.items())
     if other is None:
-        return Data((first,))
+        return Data((first,), kinds)
     second = page(other)
-    return Data((first, second), tuple(joined(first, second)))
+    return Data((first, second), kinds, tuple(joined(first, second)))
 
 
 def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:

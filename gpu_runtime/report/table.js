@@ -85,11 +85,12 @@ function filter(table) {
     shown += fits;
     sum += fits ? layer.us : 0;
   });
-  table.shown.textContent = `${shown} of ${table.layers.length} layers, ${us(sum, table.page.verdict)}`;
+  table.shown.textContent = `${shown} of ${table.layers.length} rows, ${us(sum, table.page.verdict)}`;
 }
 
 function chip(table, kind, layers) {
   const sum = layers.reduce((total, layer) => total + layer.us, 0);
+  const nodes = layers.reduce((total, layer) => total + (layer.layers || 1), 0); // of the model, of what has weights
   const button = el("button", {
     type: "button", class: "chip", "aria-pressed": "true", "data-kind": kind,
     title: `${us(sum, table.page.verdict)} together; click to hide or show`,
@@ -99,7 +100,7 @@ function chip(table, kind, layers) {
       button.setAttribute("aria-pressed", on);
       filter(table);
     },
-  }, dot(kind), `${KINDS[kind]} ${layers.length}`);
+  }, dot(kind), `${KINDS[kind]} ${nodes}`);
   return button;
 }
 

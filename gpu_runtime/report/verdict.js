@@ -7,8 +7,7 @@ function tile(value, what, cls = "") {
 function against(verdict) {
   if (verdict.dense_us === undefined || verdict.dense_us === null) return [];
   const saved = verdict.dense_us - verdict.total_us;
-  const range = verdict.saved_range_us;
-  const span = range ? `; with the error of predictions ${us(range[0], verdict)} to ${us(range[1], verdict)}` : "";
+  const span = verdict.saved_range ? `; ${verdict.saved_range}` : "";
   const cls = saved > 0.005 ? "better" : saved < -0.005 ? "worse" : "";
   const text = Math.abs(saved) < 0.005 ? "nothing" : us(saved, verdict);
   return [tile(text, `saved by sparse kernels: all dense, the plan takes ${us(verdict.dense_us, verdict)}${span}`, cls)];
@@ -21,14 +20,13 @@ function ceiling(verdict) {
 
 function showVerdict(page) {
   const v = page.verdict;
-  const sure = v.toss_ups ? `; ${v.picked - v.toss_ups} certain, ${v.toss_ups} toss-ups` : "";
   by("verdict").append(
     el("p", { class: "headline" }, el("b", {}, v.model), ` on ${v.device}: `, el("b", {}, us(v.total_us, v)),
       `, ${v.timing}${v.predicted ? ": nothing was measured" : ""}`),
     el("div", { class: "tiles" },
       tile(us(v.total_us, v), `${v.predicted ? "predicted" : "measured"} per run, ${page.memory.steps.length} launches`),
       ...against(v), ...ceiling(v),
-      tile(`${v.picked} of ${v.eligible}`, `eligible layers run sparse${sure}`),
+      tile(`${v.picked} of ${v.eligible}`, `eligible layers run sparse${v.sure ? `: ${v.sure}` : ""}`),
       tile(v.proof.startsWith("proven") ? "proven" : "not proven", v.proof)),
     el("p", {}, `${v.sentence}.`),
     ...(v.warning ? [el("p", { class: "warning" }, v.warning)] : []));

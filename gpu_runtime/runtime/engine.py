@@ -66,7 +66,8 @@ class Engine:
     def __repr__(self) -> str:
         r = self.record
         ends = " -> ".join(", ".join(map(str, e[:SHOWN])) + ", ..." * (len(e) > SHOWN) for e in (self.inputs, self.outputs))
-        layers = f"{len(r.plan.layers)} layers, {len(r.plan.sparsity.picked)} sparse"
+        sparsity, launches = r.plan.sparsity, len(r.plan.steps)
+        layers = f"{launches} launches, {len(sparsity.picked)} of {len(sparsity.layers)} layers with weights sparse"
         return (
             f"Engine({r.model.name!r} for {r.device.title}: {ends}; {layers}, {size_text(self.weights.nbytes)} of weights, "
             f"{r.plan.solution.total_us:.1f} us {r.timing.label})"

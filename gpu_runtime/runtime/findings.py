@@ -52,7 +52,8 @@ class IfSparse(KernelTime):
 class OtherChoice:
     """What forcing a layer the other way changes: `cost_us`, the whole plan's, is the sum of `kernel_us`, the change of the
     `kernels` that hold its weights (`us` together; `tactic`, `in` and `out` are the first one's), `reformat_us`, of all
-    reformats (`reformats` more or fewer), and `around_us`, of all other kernels."""
+    reformats (`reformats` more or fewer), and `around_us`, of all other kernels. `premium_us`: what --risk adds to the time of
+    its kernels for doubt about sparse ones; it is in none of the others."""
 
     total_us: Number
     cost_us: Number
@@ -65,6 +66,21 @@ class OtherChoice:
     out: LayerFormat
     us: Number
     kernels: Size = 1
+    premium_us: Number = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """When the other choice would cost no more: if its kernels for the layer, `us` together, took `needed_us`. `premium_us`:
+    what --risk then adds for doubt about the sparse side, be that the plan's own kernels or those."""
+
+    us: Time
+    needed_us: Time
+    premium_us: Number
+
+    @property
+    def speedup(self) -> float:
+        return self.us / self.needed_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +101,15 @@ class Floor:
 class SparsityRow:
     """One layer with weights: whether it could run 2:4 sparse, whether it does, and the numbers behind it.
 
-    `layers`: each of merged siblings, or of `branches` that were added; `apart_cost_us`: what the plan would take more with
-    these branches apart; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise,
-    one_launch, uncertain, no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`,
-    `sentence`: more of it, in words (of one_launch, the layer that alone could run sparse, if only one could); c, k, groups,
-    kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
+    `layers`: the model's nodes whose weights these are: one, or each of merged siblings, of `branches` that were added, of a
+    squeeze-excite; `able`: those of them that are eligible; `apart_cost_us`: what the plan would take more with these branches
+    apart; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise, one_launch, uncertain,
+    no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of it, in words;
+    c, k, groups, kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
-    plan with this layer forced the other way, which costs `other_cost_us`; `flip_speedup`: how much faster that choice's
-    kernels would have to be; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
+    plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
+    would do; `p_sparse_faster`: given the error of predictions; `floor`: null where it runs in FP32.
     """
 
     layer: Text
@@ -118,18 +134,19 @@ class SparsityRow:
     if_sparse: IfSparse | None = None
     other: OtherChoice | None = None
     other_cost_us: Number | None = None
-    flip_speedup: Number | None = None
+    flip: Flip | None = None
     p_sparse_faster: Number | None = None
     floor: Floor | None = None
     branches: bool = False
     apart_cost_us: Number | None = None
+    able: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of layers, and the plan's total beside that of the best plan without sparse tactics; `ceiling_us`: that with
-    every eligible layer's dense kernel at twice its speed, launch and memory aside. Of predictions: `uncertain`, picks that
-    are too likely to be the slower kernel, and `saved_range_us`, if all of the picks' errors point one way."""
+    """Counts of layers, each a node of the model; the plan's total beside that of the best plan without sparse tactics;
+    `ceiling_us`: that with every eligible layer's dense kernel at twice its speed, launch and memory aside. Of predictions:
+    `saved_range_us`, in which what sparse kernels save together lies with a probability of 80 % (tactics/predict.py)."""
 
     layers: Size
     eligible: Size
@@ -138,14 +155,13 @@ class Summary:
     all_dense_us: Number | None = None
     saved_us: Number | None = None
     ceiling_us: Number | None = None
-    uncertain: Size = 0
     saved_range_us: tuple[Number, Number] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SparsityRecord:
-    """`eligible`, `picked`: names of layers. With mode force: `pruned`, initializers, `pruned_energy`, the share of their
-    squares that went, and `not_pruned`, [initializer, why]."""
+    """`eligible`, `picked`: layers, each a node of the model. With mode force: `pruned`, initializers, `pruned_energy`, the
+    share of their squares that went, and `not_pruned`, [initializer, why]."""
 
     mode: Sparsity
     eligible: tuple[Text, ...]
@@ -155,6 +171,11 @@ class SparsityRecord:
     pruned: tuple[Text, ...] = ()
     pruned_energy: Number | None = None
     not_pruned: tuple[Named, ...] = ()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers with weights, each a node of the model."""
+        return tuple(layer for row in self.rows for layer in row.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,12 +134,14 @@ def _solve_once(
 class Forced:
     """The best plan with one layer forced, as the change that it makes in the best plan. `before`, `after`: the entries of the
     layer's ops in the two. `speedup`: by what factor all of the forced kernels of that layer would have to be faster, all else
-    as it is, for such a plan to cost no more than the best one; inf: none would do."""
+    as it is, for such a plan to cost no more than the best one; inf: none would do. `flipped`: the entries of the layer's ops
+    in that plan, with the times that they have."""
 
     change: Change
     before: tuple[Entry, ...]
     after: tuple[Entry, ...]
     speedup: float
+    flipped: tuple[Entry, ...]
 
     @property
     def total_ps(self) -> int:
@@ -179,7 +181,8 @@ def _least_forced(found: list[Forced]) -> Forced | None:
     """Of the best plans in all parts of a graph the best, and the least that would make one of them so."""
     if not found:
         return None
-    return replace(min(found, key=lambda f: f.total_ps), speedup=min(f.speedup for f in found))
+    first = min(found, key=lambda f: f.speedup)
+    return replace(min(found, key=lambda f: f.total_ps), speedup=first.speedup, flipped=first.flipped)
 
 
 def _question(graph: Graph, best: Plan, max_cells: int) -> _Question | None:
@@ -263,7 +266,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
     after = q.after(first, names)
     if q.usual.plan.entries != q.best.entries:
         first = changes.difference(q.best, changes.changed(q.graph, q.usual.plan, first))
-    return Forced(first, before, after, speedup)
+    return Forced(first, before, after, speedup, q.after(rival, names))
 
 
 def _only(graph: Graph, i: int, sparse: bool) -> dict[Cell, Entry]:
@@ -284,7 +287,7 @@ def _forced_alone(graph: Graph, best: Plan, names: tuple[str, ...], sparse: bool
     if plan is None:
         return None
     before, after = (tuple(p.entries[n] for n in names if n in p.entries) for p in (best, plan))
-    return Forced(changes.difference(best, plan), before, after, _break_even(after, plan.total_ps, best))
+    return Forced(changes.difference(best, plan), before, after, _break_even(after, plan.total_ps, best), after)
 
 
 def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
