@@ -16,6 +16,7 @@ from tactics.problems.intervals import NEAR, Interval
 from tactics.problems.pointwise_ops import OPERATIONS, POINTWISE, Stage
 from tests.engines import build
 from tests.ort_budget import FACTOR, relative_l2, run, with_casts
+from tests.problems import PARAMS
 from tests.reference_run import model, node, ort_run
 
 SHAPE = (1, 8, 6, 6)
@@ -194,9 +195,6 @@ def values_in(interval: Interval, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([rng.uniform(low, high, 200), [low, high]]).astype(np.float64)
 
 
-PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.5), "hard_sigmoid": (0.2, 0.5), "elu": (0.7,), "thresholded_relu": (0.3,)}
-
-
 def test_cliffs_are_of_functions_and_reductions_that_there_are():
     assert array_functions.CLIFFS.keys() <= array_functions.FUNCTIONS.keys()
     assert reductions.CLIFFS.keys() <= reductions.REDUCTIONS.keys()
@@ -207,7 +205,7 @@ def test_facts_are_true(op):
     """Values lie in the interval that is said; away from the cliffs that are said, rounding makes no infinity and no NaN."""
     draws, seeded = random.Random(op), np.random.default_rng(len(op))
     for _ in range(60):
-        stage = Stage(op, "t1") if op in OPERATIONS else Stage(op, "", PARAMS.get(op, ()))
+        stage = Stage(op, "t1") if op in OPERATIONS else Stage(op, "", PARAMS[op])
         v, b = drawn_interval(draws), drawn_interval(draws)
         if op in ("pow", "rpow") and draws.random() < 0.7:  # by one exponent
             e = draws.choice((-2.0, -1.0, -0.5, 0.3, 0.5, 2.0, 3.0))

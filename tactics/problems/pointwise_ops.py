@@ -30,6 +30,7 @@ class Pointwise:
     computes it, if any; `parameters`: the operator's attributes, with ONNX's defaults. `spelled`: the parameters with which
     exporters write it in several nodes, which are recognised then; None if they do not. `cliff`: of an interval of the operand;
     None where there is no cliff. `pole`: of v itself, as of a reciprocal, whose result may leave FP16's range near it.
+    `homogeneous`: f(s v) = s f(v) for s > 0.
     """
 
     meaning: Meaning
@@ -40,6 +41,7 @@ class Pointwise:
     spelled: tuple[float, ...] | None = None
     cliff: Callable[[Interval], Cliff | None] = lambda b: None
     pole: bool = False
+    homogeneous: bool = False
 
 
 def _prelu(v: np.ndarray, slope: np.ndarray) -> np.ndarray:
@@ -64,12 +66,13 @@ def _whole(f: Callable[[float], float]) -> Image:
 
 # Order: include/activation.cuh. `prelu` has its slope per channel as a weight.
 ACTIVATIONS: dict[str, Pointwise] = {
-    "none": Pointwise(lambda v: v, lambda v, *_: v),
-    "relu": Pointwise(lambda v: np.maximum(v, 0), rising(lambda x: max(x, 0.0)), onnx="Relu"),
+    "none": Pointwise(lambda v: v, lambda v, *_: v, homogeneous=True),
+    "relu": Pointwise(lambda v: np.maximum(v, 0), rising(lambda x: max(x, 0.0)), onnx="Relu", homogeneous=True),
     "leaky_relu": Pointwise(
-        _prelu, lambda v, b, a: intervals.leaky(v, Interval(a, a)), onnx="LeakyRelu", parameters={"alpha": 0.01}
+        _prelu, lambda v, b, a: intervals.leaky(v, Interval(a, a)),
+        onnx="LeakyRelu", parameters={"alpha": 0.01}, homogeneous=True,
     ),
-    "prelu": Pointwise(_prelu, intervals.leaky),
+    "prelu": Pointwise(_prelu, intervals.leaky, homogeneous=True),
     "clip": Pointwise(
         lambda v, low, high: np.minimum(np.maximum(v, low), high), rising(lambda x, low, high: min(max(x, low), high)),
         onnx="Clip", parameters={"min": -FLT_MAX, "max": FLT_MAX},
@@ -96,7 +99,7 @@ ACTIVATIONS: dict[str, Pointwise] = {
 
 # Order: include/stages.cuh.
 FUNCTIONS: dict[str, Pointwise] = {
-    "abs": Pointwise(np.abs, intervals.size, onnx="Abs"),
+    "abs": Pointwise(np.abs, intervals.size, onnx="Abs", homogeneous=True),
     "ceil": Pointwise(np.ceil, _whole(math.ceil), onnx="Ceil"),
     "erf": Pointwise(_erf, rising(math.erf), 25, "Erf"),
     "exp": Pointwise(np.exp, rising(intervals.bounded(math.exp)), 3, "Exp"),
@@ -127,7 +130,7 @@ OPERATIONS: dict[str, Pointwise] = {
     "rpow": Pointwise(
         lambda v, b: np.power(b, v), lambda v, b, *_: POSITIVE if b.low >= 0 else ANY, 60, cliff=lambda b: DIVISOR
     ),
-    "prelu": Pointwise(_prelu, intervals.leaky, onnx="PRelu"),
+    "prelu": Pointwise(_prelu, intervals.leaky, onnx="PRelu", homogeneous=True),
 }  # fmt: skip
 POINTWISE = ACTIVATIONS | FUNCTIONS | OPERATIONS
 # The numbers that the kernels know them by; those of ACTIVATIONS are below the others.
