@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tactics.format import Format, Strides
-from tactics.problems.pointwise_ops import CODES, INSTRUCTIONS, MAX_SOURCES, MAX_STAGES
+from tactics.problems.pointwise_ops import CODES, MAX_SOURCES, MAX_STAGES, POINTWISE
 from tactics.problems.problem import PointwiseProblem
 from tactics.step import NULL, Args, constant_bytes, constant_section, constant_strides, floats, linear, member, spread_args
 
@@ -102,4 +102,4 @@ def section_bytes(p: PointwiseProblem) -> dict[str, int]:
 def instructions(p: PointwiseProblem, vec: int, sources: int) -> float:
     """Of one element, with `sources` tensors and constants besides what a thread holds: accesses of `vec` elements each
     (positions, addresses, conversions), and the stages."""
-    return 15 * sources / vec + sum(INSTRUCTIONS.get(s.op, 2) for s in p.stages)
+    return 15 * sources / vec + sum(POINTWISE[s.op].instructions for s in p.stages)

@@ -17,7 +17,7 @@ import numpy as np
 from cuda_kernels.params import arrange
 from tactics.format import LAYOUTS, Format, Strides, padded_channels, strides
 from tactics.problems.epilogue import AFFINE
-from tactics.problems.pointwise_ops import ACTIVATIONS, INSTRUCTIONS, NONE
+from tactics.problems.pointwise_ops import ACTIVATION_CODES, NONE, POINTWISE
 from tactics.problems.problem import ConvProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.tactic import Tactic
@@ -145,7 +145,6 @@ def pixel_args(store: Store) -> Args:
     return ints(first=first, row_pixels=row, column_pixels=column)
 
 
-ACTIVATION_CODES = {name: i for i, name in enumerate(ACTIVATIONS)}
 CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
 
 
@@ -187,7 +186,7 @@ def epilogue_values(problem: ConvProblem) -> dict[str, int]:
 def epilogue_instructions(problem: ConvProblem) -> int:
     """Instructions per output that its epilogue takes beyond those of a bias and a ReLU, which every family counts."""
     end = problem.epilogue
-    return sum(INSTRUCTIONS.get(act.name, 2) - 2 for act in (end.act, end.last)) + int(end.affine)
+    return sum(POINTWISE[act.name].instructions - 2 for act in (end.act, end.last)) + int(end.affine)
 
 
 def act_code(problem: ConvProblem) -> int:

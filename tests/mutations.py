@@ -157,10 +157,10 @@ def other_output(rng, m, folder):
 
 
 def op_type(rng, m, folder):
-    from gpu_runtime.frontend.importer import OPS
+    from tactics.problems.operators import OPERATORS
 
-    ops = sorted(OPS) + ["", "LSTM", "If", "Loop", "NonZero", "Range", "ConstantOfShape", "Shape", "Einsum", "\0", "Relu6"]
-    pick(rng, m.graph.node).op_type = pick(rng, ops)
+    others = ["", "LSTM", "If", "Loop", "NonZero", "Range", "ConstantOfShape", "Shape", "Einsum", "\0", "Relu6"]
+    pick(rng, m.graph.node).op_type = pick(rng, sorted(OPERATORS) + others)
 
 
 def attribute(rng, m, folder):

@@ -22,6 +22,7 @@ from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
+from tactics.problems.pointwise_ops import POINTWISE as POINTWISE_ROWS
 from tactics.problems.problem import (
     BackToBackProblem,
     ChainedProblem,
@@ -41,8 +42,11 @@ from tactics.problems.reductions import REDUCTIONS, NormalizeProblem, ReduceProb
 from tactics.step import linear
 from tactics.tactic import Tactic
 
-PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.0), "hard_sigmoid": (0.2, 0.5), "elu": (0.5,)}
-ACTS = tuple(Activation(name, PARAMS.get(name, ())) for name in ACTIVATIONS)
+# Of every function: those of ONNX, or others where these would leave something out.
+PARAMS = {name: tuple(row.parameters.values()) for name, row in POINTWISE_ROWS.items()} | {
+    "leaky_relu": (0.1,), "clip": (-0.5, 1.0), "elu": (0.5,), "thresholded_relu": (0.3,),
+}  # fmt: skip
+ACTS = tuple(Activation(name, PARAMS[name]) for name in ACTIVATIONS)
 RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"))
 
 
@@ -112,12 +116,11 @@ CONVS: dict[str, Problem] = {
 }
 
 BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
-STAGE_PARAMS = {"thresholded_relu": (0.3,)}
 ODD = (2, 40, 5, 3)
 POINTWISE: dict[str, Problem] = {
     "pointwise_copy": PointwiseProblem(*ODD),
     **{f"pointwise_{a.name}": PointwiseProblem(*ODD, stage_of(a)) for a in ACTS if a.name not in ("none", "prelu")},
-    **{f"pointwise_{f}": PointwiseProblem(*ODD, (Stage(f, params=STAGE_PARAMS.get(f, ())),)) for f in FUNCTIONS},
+    **{f"pointwise_{f}": PointwiseProblem(*ODD, (Stage(f, params=PARAMS[f]),)) for f in FUNCTIONS},
     **{f"pointwise_{op}": PointwiseProblem(*ODD, (Stage(op, "t1"),), ("nchw", "nchw")) for op in OPERATIONS},
     "pointwise_channel": PointwiseProblem(*ODD, (Stage("mul", "c0"), Stage("relu")), constants=("c",)),
     "pointwise_scalar": PointwiseProblem(1, 24, 7, 7, (Stage("rdiv", params=(1.5,)),)),

@@ -18,8 +18,9 @@ from tests.problems import PARAMS, execute
 
 NUMBERS = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 ERFC = np.vectorize(math.erfc, otypes=[np.float64])
-# As the kernels compute them, of which nothing cancels: 1 + erf(x) = erfc(-x), 1 + tanh(x) = 2 / (1 + exp(-2x)).
-EXACT = {
+# The rows' meanings, and some as the kernels compute them, of which nothing cancels: 1 + erf(x) = erfc(-x),
+# 1 + tanh(x) = 2 / (1 + exp(-2x)).
+EXACT = {name: row.meaning for name, row in ACTIVATIONS.items()} | {
     "leaky_relu": lambda x, a: np.where(x >= 0, x, a * x),
     "clip": np.clip,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -37,7 +38,7 @@ EXACT = {
 
 
 def computed(name: str, x: np.ndarray) -> np.ndarray:
-    problem = PointwiseProblem(1, 8, x.size // 8, 1, (Stage(name, params=PARAMS.get(name, ())),))
+    problem = PointwiseProblem(1, 8, x.size // 8, 1, (Stage(name, params=PARAMS[name]),))
     device = named("h200")
     tactic = candidates(problem, device)[0]
     return np.asarray(execute(Emulated(device), problem, tactic, (x.reshape(problem.in_shapes[0]),), {})).ravel()
@@ -48,7 +49,7 @@ def test_error_at_every_fp16_number(name):
     """FP16's unit in the last place is 2**-10 of a number's power of two, of all numbers below 2**-14 the same 2**-24."""
     x = np.where(np.isfinite(NUMBERS), NUMBERS, 0).astype(np.float32)
     with np.errstate(over="ignore"):
-        exact = EXACT[name](x.astype(np.float64), *PARAMS.get(name, ()))
+        exact = EXACT[name](x.astype(np.float64), *PARAMS[name])
     y = computed(name, x).astype(np.float64)
     units = np.abs(y - exact) / 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - 10)
     assert units.max() <= (1.3 if name == "gelu" else 0.502), x[units.argmax()]
@@ -77,7 +78,7 @@ def single(name: str, x: np.ndarray, low: tuple[str, ...] = (), high: tuple[str,
     program = load(compile_kernel(source, {"ACT": list(ACTIVATIONS).index(name)}, "sm_80").ptx)
     memory = Memory()
     at, out = memory.upload(x), memory.alloc(x.nbytes)
-    a, b = (*PARAMS.get(name, ()), 0, 0)[:2]
+    a, b = (*PARAMS[name], 0, 0)[:2]
     params = struct.pack("<QQiffi", at, out, x.size, a, b, 0)
     options = Options(checks=False, low_ends=low, high_ends=high)
     launch(program, (blocks, 1, 1), (256, 1, 1), 0, params, memory, options=options)
@@ -96,7 +97,7 @@ def numbers() -> np.ndarray:
 def test_error_where_approximate_instructions_are_as_wrong_as_documented(name):
     x = numbers()
     with np.errstate(all="ignore"):
-        exact, wide = EXACT[name](x.astype(np.float64), *PARAMS.get(name, ())), np.abs(x.astype(np.float64))
+        exact, wide = EXACT[name](x.astype(np.float64), *PARAMS[name]), np.abs(x.astype(np.float64))
         share, absolute = BOUNDS[name]
         # From |x| = 87 on, exp(-x) or its reciprocal is below 2^-126, which is 0: of v * sigmoid(v) that leaves |v| 2^-126.
         bound = share * 2.0**-23 * (1 + wide) * np.abs(exact) + absolute + np.maximum(wide, 1) * 2.0**-125

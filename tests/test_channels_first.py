@@ -30,6 +30,7 @@ SPELLINGS = {
     "sigmoid": [node("Sigmoid", "a", "e")],
     "silu in two nodes": [node("Sigmoid", "a", "z"), node("Mul", "z a", "e")],
     "by a scalar": [node("Mul", "a half", "z"), node("Relu", "z", "e")],
+    "slopes": [node("PRelu", "a row", "e")],
     "by a vector": [node("Mul", "a row", "z"), node("Tanh", "z", "e")],
 }
 

@@ -11,11 +11,12 @@ from gpu_runtime.frontend.importer import read
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
 from gpu_runtime.precision import cliffs, execution, intervals
-from tactics.problems.array_functions import FUNCTIONS as LIBRARY
-from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, NEAR, Interval, stage_base, stage_cliff, stage_interval
-from tactics.problems.pointwise_ops import ACTIVATIONS, CODES, FUNCTIONS, OPERATIONS, Stage
+from tactics.problems import array_functions, reductions
+from tactics.problems.intervals import NEAR, Interval
+from tactics.problems.pointwise_ops import OPERATIONS, POINTWISE, Stage
 from tests.engines import build
 from tests.ort_budget import FACTOR, relative_l2, run, with_casts
+from tests.problems import PARAMS
 from tests.reference_run import model, node, ort_run
 
 SHAPE = (1, 8, 6, 6)
@@ -194,20 +195,17 @@ def values_in(interval: Interval, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([rng.uniform(low, high, 200), [low, high]]).astype(np.float64)
 
 
-PARAMS = {"leaky_relu": (0.1,), "clip": (-0.5, 1.5), "hard_sigmoid": (0.2, 0.5), "elu": (0.7,), "thresholded_relu": (0.3,)}
+def test_cliffs_are_of_functions_and_reductions_that_there_are():
+    assert array_functions.CLIFFS.keys() <= array_functions.FUNCTIONS.keys()
+    assert reductions.CLIFFS.keys() <= reductions.REDUCTIONS.keys()
 
 
-def test_every_operator_has_facts():
-    assert FACTS.keys() == {"none", *CODES} == ACTIVATIONS.keys() | FUNCTIONS.keys() | OPERATIONS.keys()
-    assert LIBRARY_CLIFFS.keys() <= LIBRARY.keys()
-
-
-@pytest.mark.parametrize("op", [op for op in FACTS if op != "none"])
+@pytest.mark.parametrize("op", [op for op in POINTWISE if op != "none"])
 def test_facts_are_true(op):
     """Values lie in the interval that is said; away from the cliffs that are said, rounding makes no infinity and no NaN."""
     draws, seeded = random.Random(op), np.random.default_rng(len(op))
     for _ in range(60):
-        stage = Stage(op, "t1") if op in OPERATIONS else Stage(op, "", PARAMS.get(op, ()))
+        stage = Stage(op, "t1") if op in OPERATIONS else Stage(op, "", PARAMS[op])
         v, b = drawn_interval(draws), drawn_interval(draws)
         if op in ("pow", "rpow") and draws.random() < 0.7:  # by one exponent
             e = draws.choice((-2.0, -1.0, -0.5, 0.3, 0.5, 2.0, 3.0))
@@ -215,12 +213,12 @@ def test_facts_are_true(op):
         x, o = values_in(v, seeded), values_in(b, seeded)
         with np.errstate(all="ignore"):
             y = np.asarray(Stage.apply(stage, x, o) if op != "prelu" else np.where(x >= 0, x, x * o), np.float64)
-        said = stage_interval(stage, v, b)
+        said = stage.interval(v, b)
         finite = y[np.isfinite(y)]
         slack = 1e-5 * np.abs(finite) + 1e-6
         assert ((finite >= said.low - slack) & (finite <= said.high + slack)).all(), (stage, v, b, said)
-        cliff = stage_cliff(stage, b)
-        base, values = stage_base(stage, v, b), (o if cliff is not None and cliff.of_operand else x)
+        cliff = stage.cliff(b)
+        base, values = stage.base(v, b), (o if cliff is not None and cliff.of_operand else x)
         if cliff is None or cliff.clear(base):
             moved = np.clip(values + NEAR / 2 * seeded.choice((-1, 1), values.shape), base.low, base.high)
             with np.errstate(all="ignore"):

@@ -8,8 +8,6 @@ import onnx
 import pytest
 
 from gpu_runtime import file_kinds
-from gpu_runtime.frontend import importer
-from tests.conftest import ROOT
 from tests.reference_run import model, node
 
 META = b'{"task": "detect"}'
@@ -119,8 +117,3 @@ def test_unsupported_operators_take_two_lines_however_many_there_are(tmp_path, c
     assert (
         "missing   220 nodes have no kernel here: Det d0," in out and "Odd19 o19" in out and "cannot be built: 220 nodes" in out
     )
-
-
-def test_the_page_of_operators_lists_what_is_supported():
-    listed = (ROOT / "docs" / "operators.md").read_text().partition("## All of them")[2].split("\n\n")[2]
-    assert re.findall(r"`(\w+)`", listed) == sorted(importer.OPS)

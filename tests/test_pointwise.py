@@ -363,7 +363,7 @@ def drawn(seed: int) -> PointwiseProblem:
             chosen.append(Stage(op, operand, () if operand else (round(pick.uniform(-1, 1), 2),)))
         else:
             op = pick.choice(tame)
-            count = (ACTIVATIONS | FUNCTIONS)[op][0]
+            count = len((ACTIVATIONS | FUNCTIONS)[op].parameters)
             chosen.append(Stage(op, "", tuple(sorted(round(pick.uniform(-1, 1), 2) for _ in range(count)))))
     smooth = [s for s in chosen if s.op not in ("ceil", "floor", "round", "sign", "thresholded_relu")]  # no jumps
     return PointwiseProblem(*dims, tuple(smooth), tensors, constants)

@@ -16,11 +16,7 @@ import onnx_ir as ir
 
 from gpu_runtime.frontend.normalize import stored
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of
-
-ELEMENTWISE = frozenset(
-    "Abs Add Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Max Min Mish Mul Neg Pow "
-    "Reciprocal Relu Round Selu Sigmoid Sign Softplus Softsign Sqrt Sub Tanh ThresholdedRelu".split()
-)
+from tactics.problems.operators import BINARY, UNARY
 
 
 def products(model: ir.Model) -> None:
@@ -74,7 +70,7 @@ def _turns(node: ir.Node, last: ir.Node) -> bool:
     if node.op_type == "MatMul":
         w = constant(node.inputs[1])
         return w is not None and w.ndim == 2 and len(shape_of(operand(node))) == len(shape)
-    if node.op_type not in ELEMENTWISE:
+    if node.op_type not in UNARY and node.op_type not in BINARY:
         return False
     out = shape_of(node.outputs[0])
     return all(_follows(v, out) for v in operands(node))

@@ -12,6 +12,7 @@ import onnx
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import check, importer, load, pattern
+from tactics.problems.operators import OPERATORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def describe(path: Path) -> ModelInfo:
             _values(v for v in graph.input if v.name not in stored), _values(graph.output),
             dict(Counter(node.op_type for node in graph.node).most_common()), len(graph.initializer),
             sum(math.prod(t.dims) for t in weights), tuple(sorted({_type(t.data_type) for t in weights})), _sparsity(path),
-            tuple(load.title(node) for node in check.unsupported(proto, importer.OPS)), importer.example_shapes(graph),
+            tuple(load.title(node) for node in check.unsupported(proto, OPERATORS)), importer.example_shapes(graph),
         )  # fmt: skip
 
 

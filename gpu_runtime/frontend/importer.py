@@ -42,20 +42,7 @@ from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.frontend.weights import Stored, name_nodes, prune_weights, stored_by_layer, together
 from gpu_runtime.text import printable
 from tactics.problems.library_problem import EXACT
-
-# What fuse and lower understand. Anything else must vanish by constant folding or is listed as unsupported.
-OPS = set(
-    """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu Clip Concat
-    Constant Conv ConvTranspose Cos Cosh CumSum DepthToSpace Div Dropout Elu Equal Erf Exp Expand Flatten Floor Gather
-    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample
-    GroupNormalization HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization
-    LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not Or
-    PRelu Pad Pow Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
-    ReduceSum ReduceSumSquare Relu Reshape Resize Round Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign
-    SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Upsample Where Xor
-    """.split()
-)
+from tactics.problems.operators import OPERATORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +114,7 @@ def _check(proto: onnx.ModelProto) -> None:
     """Refuse what cannot be read, drop texts, and give every node a name. Raises ModelError."""
     drop_texts(proto)
     check_graph(proto.graph)
-    check_ops(proto, OPS)
+    check_ops(proto, OPERATORS)
     check_values(proto.graph)
     name_nodes(proto.graph.node)
 

@@ -25,31 +25,12 @@ from gpu_runtime.frontend.queries import (
     type_of,
 )
 from tactics.problems.library_problem import FLOAT
-from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, OPERATIONS, Activation, Stage
+from tactics.problems.operators import BINARY, UNARY
+from tactics.problems.pointwise_ops import ACTIVATIONS, FLT_MAX, MAX_SOURCES, MAX_STAGES, POINTWISE, Activation, Stage
 
-FLT_MAX = 3.4028235e38
-BINARY = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Pow": "pow", "PRelu": "prelu",
-}  # fmt: skip
 SWAPPED = {"sub": "rsub", "div": "rdiv", "pow": "rpow"}
-# ONNX type -> its stages, each (op, attributes that are its parameters with their defaults).
-UNARY: Mapping[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
-    **{op: ((op.lower(), {}),) for op in ("Abs", "Ceil", "Erf", "Exp", "Floor", "Log", "Mish", "Relu", "Round", "Sigmoid",
-                                          "Sign", "Softplus", "Softsign", "Sqrt", "Tanh")},
-    "HardSwish": (("hard_swish", {}),),
-    "Elu": (("elu", {"alpha": 1.0}),),
-    "HardSigmoid": (("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),),
-    "LeakyRelu": (("leaky_relu", {"alpha": 0.01}),),
-    "Neg": (("mul", {"": -1.0}),),
-    "Reciprocal": (("rdiv", {"": 1.0}),),
-    "Selu": (("elu", {"alpha": 1.6732632423543772}), ("mul", {"gamma": 1.0507009873554805})),
-    "ThresholdedRelu": (("thresholded_relu", {"alpha": 1.0}),),
-}  # fmt: skip
 # Functions of one value that several nodes may spell, and where they are compared: far out too, where they differ most.
-SPELLED = (
-    Stage("silu"), Stage("hard_swish"), Stage("gelu"), Stage("gelu_tanh"), Stage("mish"), Stage("softplus"), Stage("sigmoid"),
-    Stage("hard_sigmoid", params=(1 / 6, 0.5)), Stage("softsign"),
-)  # fmt: skip
+SPELLED = tuple(Stage(name, params=row.spelled) for name, row in POINTWISE.items() if row.spelled is not None)
 SAMPLES = np.concatenate([np.linspace(-9, 9, 73), [-50.0, -20.0, 20.0, 50.0]])
 LONGEST_SPELLING = 12  # nodes
 
@@ -142,10 +123,10 @@ def activation_after(value: ir.Value) -> tuple[Activation, np.ndarray | None, tu
 def steps(node: ir.Node, value: ir.Value) -> list[Step] | None:
     """What `node` makes of `value`, one of its inputs; None if that is not pointwise."""
     op = node.op_type
-    if op in UNARY:
-        return [(name, None, tuple(float(attribute(node, a, d)) for a, d in params.items())) for name, params in UNARY[op]]
     if op in SPECIAL:
         return SPECIAL[op](node, value)
+    if op in UNARY:
+        return [(name, None, tuple(float(attribute(node, a, d)) for a, d in params.items())) for name, params in UNARY[op]]
     if op not in BINARY or len(node.inputs) != 2 or (op == "PRelu" and value is not node.inputs[0]):
         return None
     first = node.inputs[0] is value
@@ -206,7 +187,6 @@ def _clip(node: ir.Node, value: ir.Value) -> list[Step] | None:
 # Operators whose steps depend on more than the values of their attributes.
 SPECIAL: Mapping[str, Callable[[ir.Node, ir.Value], list[Step] | None]] = {
     "BatchNormalization": _batch_normalization, "Celu": _celu, "Clip": _clip, "Gelu": _gelu,
-    "Identity": lambda node, value: [],
 }  # fmt: skip
 OPS = {*UNARY, *BINARY, *SPECIAL}
 
@@ -266,7 +246,7 @@ def _evaluated(node: ir.Node, known: Mapping[ir.Value, np.ndarray]) -> np.ndarra
             if other is None:
                 y = Stage(op, "", params).apply(y)
             elif isinstance(other, ir.Value) and other in known:
-                y = OPERATIONS[op](y, known[other])
+                y = POINTWISE[op].meaning(y, known[other])
             else:
                 return None
     return y

@@ -21,10 +21,9 @@ from gpu_runtime.frontend.queries import (
     shape_of,
 )
 from gpu_runtime.fusion.chains import Chain, activation_after
-from tactics.problems.pointwise_ops import NONE, Activation, Stage
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
 SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
-POSITIVE = ("relu", "leaky_relu", "prelu")  # f(s x) = s f(x) for s > 0
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
@@ -212,7 +211,7 @@ def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
     if not used:
         return layer, ()
     weights = dict(layer.weights)
-    if layer.act.name in POSITIVE and np.all(scales > 0):
+    if layer.act != NONE and ACTIVATIONS[layer.act.name].homogeneous and np.all(scales > 0):
         weights |= {name: by_rows(weights[name], scales) for name in {"w", "b"} & weights.keys()}
         scales = np.ones(rows)
     if np.any(scales != 1) or np.any(shifts):

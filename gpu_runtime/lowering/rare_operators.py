@@ -11,17 +11,12 @@ from gpu_runtime.frontend.queries import Value, attribute, constant, operand, sh
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.convolutions import begins
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
-from gpu_runtime.lowering.reductions import REDUCE
-from tactics.problems.array_functions import FUNCTIONS
+from tactics.problems.array_functions import EXACT, FUNCTIONS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
+from tactics.problems.operators import REDUCE
 
 NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
 AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")
-# Functions for what has kernels where it is floating-point.
-KERNELS = (
-    "Add", "Sub", "Mul", "Div", "Neg", "Max", "Min", "Abs", "Identity", "Reshape", "Transpose", "Concat", "Slice", "Expand",
-    "Tile", "Split", "MaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
-)  # fmt: skip
 MOST_TAPS = 65_536  # of a window along one axis: a library function takes a step for each
 Attributes = dict[str, Any]
 
@@ -31,7 +26,7 @@ def takes(layer: Layer) -> bool:
     function, exact = AS.get(layer.op, layer.op), any(type_of(v) != FLOAT for v in (*layer.inputs, layer.output))
     if function == "Gather":
         return constant(layer.node.inputs[1]) is None or exact
-    return function in FUNCTIONS and (function not in KERNELS or exact)
+    return function in FUNCTIONS and (function not in EXACT or exact)
 
 
 def problem(layer: Layer) -> tuple[LibraryProblem, Weights]:

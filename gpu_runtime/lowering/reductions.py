@@ -9,14 +9,11 @@ import numpy as np
 from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four
+from tactics.problems.operators import REDUCE
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-REDUCE = {
-    "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod", "ReduceL1": "l1",
-    "ReduceL2": "l2", "ReduceSumSquare": "sum_square", "ReduceLogSum": "log_sum", "ReduceLogSumExp": "log_sum_exp",
-}  # fmt: skip
 OF_ITSELF = ("sum", "mean", "max", "min", "prod")  # kinds that may reduce some axes first and then the others
 
 

@@ -1,6 +1,6 @@
 """Operators that rounding ruins, and what is kept in FP32 for them: a reciprocal of a difference that FP16 makes 0, its root.
 
-tactics.problems.pointwise_facts says where an operator has such a cliff; intervals tells what its base can be. Where that is
+tactics.problems.pointwise_ops says where an operator has such a cliff; intervals tells what its base can be. Where that is
 not known to stay away from the cliff, the base is computed in FP32 from where its parts come from: the sums of a convolution or
 of a product of matrices, or the network's input. Those are written in FP32, which costs bytes but no accuracy and no tensor
 core; what else reads them may take a copy in FP16.
@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from gpu_runtime.network import FP16_MAX, Network, Op, exists
 from gpu_runtime.precision import intervals
 from tactics import fp32
+from tactics.problems import array_functions, reductions
 from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.intervals import Cliff, Interval
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.pointwise_facts import FACTS, LIBRARY_CLIFFS, ROW_CLIFFS, Cliff, Interval, stage_base, stage_cliff
+from tactics.problems.pointwise_ops import POINTWISE
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem, MoveProblem, PointwiseProblem
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
@@ -25,6 +27,7 @@ SUMS = (ConvProblem, ConvTransposeProblem, MatmulProblem)  # whose FP32 sums are
 SOURCES = (*SUMS, NormalizeProblem)  # a row's statistics are of FP32 inside
 NORMS = ("l1", "l2", "sum_square")
 MOVES = (ViewProblem, MoveProblem, GatherProblem)
+CLIFFS = array_functions.CLIFFS | reductions.CLIFFS
 ANY_TYPE = (LibraryProblem, ViewProblem)  # take and give FP32 as it is
 
 
@@ -84,14 +87,14 @@ def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
             continue
         if isinstance(p, PointwiseProblem):
             for stage, v, operand, of in intervals.along(op, known):
-                cliff, base = stage_cliff(stage, operand), stage_base(stage, v, operand)
+                cliff, base = stage.cliff(operand), stage.base(v, operand)
                 if cliff is None or cliff.clear(base) or (cliff.of_operand and not stage.operand.startswith("t")):
                     continue
                 tensors = {op.inputs[int(stage.operand[1:])]} if cliff.of_operand else of
                 yield Danger(op, stage.op, cliff, base, frozenset(tensors))
         elif isinstance(p, (LibraryProblem, ReduceProblem)) and op.inputs:
-            name, cliffs = (p.function, LIBRARY_CLIFFS) if isinstance(p, LibraryProblem) else (p.kind, ROW_CLIFFS)
-            cliff = cliffs.get(name)
+            name = p.function if isinstance(p, LibraryProblem) else p.kind
+            cliff = CLIFFS.get(name)
             if cliff is not None and not cliff.clear(known[op.inputs[0]]):
                 yield Danger(op, name, cliff, known[op.inputs[0]], frozenset(op.inputs))
 
@@ -159,7 +162,7 @@ def _at_pole(danger: Danger, known: intervals.Known) -> bool:
     rest = p.stages[at:]
     *_, (_, end, _, _) = intervals.along(danger.op, known)
     bounded = end.low >= -FP16_MAX and end.high <= FP16_MAX
-    return FACTS[danger.name].pole and not bounded and not any(s.operand.startswith("t") for s in rest)
+    return POINTWISE[danger.name].pole and not bounded and not any(s.operand.startswith("t") for s in rest)
 
 
 def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from gpu_runtime.network import Network, Op, exists
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
-from tactics.problems.pointwise_facts import ANY, POSITIVE, Interval, stage_interval
+from tactics.problems.intervals import ANY, POSITIVE, Interval
 from tactics.problems.pointwise_ops import Stage, stage_of
 from tactics.problems.problem import (
     ConcatProblem,
@@ -55,7 +55,7 @@ def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | No
             operand = Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name])))
         yield stage, v, operand, of
         alone = stage == Stage("mul", "t0") and stage is op.problem.stages[0]  # x * x
-        v = stage_interval(Stage("square") if alone else stage, v, operand)
+        v = (Stage("square") if alone else stage).interval(v, operand)
         of |= {op.inputs[int(name[1:])]} if name.startswith("t") else set()
     yield END, v, None, of
 
@@ -87,13 +87,13 @@ def _convolution(op: Op, found: Known) -> Interval:
     p, v, slopes = op.problem, ANY, op.weights.get("slope")
     operand = None if slopes is None else Interval(float(np.min(slopes)), float(np.max(slopes)))
     for stage in stage_of(p.epilogue.act, "slope"):
-        v = stage_interval(stage, v, operand)
+        v = stage.interval(v, operand)
     for name, step in zip(AFFINE, ("mul", "add"), strict=True) if p.epilogue.affine else ():
-        v = stage_interval(Stage(step, "c0"), v, Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name]))))
+        v = Stage(step, "c0").interval(v, Interval(float(np.min(op.weights[name])), float(np.max(op.weights[name]))))
     if p.epilogue.act_first:
-        v = stage_interval(Stage("add", "t1"), v, found[op.inputs[1]])
+        v = Stage("add", "t1").interval(v, found[op.inputs[1]])
     for stage in stage_of(p.epilogue.last):
-        v = stage_interval(stage, v)
+        v = stage.interval(v)
     return v
 
 

@@ -29,7 +29,7 @@ from tactics import fp32
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
-from tactics.problems.pointwise_ops import MAX_STAGES, Activation, Stage
+from tactics.problems.pointwise_ops import MAX_STAGES, POINTWISE, Activation, Stage
 from tactics.problems.problem import (
     ConcatProblem,
     ConvProblem,
@@ -44,7 +44,6 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 ROOM = FP16_MAX / 4  # what it reaches there once it is stored smaller
 FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # what rounds to 2^128 with FP16's 11 bits: the least number of masks does
 LOST = 2.0**-12  # of the largest weight: what others may lose where scaling makes them subnormal
-HOMOGENEOUS = ("none", "relu", "leaky_relu", "prelu", "clip")
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
 
 
@@ -268,7 +267,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
         p, tensors = op.problem, (*op.inputs, op.output)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)):
             for act in (p.epilogue.act, p.epilogue.last):
-                if act.name not in HOMOGENEOUS:
+                if act.name != "clip" and not POINTWISE[act.name].homogeneous:
                     fixed |= dict.fromkeys(tensors[1:], f"{op.name} computes {act.name}") | fixed
             same = tensors[1:]
         elif isinstance(p, PointwiseProblem):
@@ -330,7 +329,7 @@ def _conv(op: Op, x: int, y: int) -> Op:
 
 
 def _times(act: Activation, scale: float) -> Activation:
-    """The homogeneous activation of values that are `scale` times as large, as large itself."""
+    """The homogeneous activation, or clip, of values that are `scale` times as large, as large itself."""
     return replace(act, params=tuple(v * scale for v in act.params)) if act.name == "clip" else act
 
 
@@ -357,7 +356,7 @@ def _chain(op: Op, ins: list[int], out: int) -> Op:
                 turn(0)
         elif s.op == "clip":
             s = replace(s, params=tuple(v * 2.0**e for v in s.params))
-        elif s.op in ("mul", "div", "relu", "leaky_relu", "abs") or (s.op == "prelu" and not of):
+        elif s.op in ("mul", "div") or (POINTWISE[s.op].homogeneous and not of):
             e += (of or 0) * {"mul": 1, "div": -1}.get(s.op, 0)
         else:
             turn(0)

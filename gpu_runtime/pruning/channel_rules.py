@@ -26,19 +26,8 @@ from gpu_runtime.pruning.channel_walk import (
     int_of,
     on_axis_1,
 )
+from tactics.problems.operators import ALIKE, JOINED, REDUCE, WINDOWS
 
-ALIKE = (  # each element by itself, and further inputs that are scalars
-    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish "
-    "Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign "
-    "Sqrt Swish Tan Tanh ThresholdedRelu"
-).split()
-ELEMENTWISE = (
-    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor"
-).split()
-WINDOWS = "AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool".split()
-REDUCTIONS = (
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
-).split()
 SIZES = ("Shape", "Size", "ConstantOfShape")
 
 
@@ -391,8 +380,8 @@ def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(ELEMENTWISE, _elementwise), **dict.fromkeys(WINDOWS, _window),
-    **dict.fromkeys(REDUCTIONS, _reduce), **dict.fromkeys(SIZES, _size),
+    **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
+    **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
     **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),

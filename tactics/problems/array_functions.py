@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tactics.problems.intervals import INF, Cliff
+
 Sizes = Sequence[int]
 Array = np.ndarray  # or CuPy's
 Taps = list[tuple[Any, Any]]  # (index, weight) of each neighbour along an axis, arrays
@@ -308,24 +310,34 @@ def _binary(name: str) -> Function:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
 
-# ONNX operator -> its function.
-FUNCTIONS: dict[str, Function] = {
-    "LRN": lrn, "LpPool": lp_pool, "GlobalLpPool": global_lp_pool, "LpNormalization": lp_normalization, "Hardmax": hardmax,
-    "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min, "GridSample": grid_sample,
-    "Where": where, "Cast": cast, "IsInf": is_inf, "IsNaN": _unary("isnan"), "Not": _unary("logical_not"),
-    "Equal": _binary("equal"), "Greater": _binary("greater"), "Less": _binary("less"),
-    "GreaterOrEqual": _binary("greater_equal"), "LessOrEqual": _binary("less_equal"),
-    "And": _binary("logical_and"), "Or": _binary("logical_or"), "Xor": _binary("logical_xor"),
-    "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd,
-    "CumSum": cum_sum, "Mod": mod, "Shrink": shrink,
+# ONNX operator -> its function: of each element by itself, of elements at the same place of arrays that broadcast, of windows.
+ALIKE: dict[str, Function] = {
+    "Cast": cast, "IsInf": is_inf, "IsNaN": _unary("isnan"), "Not": _unary("logical_not"), "Shrink": shrink,
     **{op: _unary(op.lower()) for op in ("Sin", "Cos", "Tan", "Sinh", "Cosh")},
     **{op: _unary(f"arc{op.lower()[1:]}") for op in ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")},
-    # What has kernels for floating-point numbers, of integers and truth values.
+}  # fmt: skip
+JOINED: dict[str, Function] = {
+    "Where": where, "Equal": _binary("equal"), "Greater": _binary("greater"), "Less": _binary("less"),
+    "GreaterOrEqual": _binary("greater_equal"), "LessOrEqual": _binary("less_equal"),
+    "And": _binary("logical_and"), "Or": _binary("logical_or"), "Xor": _binary("logical_xor"), "Mod": mod,
+}  # fmt: skip
+WINDOWS: dict[str, Function] = {"LpPool": lp_pool, "GlobalLpPool": global_lp_pool}
+# Operators that have kernels for floating-point numbers: their functions are for integers and truth values.
+EXACT: dict[str, Function] = {
     "Add": _binary("add"), "Sub": _binary("subtract"), "Mul": _binary("multiply"), "Neg": _unary("negative"),
     "Div": div, "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
     "Reshape": lambda xp, x, *, out: x.reshape(out), "Transpose": lambda xp, x, *, perm: x.transpose(perm),
     "Concat": concat, "Slice": slice_, "Expand": lambda xp, x, *, out: xp.broadcast_to(x, out),
-    "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats), "Split": split, "Clip": clip, "Sign": _unary("sign"), "Pow": power,
+    "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats), "Split": split, "Sign": _unary("sign"), "Pow": power,
     **{f"Reduce{name.capitalize()}": _reduction(name) for name in ("max", "min", "prod", "sum")},
     "MaxPool": max_pool,  # where the maxima stood
+}  # fmt: skip
+FUNCTIONS: dict[str, Function] = ALIKE | JOINED | WINDOWS | EXACT | {
+    "LRN": lrn, "LpNormalization": lp_normalization, "Hardmax": hardmax, "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min,
+    "GridSample": grid_sample, "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "CumSum": cum_sum,
+    "Clip": clip,
+}  # fmt: skip
+CLIFFS = {  # of functions of one input, which is the base
+    "Asin": Cliff((-1.0, 1.0), (-1.0, 1.0)), "Acos": Cliff((-1.0, 1.0), (-1.0, 1.0)), "Acosh": Cliff((1.0,), (1.0, INF)),
+    "Atanh": Cliff((-1.0, 1.0)), "Tan": Cliff(tuple(math.pi * (k + 0.5) for k in range(-64, 64))),
 }  # fmt: skip

@@ -1,24 +1,50 @@
-"""Elementwise functions: their names, their numbers in the kernels, and their meaning over FP32 arrays.
+"""Elementwise functions: a row each, with all that is known of it outside of the kernels.
 
 A convolution's epilogue applies one Activation. A pointwise chain applies stages: activations, the further functions of
-FUNCTIONS, and OPERATIONS, which take an operand too.
+FUNCTIONS, and OPERATIONS, which take an operand too. A new function is a row here, and its enumerator with its line in
+cuda_kernels/include/activation.cuh (of FUNCTIONS and OPERATIONS: stages.cuh), at the end of its table and of the enum.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from tactics.problems import intervals
+from tactics.problems.intervals import ANY, DIVISOR, INF, POSITIVE, ROOT, ZERO, Cliff, Image, Interval, dips_to, rising, within
+
 MAX_STAGES, MAX_SOURCES = 8, 6  # of one chain: the digits that the kernel's compile-time values have room for
+FLT_MAX = 3.4028235e38
 
 Meaning = Callable[..., np.ndarray]
 
 
-def _prelu(v: np.ndarray, slope: np.ndarray | float = 0.25) -> np.ndarray:
-    """ONNX PRelu; Activation.apply gives it the slope of each channel."""
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """An elementwise function of v and its parameters, or an operation of v and an operand.
+
+    `meaning`: over FP32 arrays. `image`: of intervals (intervals.py). `instructions`: of one element. `onnx`: the operator that
+    computes it, if any; `parameters`: the operator's attributes, with ONNX's defaults. `spelled`: the parameters with which
+    exporters write it in several nodes, which are recognised then; None if they do not. `cliff`: of an interval of the operand;
+    None where there is no cliff. `pole`: of v itself, as of a reciprocal, whose result may leave FP16's range near it.
+    `homogeneous`: f(s v) = s f(v) for s > 0.
+    """
+
+    meaning: Meaning
+    image: Image
+    instructions: int = 2
+    onnx: str = ""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    spelled: tuple[float, ...] | None = None
+    cliff: Callable[[Interval], Cliff | None] = lambda b: None
+    pole: bool = False
+    homogeneous: bool = False
+
+
+def _prelu(v: np.ndarray, slope: np.ndarray) -> np.ndarray:
     return np.where(v >= 0, v, v * slope)
 
 
@@ -30,66 +56,91 @@ def _softplus(v: np.ndarray) -> np.ndarray:
     return np.maximum(v, 0) + np.log1p(np.exp(-np.abs(v)))
 
 
-# name -> (number of parameters, meaning). `prelu` has its slope per channel as a weight. Order: include/activation.cuh.
-ACTIVATIONS: dict[str, tuple[int, Meaning]] = {
-    "none": (0, lambda v: v),
-    "relu": (0, lambda v: np.maximum(v, 0)),
-    "leaky_relu": (1, lambda v, a: np.where(v >= 0, v, a * v)),
-    "prelu": (0, _prelu),
-    "clip": (2, lambda v, lo, hi: np.minimum(np.maximum(v, lo), hi)),
-    "sigmoid": (0, lambda v: 1 / (1 + np.exp(-v))),
-    "silu": (0, lambda v: v / (1 + np.exp(-v))),
-    "hard_sigmoid": (2, lambda v, a, b: np.clip(a * v + b, 0, 1)),
-    "hard_swish": (0, lambda v: v * np.clip(v / 6 + 0.5, 0, 1)),
-    "tanh": (0, np.tanh),
-    "elu": (1, lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0)))),
-    "gelu": (0, lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5)))),
-    "gelu_tanh": (0, lambda v: 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))),
-    "mish": (0, lambda v: v * np.tanh(_softplus(v))),
-    "softplus": (0, _softplus),
-}
+def _gelu_tanh(v: np.ndarray) -> np.ndarray:
+    return 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
 
-# name -> (number of parameters, meaning). Order: pointwise.cu.
-FUNCTIONS: dict[str, tuple[int, Meaning]] = {
-    "abs": (0, np.abs),
-    "ceil": (0, np.ceil),
-    "erf": (0, _erf),
-    "exp": (0, np.exp),
-    "floor": (0, np.floor),
-    "log": (0, np.log),
-    "round": (0, np.round),  # halves to even
-    "sign": (0, np.sign),
-    "softsign": (0, lambda v: v / (1 + np.abs(v))),
-    "sqrt": (0, np.sqrt),
-    "square": (0, np.square),
-    "thresholded_relu": (1, lambda v, a: np.where(v > a, v, 0)),
-}
 
-# name -> meaning of v with its operand; rsub, rdiv and rpow have them the other way round. Order: pointwise.cu.
-OPERATIONS: Mapping[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "rsub": lambda v, b: b - v,
-    "mul": np.multiply,
-    "div": np.divide,
-    "rdiv": lambda v, b: b / v,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "rpow": lambda v, b: np.power(b, v),
-    "prelu": lambda v, b: np.where(v >= 0, v, v * b),
-}
-FIRST_OPERATION, FIRST_FUNCTION = 20, 40  # numbers below are ACTIVATIONS
+def _whole(f: Callable[[float], float]) -> Image:
+    return rising(lambda x: f(x) if abs(x) < INF else x)
+
+
+# Order: include/activation.cuh. `prelu` has its slope per channel as a weight.
+ACTIVATIONS: dict[str, Pointwise] = {
+    "none": Pointwise(lambda v: v, lambda v, *_: v, homogeneous=True),
+    "relu": Pointwise(lambda v: np.maximum(v, 0), rising(lambda x: max(x, 0.0)), onnx="Relu", homogeneous=True),
+    "leaky_relu": Pointwise(
+        _prelu, lambda v, b, a: intervals.leaky(v, Interval(a, a)),
+        onnx="LeakyRelu", parameters={"alpha": 0.01}, homogeneous=True,
+    ),
+    "prelu": Pointwise(_prelu, intervals.leaky, homogeneous=True),
+    "clip": Pointwise(
+        lambda v, low, high: np.minimum(np.maximum(v, low), high), rising(lambda x, low, high: min(max(x, low), high)),
+        onnx="Clip", parameters={"min": -FLT_MAX, "max": FLT_MAX},
+    ),
+    "sigmoid": Pointwise(lambda v: 1 / (1 + np.exp(-v)), within(0.0, 1.0), 8, "Sigmoid", spelled=()),
+    "silu": Pointwise(lambda v: v / (1 + np.exp(-v)), dips_to(-0.2785), 8, spelled=()),
+    "hard_sigmoid": Pointwise(
+        lambda v, a, b: np.clip(a * v + b, 0, 1), within(0.0, 1.0),
+        onnx="HardSigmoid", parameters={"alpha": 0.2, "beta": 0.5}, spelled=(1 / 6, 0.5),
+    ),
+    "hard_swish": Pointwise(lambda v: v * np.clip(v / 6 + 0.5, 0, 1), dips_to(-0.375), 4, "HardSwish", spelled=()),
+    "tanh": Pointwise(np.tanh, within(-1.0, 1.0), 20, "Tanh"),
+    "elu": Pointwise(
+        lambda v, a: np.where(v > 0, v, a * np.expm1(np.minimum(v, 0))),
+        lambda v, b, a: Interval(min(v.low, 0.0, -abs(a)), max(v.high, abs(a))), 6, "Elu", {"alpha": 1.0},
+    ),
+    "gelu": Pointwise(lambda v: 0.5 * v * (1 + _erf(v * math.sqrt(0.5))), dips_to(-0.17), 20, "Gelu", spelled=()),
+    "gelu_tanh": Pointwise(_gelu_tanh, dips_to(-0.1701), 12, spelled=()),
+    "mish": Pointwise(lambda v: v * np.tanh(_softplus(v)), dips_to(-0.309), 12, "Mish", spelled=()),
+    "softplus": Pointwise(
+        _softplus, lambda v, *_: Interval(0.0, max(v.high, 0.0) + 0.6932), 10, "Softplus", spelled=()
+    ),
+}  # fmt: skip
+
+# Order: include/stages.cuh.
+FUNCTIONS: dict[str, Pointwise] = {
+    "abs": Pointwise(np.abs, intervals.size, onnx="Abs", homogeneous=True),
+    "ceil": Pointwise(np.ceil, _whole(math.ceil), onnx="Ceil"),
+    "erf": Pointwise(_erf, rising(math.erf), 25, "Erf"),
+    "exp": Pointwise(np.exp, rising(intervals.bounded(math.exp)), 3, "Exp"),
+    "floor": Pointwise(np.floor, _whole(math.floor), onnx="Floor"),
+    "log": Pointwise(np.log, intervals.logarithm, 12, "Log", cliff=lambda b: ZERO),
+    "round": Pointwise(np.round, _whole(round), onnx="Round"),  # halves to even
+    "sign": Pointwise(np.sign, within(-1.0, 1.0), onnx="Sign"),
+    "softsign": Pointwise(lambda v: v / (1 + np.abs(v)), within(-1.0, 1.0), 10, "Softsign", spelled=()),
+    "sqrt": Pointwise(np.sqrt, intervals.root, 8, "Sqrt", cliff=lambda b: ROOT),
+    "square": Pointwise(np.square, intervals.square),
+    "thresholded_relu": Pointwise(
+        lambda v, a: np.where(v > a, v, 0), lambda v, b, a: Interval(min(0.0, max(v.low, a)), max(v.high, 0.0)),
+        onnx="ThresholdedRelu", parameters={"alpha": 1.0},
+    ),
+}  # fmt: skip
+
+# Of v and its operand; rsub, rdiv and rpow have them the other way round. Order: include/stages.cuh.
+OPERATIONS: dict[str, Pointwise] = {
+    "add": Pointwise(np.add, intervals.plus, onnx="Add"),
+    "sub": Pointwise(np.subtract, intervals.minus, onnx="Sub"),
+    "rsub": Pointwise(lambda v, b: b - v, lambda v, b, *_: intervals.minus(b, v)),
+    "mul": Pointwise(np.multiply, intervals.times, onnx="Mul"),
+    "div": Pointwise(np.divide, intervals.over, 8, "Div", cliff=lambda b: DIVISOR),
+    "rdiv": Pointwise(lambda v, b: b / v, lambda v, b, *_: intervals.over(b, v), 8, cliff=lambda b: ZERO, pole=True),
+    "max": Pointwise(np.maximum, intervals.corners(max), onnx="Max"),
+    "min": Pointwise(np.minimum, intervals.corners(min), onnx="Min"),
+    "pow": Pointwise(np.power, intervals.power, 60, "Pow", cliff=intervals.at_power, pole=True),
+    "rpow": Pointwise(
+        lambda v, b: np.power(b, v), lambda v, b, *_: POSITIVE if b.low >= 0 else ANY, 60, cliff=lambda b: DIVISOR
+    ),
+    "prelu": Pointwise(_prelu, intervals.leaky, onnx="PRelu", homogeneous=True),
+}  # fmt: skip
+POINTWISE = ACTIVATIONS | FUNCTIONS | OPERATIONS
+# The numbers that the kernels know them by; those of ACTIVATIONS are below the others.
+FIRST_OPERATION, FIRST_FUNCTION = 20, 40
+ACTIVATION_CODES = {name: i for i, name in enumerate(ACTIVATIONS)}
 CODES = {
-    **{name: i for i, name in enumerate(ACTIVATIONS)},
+    **ACTIVATION_CODES,
     **{name: FIRST_OPERATION + i for i, name in enumerate(OPERATIONS)},
     **{name: FIRST_FUNCTION + i for i, name in enumerate(FUNCTIONS)},
 }
-# Instructions of one element; for what is not here, about 2.
-INSTRUCTIONS = {
-    "sigmoid": 8, "silu": 8, "tanh": 20, "div": 8, "rdiv": 8, "pow": 60, "rpow": 60, "erf": 25, "exp": 3, "gelu": 20,
-    "gelu_tanh": 12, "log": 12, "mish": 12, "softplus": 10, "softsign": 10, "sqrt": 8, "elu": 6, "hard_swish": 4,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +153,9 @@ class Activation:
     def __post_init__(self) -> None:
         if self.name not in ACTIVATIONS:
             raise ValueError(f"unknown activation {self.name!r}: expected one of {', '.join(ACTIVATIONS)}")
-        if len(self.params) != ACTIVATIONS[self.name][0]:
-            raise ValueError(f"activation {self.name} takes {ACTIVATIONS[self.name][0]} parameters, got {self.params}")
+        count = len(ACTIVATIONS[self.name].parameters)
+        if len(self.params) != count:
+            raise ValueError(f"activation {self.name} takes {count} parameters, got {self.params}")
 
     def __str__(self) -> str:
         return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
@@ -113,7 +165,7 @@ class Activation:
         if self.name == "prelu":
             return _prelu(v, np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
         with np.errstate(over="ignore"):
-            return ACTIVATIONS[self.name][1](v, *(np.float32(p) for p in self.params)).astype(np.float32)
+            return ACTIVATIONS[self.name].meaning(v, *map(np.float32, self.params)).astype(np.float32)
 
 
 NONE = Activation()
@@ -123,8 +175,8 @@ NONE = Activation()
 class Stage:
     """One step of a pointwise chain; prints as `relu`, `clip(0,6)`, `add(t1)` or `mul(0.5)`.
 
-    `op`: a name in ACTIVATIONS, FUNCTIONS or OPERATIONS. An operation's `operand` is tensor "t<i>" or constant "c<i>" of
-    its problem, or "" for the scalar that is its one parameter.
+    `op`: a name in POINTWISE. An operation's `operand` is tensor "t<i>" or constant "c<i>" of its problem, or "" for the scalar
+    that is its one parameter.
     """
 
     op: str
@@ -134,7 +186,7 @@ class Stage:
     def __post_init__(self) -> None:
         if self.op not in CODES or self.op == "none":
             raise ValueError(f"unknown pointwise op {self.op!r}: expected one of {', '.join(list(CODES)[1:])}")
-        count = (not self.operand) if self.op in OPERATIONS else (ACTIVATIONS | FUNCTIONS)[self.op][0]
+        count = (not self.operand) if self.op in OPERATIONS else len(POINTWISE[self.op].parameters)
         if len(self.params) != count or (self.operand and self.op not in OPERATIONS):
             raise ValueError(f"pointwise {self.op}: {count} parameters expected, got {self.params} and {self.operand!r}")
 
@@ -144,9 +196,23 @@ class Stage:
 
     def apply(self, v: np.ndarray, operand: np.ndarray | None = None) -> np.ndarray:
         """FP32 arrays that broadcast against each other."""
-        if self.op in OPERATIONS:
-            return OPERATIONS[self.op](v, operand if self.operand else np.float32(self.params[0]))
-        return (ACTIVATIONS | FUNCTIONS)[self.op][1](v, *(np.float32(p) for p in self.params))
+        return POINTWISE[self.op].meaning(v, *([operand] if self.operand else map(np.float32, self.params)))
+
+    def interval(self, v: Interval, operand: Interval | None = None) -> Interval:
+        """Of the result. `operand`: what is known of an operand that is no scalar."""
+        return POINTWISE[self.op].image(v, self._known(operand), *(() if self.operand else self.params))
+
+    def cliff(self, operand: Interval | None = None) -> Cliff | None:
+        """Where rounding ruins the stage."""
+        return POINTWISE[self.op].cliff(self._known(operand))
+
+    def base(self, v: Interval, operand: Interval | None = None) -> Interval:
+        """The interval that the stage's cliff is about."""
+        cliff = self.cliff(operand)
+        return self._known(operand) if cliff is not None and cliff.of_operand else v
+
+    def _known(self, operand: Interval | None) -> Interval:
+        return operand or (Interval(self.params[0], self.params[0]) if self.params else ANY)
 
 
 def stage_of(act: Activation, slope: str = "") -> tuple[Stage, ...]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tactics.problems.intervals import ZERO
 from tactics.problems.protocol import Problem, Shape4, spanned
 
 # name -> meaning over (array, axes). Their order, and NORMALIZATIONS' after it, is that of reduce.cu.
@@ -29,6 +30,9 @@ REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "inv_std": lambda x, a: 1 / np.sqrt(x.var(a, keepdims=True)),  # of variance + epsilon, see ReduceProblem
 }
 NORMALIZATIONS = ("softmax", "log_softmax", "standard")
+# Of the kinds that end in a function with a cliff. (Rows that take a root or divide by a deviation have sums of squares, or a
+# positive epsilon, as their base.)
+CLIFFS = {"log_sum": ZERO}
 
 
 def _indices(axes: str) -> tuple[int, ...]:

@@ -1,0 +1,15 @@
+"""The names of ONNX's operators that can be built, as docs/operators.md lists them.
+
+    python -m benchmarks.operators
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from tactics.problems.operators import OPERATORS
+
+if __name__ == "__main__":
+    click.echo(textwrap.fill(" ".join(f"`{name}`" for name in sorted(OPERATORS)), 128))

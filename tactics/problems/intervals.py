@@ -1,0 +1,158 @@
+"""Intervals of numbers, what functions make of them, and cliffs: where rounding the operand of a function ruins its result.
+
+A function has a cliff at the edges of its domain and at its poles: FP16 rounds 3e-5 - 3e-8 and 3e-5 to the same number, and
+the reciprocal of their difference, 3e7 in FP32, becomes infinite.
+
+An Interval holds all values that a number can have; its ends may be infinite, and both are included. An image is a function
+(interval of v, interval of the operand or of the scalar in its place, parameters) -> interval of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+NEAR = 2.0**-14  # the smallest normal number of FP16: below it, numbers have fewer digits, and below 2^-25 none
+INF = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float = -INF
+    high: float = INF
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"expected an interval, got {self.low} to {self.high}")
+
+    def hull(self, other: Interval) -> Interval:
+        return Interval(min(self.low, other.low), max(self.high, other.high))
+
+    def stored(self) -> Interval:
+        """In FP16: rounding keeps the order of numbers, so the ends are where the rounded ends are."""
+        with np.errstate(over="ignore"):
+            return Interval(*(float(np.float16(v)) for v in (self.low, self.high)))
+
+
+Image = Callable[..., Interval]
+ANY, POSITIVE = Interval(), Interval(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """`edges`: values of the base at which the function is infinite or ceases to be a number. `closed`: the interval, if any,
+    up to whose ends it has finite values, so that rounding to them is no harm. `of_operand`: the base is the operand, not v."""
+
+    edges: tuple[float, ...]
+    closed: tuple[float, float] | None = None
+    of_operand: bool = False
+
+    def clear(self, base: Interval) -> bool:
+        """Whether the base is known to stay away: at least NEAR from every edge, or where the function is closed."""
+        if self.closed and self.closed[0] <= base.low and base.high <= self.closed[1]:
+            return True
+        return all(base.low - edge >= NEAR or edge - base.high >= NEAR for edge in self.edges)
+
+
+ZERO, ROOT, DIVISOR = Cliff((0.0,)), Cliff((0.0,), (0.0, INF)), Cliff((0.0,), of_operand=True)
+
+
+def at_power(b: Interval) -> Cliff | None:
+    """The cliff of a power, by its exponent: whole and not negative, fractional, or another."""
+    if b.low == b.high and b.low >= 0:
+        return None if b.low == int(b.low) else ROOT
+    return ZERO
+
+
+# ---- makers of images
+
+
+def rising(f: Callable[..., float]) -> Image:
+    """Of a function that never falls; parameters follow its argument."""
+
+    def image(v: Interval, b: Interval, *params: float) -> Interval:
+        return Interval(f(v.low, *params), f(v.high, *params))
+
+    return image
+
+
+def within(low: float, high: float) -> Image:
+    known = Interval(low, high)
+    return lambda v, *_: known
+
+
+def dips_to(low: float) -> Image:
+    """Of a function like SiLU: never below `low`, and at most v where v is positive."""
+    return lambda v, *_: Interval(low, max(v.high, 0.0))
+
+
+def corners(op: Callable[[float, float], float]) -> Image:
+    """Of an operation that is monotone in each of its arguments; anything where a corner is NaN."""
+
+    def image(v: Interval, b: Interval, *_: float) -> Interval:
+        found = [op(x, y) for x in (v.low, v.high) for y in (b.low, b.high)]
+        return ANY if any(map(math.isnan, found)) else Interval(min(found), max(found))
+
+    return image
+
+
+def bounded(f: Callable[..., float]) -> Callable[..., float]:
+    """`f` with an infinite end for what a double cannot hold."""
+
+    def value(*args: float) -> float:
+        try:
+            return f(*args)
+        except OverflowError:
+            return INF
+
+    return value
+
+
+# ---- images
+
+
+def _times(x: float, y: float) -> float:
+    return 0.0 if not x or not y else x * y  # an infinite end is no value: 0 times what comes near it is 0
+
+
+plus, times = corners(lambda x, y: x + y), corners(_times)
+root = rising(lambda x: math.sqrt(x) if x > 0 else 0.0)
+logarithm = rising(lambda x: math.log(x) if 0 < x < INF else (INF if x > 0 else -INF))
+
+
+def minus(v: Interval, b: Interval, *_: float) -> Interval:
+    return plus(v, Interval(-b.high, -b.low))
+
+
+def over(v: Interval, b: Interval, *_: float) -> Interval:
+    if b.low > 0 or b.high < 0:
+        return times(v, Interval(1 / b.high, 1 / b.low))
+    positive = v.low >= 0 and b.low >= 0
+    return POSITIVE if positive else ANY
+
+
+def power(v: Interval, b: Interval, *_: float) -> Interval:
+    if v.low < 0:
+        return POSITIVE if b.low == b.high and b.low % 2 == 0 else ANY
+    if not 0 <= b.low == b.high < INF:
+        return POSITIVE
+    return Interval(bounded(math.pow)(v.low, b.low), bounded(math.pow)(v.high, b.low))
+
+
+def size(v: Interval, *_: float) -> Interval:
+    most = max(abs(v.low), abs(v.high))
+    return Interval(0.0 if v.low <= 0 <= v.high else min(abs(v.low), abs(v.high)), most)
+
+
+def square(v: Interval, *_: float) -> Interval:
+    found = size(v)
+    return Interval(*(bounded(lambda x: x * x)(x) for x in (found.low, found.high)))
+
+
+def leaky(v: Interval, b: Interval, *_: float) -> Interval:
+    """v where v >= 0, else v times the slope."""
+    below = times(Interval(min(v.low, 0.0), min(v.high, 0.0)), b)
+    return Interval(max(v.low, 0.0), max(v.high, 0.0)).hull(below)

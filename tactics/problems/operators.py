@@ -1,0 +1,33 @@
+"""ONNX's operators that a network may have: how the channels of inputs and outputs belong together, and the stages that
+elementwise ones are. An operator is a row of pointwise_ops, a function of array_functions, or a name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tactics.problems import array_functions
+from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS
+from tactics.problems.reductions import REDUCTIONS
+
+# Operator -> its stages, each (name in pointwise_ops, attributes that are its parameters with their defaults; "" is none).
+UNARY: dict[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
+    **{row.onnx: ((name, row.parameters),) for name, row in (ACTIVATIONS | FUNCTIONS).items() if row.onnx},
+    "Identity": (),
+    "Neg": (("mul", {"": -1.0}),),
+    "Reciprocal": (("rdiv", {"": 1.0}),),
+    "Selu": (("elu", {"alpha": 1.6732632423543772}), ("mul", {"gamma": 1.0507009873554805})),
+}
+BINARY = {row.onnx: name for name, row in OPERATIONS.items() if row.onnx}
+REDUCE = {"Reduce" + kind.title().replace("_", ""): kind for kind in REDUCTIONS if kind != "inv_std"}
+
+# How the channels of inputs and outputs belong together: each element by itself; elements at the same place of inputs that
+# broadcast; windows of one channel; REDUCE, rows of elements. The rest have rules of their own, or none.
+ALIKE = (*UNARY, *array_functions.ALIKE, "Celu", "Swish")
+JOINED = (*BINARY, *array_functions.JOINED, "Mean", "Sum")
+WINDOWS = (*array_functions.WINDOWS, "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
+REST = """
+    BatchNormalization Constant Conv ConvTranspose DepthToSpace Dropout Flatten Gemm GroupNormalization InstanceNormalization
+    LayerNormalization LogSoftmax MatMul Pad Resize Softmax SpaceToDepth Squeeze Unsqueeze Upsample
+""".split()
+OPERATORS = {*ALIKE, *JOINED, *WINDOWS, *REDUCE, *array_functions.FUNCTIONS, *REST}
