@@ -4,7 +4,7 @@
 
 For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
 what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
-peak by cuda_kernels/cycles, its range and centre, with clocks of a tile. Last what is required, what was found and whether that
+peak by benchmarks/simulator, its range and centre, with clocks of a tile. Last what is required, what was found and whether it
 is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON.
 
 What nvcc and Triton have not compiled here before takes 5 minutes on 2 idle cores, what was not simulated 2, the rest half a
@@ -42,8 +42,8 @@ from benchmarks.sass.published import Timed
 from benchmarks.sass.required import HEADER as REQUIRED
 from benchmarks.sass.required import Requirement, against_cublas, beside, cube
 from benchmarks.sass.runs import CHANNELS, DEPTHS, SIZE, TAPS, Counts, Ran, counts, operands, run
+from benchmarks.simulator.sass import program
 from cuda_kernels.compile import CompileError
-from cuda_kernels.cycles.sass import program
 from cuda_kernels.device import named
 from cuda_kernels.emulator import EmulatorError
 from cuda_kernels.files import fault, write

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, Loop, loops
+from benchmarks.simulator.machine import Residency, machine
+from benchmarks.simulator.sass import Instruction
+from cuda_kernels import shares
 from cuda_kernels.compile import nvrtc_version as nvrtc
-from cuda_kernels.cycles import shares
-from cuda_kernels.cycles.machine import Residency, machine
-from cuda_kernels.cycles.sass import Instruction
 from cuda_kernels.device import named, relative, reported
 from tactics import main_loops
 from tactics.predict import OURS, predict

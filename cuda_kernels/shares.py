@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_kernels.cycles.simulate import Share
 from cuda_kernels.device import Device, relative
 
 TABLE = Path(__file__).parent / "shares.json"
@@ -28,6 +28,18 @@ LOOPS: Mapping[str, Mapping[str, int]] = {
     "vectors": {}, "linear": {"IN_LINEAR": 1}, "scaled": {"PRO": 1}, "gated": {"GATE": 1}, "normalized": {"NORM": 1},
 }  # fmt: skip
 Rows = Mapping[str, Mapping[str, Mapping[str, list]]]  # by tile, loop and machine
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
+
+    low: float
+    centre: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.centre:.0%} ({self.low:.0%} to {self.high:.0%})"
 
 
 @lru_cache(maxsize=1)
