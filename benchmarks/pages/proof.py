@@ -1,6 +1,6 @@
 """What has shown each family of kernels and each path to be right, as Markdown, from tables and tests: a part of docs/proof.md.
 
-    python -m benchmarks.proof
+    python -m benchmarks.pages.proof
 
 Nothing is run. A test file is counted by what it imports and names: for a kernel where it runs kernels, compares what they
 compute, and has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where
@@ -27,7 +27,7 @@ from tactics.families.table import OF_KERNEL
 from tests.independent.witnesses import HINT, record, witnessed
 from tests.problems import PROBLEMS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted((ROOT / "tests").glob("test_*.py"))
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
 SPILLS = 2  # of a row of that record
