@@ -26,9 +26,8 @@ def reading_order() -> list[str]:
 ORDER = reading_order()
 # A method that hands its object to a later floor imports it when it is called, never when the module loads.
 LAZY = {("gpu_runtime.runtime.engine", "gpu_runtime.runtime.context")}
-ONNX = (  # models are read and written there
-    "gpu_runtime.frontend.", "gpu_runtime.fusion.", "gpu_runtime.onnx_backend", "gpu_runtime.accuracy.", "gpu_runtime.pruning."
-)  # fmt: skip
+# Models are read and written there.
+ONNX = ("gpu_runtime.frontend.", "gpu_runtime.fusion.", "gpu_runtime.accuracy.", "gpu_runtime.pruning.")
 MOST_FILES = 16  # of Python in one folder
 
 
