@@ -21,6 +21,7 @@ from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
 from gpu_runtime import deviations, installed_version
 from gpu_runtime.assembly import assemble
+from gpu_runtime.doctor import findings
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import importer
@@ -54,7 +55,6 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Mod
 from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable
 from tactics import predict
-from tactics.doctor import findings
 from tactics.format import DTYPES, Format
 from tactics.measure import timing
 from tactics.planner import plan

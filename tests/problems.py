@@ -14,9 +14,9 @@ import numpy as np
 from cuda_kernels.device import Device
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.doctor.trial import execute
 from tactics.format import padded_channels
 from tactics.measure.data import random_data, reference
+from tactics.measure.trial import execute
 from tactics.measure.worker import TOLERANCE, relative_error
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue

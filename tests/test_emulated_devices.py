@@ -154,10 +154,10 @@ def test_code_for_another_architecture_is_refused(name, printed, monkeypatch):
 def repeated_launches():
     """How many launches of five run: one that would write what is there already does not."""
     from cuda_kernels.launch import Cuda
+    from gpu_runtime.doctor.rates import SMALL
     from tactics.candidates import candidates
-    from tactics.doctor.rates import SMALL
-    from tactics.doctor.trial import execute, judge
     from tactics.measure.data import random_data, reference
+    from tactics.measure.trial import execute, judge
     from tests.emulated_driver import kernels
 
     gpu = Cuda(current())

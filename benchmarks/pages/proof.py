@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.hardware import read
 from cuda_kernels.device import ARCHITECTURES, named
+from gpu_runtime.doctor.cases import cases
 from tactics.candidates import base_runner, candidates
-from tactics.doctor.cases import cases
 from tactics.families.table import OF_KERNEL
 from tests.independent.witnesses import HINT, record, witnessed
 from tests.problems import PROBLEMS
@@ -34,11 +34,11 @@ SPILLS = 2  # of a row of that record
 DEVICE = named("h200")
 MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
-ALL_CASES, ALL_PROBLEMS = "tactics.doctor.cases.cases", "tests.problems.PROBLEMS"
+ALL_CASES, ALL_PROBLEMS = "gpu_runtime.doctor.cases.cases", "tests.problems.PROBLEMS"
 WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
 PROGRAMS = {"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"}
 COMPARES = {  # what runs kernels and compares
-    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.doctor.trial.trial",
+    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.measure.trial.trial",
     "tests.engines.check_engine", "tests.reference_run.check_against_ort",
 }  # fmt: skip
 

@@ -12,20 +12,20 @@ from typing import Any
 
 from cuda_kernels.compile import CompileError, compile_kernel, virtual
 from cuda_kernels.device import Device
+from gpu_runtime.doctor import findings
+from gpu_runtime.doctor.cases import Case, cases, kernels_of
+from gpu_runtime.doctor.findings import Failure
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
+from gpu_runtime.doctor.rates import RATES, Rate, rate
 from gpu_runtime.progress import Listener, Progress, nobody
 from tactics import codec as records
-from tactics.doctor import findings
-from tactics.doctor.cases import Case, cases, kernels_of
-from tactics.doctor.findings import Failure
-from tactics.doctor.rates import RATES, Rate, rate
 from tactics.launches import launches
 from tactics.measure import timing
 from tactics.measure.child import Child, Lost
 from tactics.problems import codec
 from tactics.step import Launch
 
-WORKER = (sys.executable, "-m", "tactics.doctor.worker")
+WORKER = (sys.executable, "-m", "gpu_runtime.doctor.worker")
 START_S, HANG_S = 60.0, 15.0  # how long a child may take to start, and to answer; four times as long in the emulator
 MOST_LOST = 2  # processes of one kernel: no third is risked
 COMMON = 3  # families of which not one case is right: what they share is at fault then, and no kernel is denied

@@ -1,4 +1,4 @@
-"""The process in which cases, checks and rates run: `python -m tactics.doctor.worker [DEVICE]`, with a name in the emulator.
+"""Where cases, checks and rates run: `python -m gpu_runtime.doctor.worker [DEVICE]`, with a name in the emulator.
 
 One JSON object per line on standard input, one answer each on standard output, with the request's id:
 
@@ -24,14 +24,14 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current, named, why_no_gpu
 from cuda_kernels.launch import Emulated, open_gpu
+from gpu_runtime.doctor.rates import RATES, SMALL
 from tactics import codec as records
 from tactics.candidates import candidates
-from tactics.doctor.rates import RATES, SMALL
-from tactics.doctor.trial import Gpu, Wrong, in_a_graph, trial
 from tactics.format import to_memory
 from tactics.launches import launches
 from tactics.measure import faults
 from tactics.measure.child import die_with_parent
+from tactics.measure.trial import Gpu, Wrong, in_a_graph, trial
 from tactics.measure.worker import Bench, bind, scratch_for
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Stage
