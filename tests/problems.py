@@ -16,8 +16,7 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import padded_channels
 from tactics.measure.data import random_data, reference
-from tactics.measure.trial import execute
-from tactics.measure.worker import TOLERANCE, relative_error
+from tactics.measure.trial import TOLERANCE, execute, relative_error
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem

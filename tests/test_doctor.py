@@ -111,7 +111,7 @@ def test_padding_that_is_not_zero_is_wrong():
     inputs, weights = random_data(SMALL)
     got = execute(Emulated(H200), SMALL, candidates(SMALL, H200)[0], inputs, weights)
     with pytest.raises(Wrong, match="padded"):
-        judge(SMALL, np.concatenate([got, got + 1], axis=1), reference(SMALL, inputs, weights))
+        judge(np.concatenate([got, got + 1], axis=1), reference(SMALL, inputs, weights), SMALL.out_shape[1])
 
 
 class Early(Emulated):

@@ -18,8 +18,7 @@ from gpu_runtime.doctor.cases import cases
 from gpu_runtime.doctor.rates import SMALL
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.measure import timing
-from tactics.measure.trial import Wrong, in_a_graph, trial
-from tactics.measure.worker import relative_error
+from tactics.measure.trial import Wrong, in_a_graph, relative_error, trial
 from tactics.tactic import KERNELS
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
