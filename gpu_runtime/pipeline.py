@@ -22,6 +22,7 @@ from cuda_kernels.files import cache_dir
 from gpu_runtime import deviations, installed_version
 from gpu_runtime.assembly import assemble
 from gpu_runtime.doctor import findings
+from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain import autotuning, reasons, what_if
 from gpu_runtime.frontend import importer
@@ -49,7 +50,6 @@ from gpu_runtime.rewrites import (
     upsampling,
 )
 from gpu_runtime.runtime import feeds
-from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.runtime.steps import kernel_key

@@ -21,11 +21,11 @@ from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime import steps as launched
-from gpu_runtime.runtime.engine import Engine, check, check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
 from gpu_runtime.runtime.future import Ran, RunFuture
-from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, CallStep, EngineData, LaunchStep, TensorPlace
 from gpu_runtime.runtime.steps import kernel_key
+from gpu_runtime.runtime.verify import check, check_source
 from gpu_runtime.text import printable, size_text
 from tactics.format import DTYPES, from_memory
 from tactics.problems.array_functions import bound
@@ -85,7 +85,7 @@ class Context:
     _closed = True  # until there is something to close
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
+        self, engine: EngineData, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
         launched.check_arguments(engine, options)

@@ -273,3 +273,27 @@ def _check_memory(plan: PlanRecord, todo: list[_Work], scratch: list[regions.Blo
         raise _Fault(f"memory.activation_bytes: its tensors end at {end}, got {plan.memory.activation_bytes}")
     if plan.memory.frees != derive.frees([(b.start, b.end - b.start, b.last) for b in blocks], last_step):
         raise _Fault("memory.frees: not what its layers leave unread")
+
+
+def check(record: EngineRecord, weights: np.ndarray) -> None:
+    """EngineError where a step or place of the plan does not follow from its layers."""
+    if problem := fault(record, weights):
+        raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")
+
+
+def check_device(device: Device, device_sm: str) -> None:
+    """EngineError unless what was planned for `device` runs on this architecture, such as "sm_90a"."""
+    if device.sm.rstrip("af") != device_sm.rstrip("af"):
+        raise EngineError(
+            f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
+            "Build the engine again for this device"
+        )
+
+
+def check_source(record: EngineRecord, source_hash: str) -> None:
+    """EngineError unless the kernels' sources are those the plan was made with."""
+    if record.source_hash != source_hash:
+        raise EngineError(
+            f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "
+            f"here {source_hash[:12]}. Build the engine again with this gpu_runtime"
+        )
