@@ -21,7 +21,7 @@ from tactics.candidates import candidates
 from tactics.format import num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data
-from tactics.measure.worker import bind, scratch_for
+from tactics.measure.trial import bind, scratch_for
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 

@@ -20,8 +20,8 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.pages.scatter import svg
 from benchmarks.published_rows import FOLDER, Row, device_of, read, together
-from benchmarks.scatter import svg
 from cuda_kernels.rates import Library, rates
 from tactics import peers
 from tactics.families.conv_gemm import DENSE_TILES, splits, streams, tile_reason

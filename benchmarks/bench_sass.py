@@ -5,7 +5,7 @@
 
 For each architecture two tables: what ptxas says (registers, blocks that fit an SM) and, from the emulator on one convolution,
 what a main loop executes for each tensor-core instruction, all answers compared to the bit; and the share of the tensor cores'
-peak by cuda_kernels/cycles, its range and centre, with clocks of a tile. Last what is required, what was found and whether that
+peak by benchmarks/simulator, its range and centre, with clocks of a tile. Last what is required, what was found and whether it
 is met, without --sm and --tiles also against published times. --out: all of it and every point of the range as JSON. --found:
 what benchmarks/sass/found.json says was required and found, with nothing compiled or simulated.
 
@@ -43,8 +43,8 @@ from benchmarks.sass.kernels import (
 from benchmarks.sass.published import Timed
 from benchmarks.sass.required import BESIDE, Requirement, against_cublas, beside, cube, listed
 from benchmarks.sass.runs import CHANNELS, DEPTHS, SIZE, TAPS, Counts, Ran, counts, operands, run
+from benchmarks.simulator.sass import program
 from cuda_kernels.compile import CompileError
-from cuda_kernels.cycles.sass import program
 from cuda_kernels.device import named
 from cuda_kernels.emulator import EmulatorError
 from cuda_kernels.files import fault, write

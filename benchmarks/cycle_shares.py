@@ -1,4 +1,4 @@
-"""Write cuda_kernels/cycles/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
+"""Write cuda_kernels/shares.json: the share of the tensor cores' peak of each main loop on each machine, simulated.
 
     python -m benchmarks.cycle_shares                       # what is missing or of other machine code
     python -m benchmarks.cycle_shares --sm sm_80 --print    # the table, nothing written
@@ -22,13 +22,13 @@ from multiprocessing import get_context
 import click
 
 from benchmarks.cycles import KERNELS, LAYER, TILES, ours, tactic
+from benchmarks.simulator.machine import CENTRE, SWEEP, Machine, Residency, interval, machine, residency
+from benchmarks.simulator.sass import Instruction, ToolMissing
+from benchmarks.simulator.simulate import share_of, steady_of
 from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
-from cuda_kernels.cycles.machine import CENTRE, SWEEP, Machine, Residency, interval, machine, residency
-from cuda_kernels.cycles.sass import Instruction, ToolMissing
-from cuda_kernels.cycles.shares import LOOPS, TABLE, machine_name, table
-from cuda_kernels.cycles.simulate import share_of, steady_of
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.files import write
+from cuda_kernels.shares import LOOPS, TABLE, machine_name, table
 from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.families.strips import geometry
 from tactics.format import HALF_FORMATS

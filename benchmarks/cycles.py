@@ -1,4 +1,4 @@
-"""Where a kernel's main loop waits, by a simulation of its machine code (cuda_kernels/cycles, docs/cycles.md).
+"""Where a kernel's main loop waits, by a simulation of its machine code (benchmarks/simulator, docs/cycles.md).
 
     python -m benchmarks.cycles conv_dense 128x256x32 --sm sm_80
     python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
@@ -20,8 +20,7 @@ from pathlib import Path
 
 import click
 
-from cuda_kernels.compile import CompileError, compile_kernel
-from cuda_kernels.cycles.machine import (
+from benchmarks.simulator.machine import (
     CENTRE,
     SOURCES,
     SWEEP,
@@ -34,8 +33,9 @@ from cuda_kernels.cycles.machine import (
     machine,
     residency,
 )
-from cuda_kernels.cycles.sass import Instruction, Program, ToolMissing, program
-from cuda_kernels.cycles.simulate import REASONS, Steady, steady, tile_clocks
+from benchmarks.simulator.sass import Instruction, Program, ToolMissing, program
+from benchmarks.simulator.simulate import REASONS, Steady, steady, tile_clocks
+from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, named
 from tactics.format import HALF_FORMATS
 from tactics.launches import launches

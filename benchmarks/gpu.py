@@ -33,12 +33,12 @@ from typing import Any
 from benchmarks import hardware
 from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, current, why_no_gpu
-from tactics.launches import launches
+from tactics.launches import binaries
 from tactics.measure import timing
 from tactics.problems.convolution import ConvProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS
 from tactics.problems.problem import Problem
-from tactics.step import Launch, epilogue_values
+from tactics.step import epilogue_values
 from tactics.tactic import Tactic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +81,7 @@ def variants(device: Device, small: bool, out: Path) -> list[Variant]:
     if not small:
         convs = [bench_conv.problem(name, 1) for name in bench_conv.SHAPES]
         work += [(p, [t]) for _, p, t in pairs(device)] + [(p, bench_conv.tactics(p, device)) for p in convs]
-    wanted = [(s.kernel, s.values) for p, tactics in work for t in tactics for s in launches(p, t) if isinstance(s, Launch)]
+    wanted = [item for p, tactics in work for t in tactics for item in binaries(p, t)]
     plain = [{"ACT": act, "RES": residual} for act, residual in product(range(len(ACTIVATIONS)), range(3))]
     by_definition = [tuple(values.items()) for values in (*plain, *map(epilogue_values, judged))]
     return list(dict.fromkeys([("flush_l2", ()), *(("reference_conv", values) for values in by_definition), *wanted]))

@@ -25,9 +25,9 @@ from benchmarks import hardware
 from cuda_kernels.device import Device, current
 from cuda_kernels.launch import Emulated
 from gpu_runtime import pipeline
+from gpu_runtime.engine import Engine
 from gpu_runtime.planning import tables
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
 from tactics.measure import timing

@@ -22,7 +22,7 @@ import click
 import gpu_runtime as gr
 from benchmarks.bench_plan import find
 from cuda_kernels import device as devices
-from cuda_kernels.cycles import shares
+from cuda_kernels import shares
 from tactics.kernels import KERNELS
 
 BEFORE = Path(__file__).with_name("loops_before.json")

@@ -26,7 +26,7 @@ import gpu_runtime as gr
 from benchmarks import light, topologies
 from benchmarks.bench_plan import MODELS, find
 from benchmarks.networks import NETWORKS
-from gpu_runtime.runtime.engine import Engine
+from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import LaunchStep
 
 RECORDS = Path(__file__).parents[1] / "tests" / "golden" / "plans.json"

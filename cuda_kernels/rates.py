@@ -43,7 +43,7 @@ class Rates:
 
     `l2`, `sm_l2`: bytes per clock that all SMs and one SM draw from L2; `dram_share`: of the data sheet's bandwidth;
     `sync_share`: of the peak of `mma.sync`; `sparse_rate`: products of `mma.sp` per product of `mma.sync` where no warp waits;
-    what of it loops reach is simulated (cuda_kernels/cycles). `boost`: the highest clock, over the data sheet's, which bounds
+    what of it loops reach is simulated (benchmarks/simulator). `boost`: the highest clock, over the data sheet's, which bounds
     rest on; `sparse_us` and `sparse_us_sigma`: a sparse kernel's fixed cost. `sparse_rate_sigma`: the error of the logarithm of
     what loops reach of the sparse rate, where no pairs were timed on the device. `sustained`: least and most share of the
     data sheet's clock that a power limit leaves to tensor cores at work; 1 where `sync_share` was measured so.

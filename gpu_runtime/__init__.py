@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_runtime.engine import Engine, load
     from gpu_runtime.errors import CompileError, EngineError, InternalError, ModelError
     from gpu_runtime.inference_session import InferenceSession
     from gpu_runtime.pipeline import build
     from gpu_runtime.runtime.context import Context
-    from gpu_runtime.runtime.engine import Engine, load
     from gpu_runtime.runtime.future import RunFuture
     from gpu_runtime.runtime.plan_record import TensorSpec
 
@@ -32,12 +32,12 @@ __all__ = [
 PLACES = {
     **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError"), "gpu_runtime.errors"),
     "Context": "gpu_runtime.runtime.context",
-    "Engine": "gpu_runtime.runtime.engine",
+    "Engine": "gpu_runtime.engine",
     "InferenceSession": "gpu_runtime.inference_session",
     "RunFuture": "gpu_runtime.runtime.future",
     "TensorSpec": "gpu_runtime.runtime.plan_record",
     "build": "gpu_runtime.pipeline",
-    "load": "gpu_runtime.runtime.engine",
+    "load": "gpu_runtime.engine",
 }
 
 

@@ -21,9 +21,9 @@ import numpy as np
 from cuda_kernels import device as devices
 from cuda_kernels import extras
 from gpu_runtime import file_kinds
+from gpu_runtime.engine import Engine, load
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.engine import Engine, load
 from gpu_runtime.runtime.plan_record import Bound
 from tactics.format import DTYPES
 

@@ -19,12 +19,12 @@ from cuda_kernels.compile import compile_many, installed_nvrtc, source_hash
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
 from gpu_runtime import installed_version
+from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
-from gpu_runtime.runtime.engine import Engine, seal
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
 from gpu_runtime.text import printable

@@ -14,6 +14,8 @@ from tactics.problems.protocol import Feature
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
+Binary = tuple[str, tuple[tuple[str, int], ...]]  # a kernel and its compile-time values
+
 
 def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch | Call, ...]:
     """What to launch, in order. Shapes come from the problem, formats from the tactic.
@@ -23,6 +25,11 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     """
     family = table.OF_KERNEL[tactic.kernel]
     return family.launches(problem, tactic, strided=strided) if strided else family.launches(problem, tactic)
+
+
+def binaries(problem: Problem, tactic: Tactic) -> list[Binary]:
+    """Of each launch."""
+    return [(s.kernel, s.values) for s in launches(problem, tactic) if isinstance(s, Launch)]
 
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Clocks of main loops of convolutions, from shares of the tensor cores' peak that were simulated from machine code.
 
-cuda_kernels/cycles/shares.json has them by kernel, tile, what the loop does to its input, machine and blocks on an SM. In a
+cuda_kernels/shares.json has them by kernel, tile, what the loop does to its input, machine and blocks on an SM. In a
 share is all that an SM does in a loop: fragments and copies through the port of shared memory, addresses, barriers, few
 warps, the products that a norm adds. What lies beyond the SM (bandwidth of L2 that others use, latencies under load, a power
 limit) is not.
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from cuda_kernels.cycles.shares import rows, share
 from cuda_kernels.device import Device
+from cuda_kernels.shares import rows, share
 from tactics.problems.prologue import Prologue
 from tactics.roofline import tensor_peak
 from tactics.step import linear

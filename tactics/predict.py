@@ -21,7 +21,7 @@ from tactics.tactic import Tactic
 # Root mean squares of log errors, of the half of the published rows that fits the constants, by what bounds a kernel: of dense
 # products on six devices, and of the gain of 2:4 on two, where only three rows are short (bench_predictions --fit prints them).
 # OURS is what our own main loops add: half of what lies between the lowest and the highest share that their machine code is
-# simulated at, in logarithms, root mean square over the tiles on sm_80 (cuda_kernels/cycles/shares.json).
+# simulated at, in logarithms, root mean square over the tiles on sm_80 (cuda_kernels/shares.json).
 REGIMES = ("launch", "l2", "dram", "math")
 PUBLISHED = {"launch": 0.21, "l2": 0.12, "dram": 0.17, "math": 0.10}
 PUBLISHED_RATIO = {"launch": 0.11, "l2": 0.12, "dram": 0.13, "math": 0.06}

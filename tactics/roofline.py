@@ -60,7 +60,7 @@ def sm_l2(device: Device, blocks: int) -> float:
 
 def tensor_peak(device: Device, sparse: bool = False) -> float:
     """Products per clock and SM of mma.sync, and of mma.sp as many of the dense layer, where no warp waits for anything: the
-    peak that cuda_kernels/cycles simulates shares of, times `sync_share`, what clocks and power left of it on the card. That
+    peak that benchmarks/simulator simulates shares of, times `sync_share`, what clocks and power left of it on the card. That
     was measured with libraries' best kernels, whose loops reach 98 to 100 % by the same simulation: 2 % are charged twice."""
     r = rates(device)
     return device.mma_fma_per_clk * device.mma_sync_share * r.sync_share * (r.sparse_rate if sparse else 1.0)

@@ -22,8 +22,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.simulator.sass import programs
 from cuda_kernels.compile import Compiled, compile_kernel, nvrtc_version, source_hash
-from cuda_kernels.cycles.sass import programs
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "golden" / "compiled.json"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_runtime import pipeline
+from gpu_runtime import engine, pipeline
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain import layer_info, report, wording
-from gpu_runtime.runtime import derive, engine
+from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Step
 from tactics import codec
 from tests.engines import SPARSE_DEVICE

@@ -134,8 +134,7 @@ ODD = (None, True, -1, 0, 1, 7, 2**31, 2**62, 10**30, 0.5, "", "x", "../x", "sm_
 
 def engine_files() -> list[tuple[str, bytes]]:
     """(name, bytes) of engines of small models."""
-    from gpu_runtime import pipeline
-    from gpu_runtime.runtime import engine
+    from gpu_runtime import engine, pipeline
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
@@ -187,7 +186,7 @@ def alter(rng, plan: dict) -> str:
 
 def reseal(plan: dict, arena: bytes) -> bytes:
     """A file with this plan in which all hashes fit."""
-    from gpu_runtime.runtime import engine
+    from gpu_runtime import engine
 
     plan["plan_sha256"] = engine._plan_sha256(plan)
     header = engine._header(plan, len(arena))
@@ -208,9 +207,9 @@ def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, byt
 
 def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
     """ "fine" if the mutant is read, described and made ready to run but for its kernels' code; else its EngineError."""
+    from gpu_runtime import engine
     from gpu_runtime.errors import EngineError
     from gpu_runtime.explain import layer_info, report, wording
-    from gpu_runtime.runtime import engine
     from gpu_runtime.runtime.context import Context
 
     told, data = mutate_engine(number, given)

@@ -14,10 +14,9 @@ import numpy as np
 from cuda_kernels.device import Device
 from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.doctor.trial import execute
 from tactics.format import padded_channels
 from tactics.measure.data import random_data, reference
-from tactics.measure.worker import TOLERANCE, relative_error
+from tactics.measure.trial import TOLERANCE, execute, relative_error
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem

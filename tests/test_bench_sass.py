@@ -15,9 +15,9 @@ from benchmarks.sass.kernels import DENSE, KERNELS, SPARSE, STAGES, Assembled, K
 from benchmarks.sass.published import Timed, again, estimates, few, verdict
 from benchmarks.sass.required import BESIDE, CALIBRATION, EVIDENCE, KINDS, Requirement, beside, held, peak
 from benchmarks.sass.runs import counts, kept, operands, places, run
-from cuda_kernels.cycles.machine import Residency, machine
-from cuda_kernels.cycles.sass import program
-from cuda_kernels.cycles.simulate import tile_clocks
+from benchmarks.simulator.machine import Residency, machine
+from benchmarks.simulator.sass import program
+from benchmarks.simulator.simulate import tile_clocks
 from cuda_kernels.device import named
 from cuda_kernels.rates import rates
 

@@ -13,8 +13,8 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime import cli as command_line
+from gpu_runtime import engine as engines
 from gpu_runtime.commands import targets
-from gpu_runtime.runtime import engine as engines
 from tests.reference_run import model, node
 from tests.test_cli import ENV, SHAPES, contents, program, start
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from gpu_runtime import engine as engine_module
 from gpu_runtime import inference_session, pipeline
 from gpu_runtime.runtime import context as context_module
-from gpu_runtime.runtime import engine as engine_module
 from gpu_runtime.runtime import future
 from tests.reference_run import model, node
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuda_kernels.compile import compile_kernel
-from cuda_kernels.cycles.machine import (
+from benchmarks.simulator.machine import (
     CENTRE,
     SOURCES,
     SWEEP,
@@ -21,9 +20,10 @@ from cuda_kernels.cycles.machine import (
     machine,
     residency,
 )
-from cuda_kernels.cycles.sass import Instruction, Program, program
-from cuda_kernels.cycles.simulate import Sm, steady, steady_of, tile_clocks
-from cuda_kernels.cycles.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
+from benchmarks.simulator.sass import Instruction, Program, program
+from benchmarks.simulator.simulate import Sm, steady, steady_of, tile_clocks
+from benchmarks.simulator.steps import GLOBAL, LOAD, TENSOR_PIPE, steps, usual_wavefronts
+from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 
 A100 = machine(named("a100"))

@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, loops
+from benchmarks.simulator.machine import SWEEP
+from benchmarks.simulator.simulate import REASONS
+from cuda_kernels import shares
 from cuda_kernels.compile import compile_kernel
-from cuda_kernels.cycles import shares
-from cuda_kernels.cycles.machine import SWEEP
-from cuda_kernels.cycles.simulate import REASONS
 from cuda_kernels.device import NAMED
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 

@@ -14,16 +14,15 @@ import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import pipeline
-from gpu_runtime.doctor import examine, wording
+from gpu_runtime.doctor import examine, findings, wording
+from gpu_runtime.doctor.cases import PROBLEMS, cases
+from gpu_runtime.doctor.findings import Failure
+from gpu_runtime.doctor.rates import PRODUCT, RATES, SMALL, products, rate
+from gpu_runtime.doctor.worker import CHECKS
 from tactics.candidates import base_runner, candidates, rejected
-from tactics.doctor import findings
-from tactics.doctor.cases import PROBLEMS, cases
-from tactics.doctor.findings import Failure
-from tactics.doctor.rates import PRODUCT, RATES, SMALL, products, rate
-from tactics.doctor.trial import Wrong, execute, in_a_graph, judge, trial
-from tactics.doctor.worker import CHECKS
 from tactics.kernels import KERNELS
 from tactics.measure.data import random_data, reference
+from tactics.measure.trial import Wrong, execute, in_a_graph, judge, trial
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
 from tests.conftest import DIGITS
 
@@ -112,7 +111,7 @@ def test_padding_that_is_not_zero_is_wrong():
     inputs, weights = random_data(SMALL)
     got = execute(Emulated(H200), SMALL, candidates(SMALL, H200)[0], inputs, weights)
     with pytest.raises(Wrong, match="padded"):
-        judge(SMALL, np.concatenate([got, got + 1], axis=1), reference(SMALL, inputs, weights))
+        judge(np.concatenate([got, got + 1], axis=1), reference(SMALL, inputs, weights), SMALL.out_shape[1])
 
 
 class Early(Emulated):

@@ -14,13 +14,12 @@ from benchmarks.gpu_networks import fewer_tactics
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.files import cache_dir
 from cuda_kernels.launch import Cuda
-from tactics.doctor.cases import cases
-from tactics.doctor.rates import SMALL
-from tactics.doctor.trial import Wrong, in_a_graph, trial
-from tactics.doctor.worker import CHECKS
+from gpu_runtime.doctor.cases import cases
+from gpu_runtime.doctor.rates import SMALL
+from gpu_runtime.doctor.worker import CHECKS
 from tactics.kernels import KERNELS
 from tactics.measure import timing
-from tactics.measure.worker import relative_error
+from tactics.measure.trial import Wrong, in_a_graph, relative_error, trial
 from tests.conftest import ROOT
 from tests.emulated_driver.settings import VARIABLE, Fault, environment
 from tests.on_driver import finished, timed

@@ -24,7 +24,7 @@ from cuda_kernels.device import current, why_no_gpu
 from tactics.candidates import candidates
 from tactics.format import Format, num_bytes
 from tactics.launches import packing_key
-from tactics.measure import timing, worker
+from tactics.measure import child, timing, trial, worker
 from tactics.measure.child import Child
 from tactics.measure.data import random_data, reference
 from tactics.measure.timing import Cache
@@ -177,7 +177,7 @@ def test_large_convolutions_are_judged_by_a_kernel_that_agrees_with_numpy(bench,
     inputs, weights = random_data(problem)
     with bench.gpu.current():
         got = bench.expected.get()
-    assert worker.relative_error(got, reference(problem, inputs, weights)) < 1e-4
+    assert trial.relative_error(got, reference(problem, inputs, weights)) < 1e-4
 
 
 def test_the_stopwatch_throws_away_what_the_host_was_too_slow_for(bench):
@@ -213,7 +213,7 @@ def children(monkeypatch):
         started.append(Child(command))
         return started[-1]
 
-    monkeypatch.setattr(timing, "Child", start)
+    monkeypatch.setattr(child, "Child", start)
     return started
 
 
@@ -353,7 +353,7 @@ def test_a_build_ends_in_a_plan_of_what_works(driver, monkeypatch, network, tmp_
     assert all(r["tactic"] in "\n".join(log) for r in failed)
     x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
     with engine.context() as context, engine.context(device="emulator") as other:
-        assert worker.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+        assert trial.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
 
 
 def built_beside_another() -> None:
@@ -368,7 +368,7 @@ def built_beside_another() -> None:
         engine = gr.build(folder / "net.onnx", sparsity="force", timing_cache=folder / "times.jsonl")
     x = np.random.default_rng(1).standard_normal((1, 64, 4, 4)).astype(np.float32)
     with engine.context() as context, engine.context(device="emulator") as other:
-        assert worker.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
+        assert trial.relative_error(context.run({"x": x})["y"], other.run({"x": x})["y"]) < 2e-3
     print(before, engine.record.timing.kind)
 
 
@@ -407,6 +407,6 @@ def test_a_trained_network_is_measured_saved_loaded_and_right(monkeypatch, tmp_p
     with engine.context() as context:
         for image, label in zip(images, labels, strict=True):
             (expected,), got = session.run(["logits"], {"x": image[None]}), context.run({"x": image[None]})["logits"]
-            assert worker.relative_error(got, expected) < 1e-2
+            assert trial.relative_error(got, expected) < 1e-2
             right += int(got.argmax() == label)
     assert right >= 38

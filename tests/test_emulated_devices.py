@@ -154,10 +154,10 @@ def test_code_for_another_architecture_is_refused(name, printed, monkeypatch):
 def repeated_launches():
     """How many launches of five run: one that would write what is there already does not."""
     from cuda_kernels.launch import Cuda
+    from gpu_runtime.doctor.rates import SMALL
     from tactics.candidates import candidates
-    from tactics.doctor.rates import SMALL
-    from tactics.doctor.trial import execute, judge
     from tactics.measure.data import random_data, reference
+    from tactics.measure.trial import execute, judge
     from tests.emulated_driver import kernels
 
     gpu = Cuda(current())
@@ -181,7 +181,8 @@ def repeated_launches():
         launched.clear()
         ins = [(x * factor).astype(x.dtype), *rest]
         tactic = candidates(SMALL, gpu.device)[0]
-        judge(SMALL, execute(gpu, SMALL, tactic, ins, weights, around), np.float32(reference(SMALL, ins, weights)))
+        got = execute(gpu, SMALL, tactic, ins, weights, around)
+        judge(got, np.float32(reference(SMALL, ins, weights)), SMALL.out_shape[1])
         print(len(launched), end=" ")
 
 

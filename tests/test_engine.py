@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import Device
-from gpu_runtime.runtime import engine as eng
-from gpu_runtime.runtime.engine import Engine, EngineError
+from gpu_runtime import engine as eng
+from gpu_runtime.engine import Engine, EngineError
+from gpu_runtime.runtime import compatibility
 from tests.example_plan import example_plan, record
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +138,7 @@ def test_same_engine_same_bytes_in_every_process():
 def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
     make().save(tmp_path / "model.engine")
     script = (
-        "import sys; from gpu_runtime.runtime import engine; e = engine.load(sys.argv[1]); e.layer_info(); "
+        "import sys; from gpu_runtime import engine; e = engine.load(sys.argv[1]); e.layer_info(); "
         "print(*sorted(m for m in sys.modules if m.split('.')[0] in ('onnx', 'onnx_ir', 'onnxscript', 'scipy', 'cuda') "
         "or m in ('tactics.planner.plan', 'tactics.planner.eliminate', 'gpu_runtime.planning.tables')))"
     )
@@ -303,13 +304,13 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_device_and_source():
     plan = make().record
-    eng.check_device(plan.device, "sm_90a")
-    eng.check_device(plan.device, "sm_90")
+    compatibility.check_device(plan.device, "sm_90a")
+    compatibility.check_device(plan.device, "sm_90")
     with pytest.raises(EngineError, match=r"built for H200 SXM 141GB \(sm_90a\); this device is sm_80.*[Bb]uild"):
-        eng.check_device(plan.device, "sm_80")
-    eng.check_source(plan, "a" * 64)
+        compatibility.check_device(plan.device, "sm_80")
+    compatibility.check_source(plan, "a" * 64)
     with pytest.raises(EngineError, match="other kernel sources: hash aaaaaaaaaaaa, here bbbbbbbbbbbb.*[Bb]uild"):
-        eng.check_source(plan, "b" * 64)
+        compatibility.check_source(plan, "b" * 64)
 
 
 # ----------------------------------------------------------------------------------------------------- failing to write

@@ -4,8 +4,8 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
-from benchmarks.forum import account
 from benchmarks.networks import Net
+from benchmarks.pages.forum import account
 from gpu_runtime.explain import what_if
 
 

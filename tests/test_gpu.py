@@ -26,7 +26,8 @@ from tactics.candidates import candidates
 from tactics.launches import launches
 from tactics.measure import worker
 from tactics.measure.data import random_data, reference
-from tactics.measure.worker import TOLERANCE, Bench, reference_conv, relative_error
+from tactics.measure.trial import TOLERANCE, relative_error
+from tactics.measure.worker import Bench, reference_conv
 from tests.on_driver import ON_DRIVER, timed
 from tests.problems import CONVS, PROBLEMS, RELU, assert_right, conv_case, execute, pairs, sanitize_cases
 

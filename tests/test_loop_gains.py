@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cycles import TILES
 from benchmarks.loop_gains import BEFORE, planned, row
 from benchmarks.networks import NETWORKS
-from cuda_kernels.cycles import shares
+from cuda_kernels import shares
 
 
 def test_the_table_of_before_has_each_tile_of_today():

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.simulator.sass import Instruction, program
 from cuda_kernels.compile import compile_kernel
-from cuda_kernels.cycles.sass import Instruction, program
 
 # Of a convolution's large tiles: BM, BN, BK, WARPS_M, WARPS_N, STAGES; the most instructions per product.
 LOOPS = [("conv_dense", (128, 256, 32, 2, 4, 3), 2.6), ("conv_sparse24", (256, 128, 64, 4, 2, 3), 3.1)]

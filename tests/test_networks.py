@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 import gpu_runtime as gr
 from cuda_kernels.emulator import Stats
 from gpu_runtime.accuracy.rounding import in_fp32
+from gpu_runtime.engine import Engine
 from gpu_runtime.pipeline import DEFAULT_DEVICE
-from gpu_runtime.runtime.engine import Engine
 from tests.conftest import DIGITS, MODELS, model_path
 from tests.engines import SPARSE_DEVICE
 from tests.ort_budget import budgets, run

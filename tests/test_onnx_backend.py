@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from gpu_runtime import onnx_backend
+from tests import onnx_backend
 from tests.reference_run import model, node, ort_run
 
 ROOT = Path(__file__).parents[1]

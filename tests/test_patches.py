@@ -11,7 +11,7 @@ from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channe
 from tactics.kernels import ROWS
 from tactics.launches import launches, pack_weights
 from tactics.measure.data import random_data, reference
-from tactics.measure.worker import TOLERANCE, bind, relative_error, scratch_for
+from tactics.measure.trial import TOLERANCE, bind, relative_error, scratch_for
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import Activation, Stage
 from tactics.problems.problem import (

@@ -28,8 +28,8 @@ from benchmarks.bench_predictions import (
     network_us,
     ours,
 )
+from benchmarks.pages.scatter import svg
 from benchmarks.published_rows import FOLDER, Row, network, product, read
-from benchmarks.scatter import svg
 from cuda_kernels import sparse24
 from cuda_kernels.device import NAMED, named, relative, reported
 from cuda_kernels.rates import RATES, rates

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.quotes import PAGES, ROOT, Quote, as_command, comparable, pastes, printed, quotes, run
+from benchmarks.pages.quotes import PAGES, ROOT, Quote, as_command, comparable, pastes, printed, quotes, run
 
 MARKS = {"quick": (), "slow": (pytest.mark.full,), "long": (pytest.mark.long,)}
 ALL = [q for page in PAGES for q in quotes(page)]
@@ -12,7 +12,7 @@ ALL = [q for page in PAGES for q in quotes(page)]
 
 @pytest.mark.parametrize("quote", [pytest.param(q, id=f"{q.page.name}-{q.command}", marks=MARKS[q.cost]) for q in ALL])
 def test_a_quoted_output_is_what_its_command_prints(quote):
-    now, again = comparable(printed(quote)), f"python -m benchmarks.quotes --write --cost {quote.cost} {quote.page.name}"
+    now, again = comparable(printed(quote)), f"python -m benchmarks.pages.quotes --write --cost {quote.cost} {quote.page.name}"
     assert now == comparable(quote.text), f"{quote.page.name} quotes something else: `{again}` writes it anew"
 
 

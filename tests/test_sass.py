@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.simulator import sass
+from benchmarks.simulator.sass import Loop, NoMainLoop, ToolMissing, program
 from cuda_kernels.compile import compile_kernel
-from cuda_kernels.cycles import sass
-from cuda_kernels.cycles.sass import Loop, NoMainLoop, ToolMissing, program
 from cuda_kernels.device import ARCHITECTURES
 
 TILE = {"ACT": 3, "RES": 1, "IN_LINEAR": 0, "OUT_LINEAR": 0, "SPLIT": 0}

@@ -8,11 +8,10 @@ import pytest
 
 from benchmarks import cycle_shares, cycles
 from benchmarks.cycle_shares import MACHINES, Loop, loops
+from benchmarks.simulator.machine import Residency, machine
+from benchmarks.simulator.sass import Instruction
+from cuda_kernels import shares
 from cuda_kernels.compile import nvrtc_version as nvrtc
-from cuda_kernels.cycles import shares
-from cuda_kernels.cycles.machine import Residency, machine
-from cuda_kernels.cycles.sass import Instruction
-from cuda_kernels.cycles.simulate import Share
 from cuda_kernels.device import named, relative, reported
 from tactics import main_loops
 from tactics.predict import OURS, predict
@@ -59,7 +58,7 @@ def test_the_newest_compiler_s_rows_serve_whatever_the_sources_are(given):
     assert relative(orin).sm == "sm_80" and share(orin) == 0.5, "a device that the table lacks is as its relative"
     assert share("a100", loop="gated") == 0.5, "a prologue that was not simulated counts as none"
     assert share("a100", tile="8x8x8_w1x1_s2") == 0.2, "an unknown tile has the least that its kernel has there"
-    assert shares.span("conv_dense", TILE, "vectors", "sm_80/1024") == Share(0.4, 0.6, 0.7)
+    assert shares.span("conv_dense", TILE, "vectors", "sm_80/1024") == shares.Share(0.4, 0.6, 0.7)
     assert shares.span("conv_dense", TILE, "vectors", "sm_86/512") is None
     with pytest.raises(LookupError, match="no share of conv_dense on sm_90a/1366: python -m benchmarks.cycle_shares"):
         share("h100")

@@ -9,7 +9,7 @@ import pytest
 import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels import emulator
-from gpu_runtime.runtime.engine import encode
+from gpu_runtime.engine import encode
 from tests.reference_run import ort_run
 
 THREADS, RUNS = 8, 1000

@@ -19,7 +19,7 @@ from cuda_kernels import device as devices
 from cuda_kernels.compile import CompileError
 from tactics.candidates import candidates
 from tactics.format import Format
-from tactics.measure import timing, worker
+from tactics.measure import timing, trial, worker
 from tactics.measure.timing import ROUNDS, Cache, Key
 from tactics.problems import codec
 from tactics.tactic import Tactic, Tile
@@ -334,8 +334,8 @@ def test_a_child_that_died_between_two_calls_is_replaced(fake):
     timer = fake()
     first, second = tactics(2)
     timer(PROBLEM, [first])
-    os.kill(timer._worker._process.pid, signal.SIGKILL)
-    timer._worker._process.wait()
+    os.kill(timer._worker._child._process.pid, signal.SIGKILL)
+    timer._worker._child._process.wait()
     assert set(timer(PROBLEM, [first, second])) == {first, second} and not timer.failures
 
 
@@ -432,7 +432,7 @@ def test_random_data_has_the_problem_s_shapes_and_a_reference_of_useful_range(na
     expected = worker.reference(problem, inputs, weights)
     assert expected.shape == problem.out_shape and np.isfinite(expected).all()
     assert expected.max() > expected.min() or expected.size == 1
-    assert worker.relative_error(expected.astype(np.float16), expected) < 1e-3
+    assert trial.relative_error(expected.astype(np.float16), expected) < 1e-3
     again, _ = worker.random_data(problem)
     assert all((a == b).all() for a, b in zip(inputs, again, strict=True))
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_runtime import cli, pipeline
+from gpu_runtime import cli, engine, pipeline
+from gpu_runtime.engine import Engine
 from gpu_runtime.errors import EngineError, ModelError
-from gpu_runtime.runtime import engine
-from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics import codec
 from tests import crafted
@@ -230,7 +229,7 @@ def test_a_large_header_of_nothing(tmp_path, kind):
     path.write_bytes(struct.pack("<Q", len(NOTHING[kind])) + NOTHING[kind])
     script = (
         "import resource, sys\n"
-        "from gpu_runtime.runtime import engine\n"
+        "from gpu_runtime import engine\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: engine.load(sys.argv[1])\n"
         "except engine.EngineError as e: print(e)\n"

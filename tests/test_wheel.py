@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quotes import Paste, as_command, pastes
+from benchmarks.pages.quotes import Paste, as_command, pastes
 from cuda_kernels.emulator import build
 from cuda_kernels.extras import EXTRAS, why_missing
 from tests.conftest import ROOT, without_progress

@@ -10,7 +10,7 @@ import pytest
 from cuda_kernels import device as devices
 from tactics.candidates import candidates
 from tactics.launches import pack_weights, packing_key
-from tactics.measure import timing, worker
+from tactics.measure import timing, trial, worker
 from tactics.measure.timing import Cache, Time
 from tactics.problems.epilogue import AFFINE
 from tactics.step import epilogue_values
@@ -54,7 +54,7 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     kernel = gpu.load(compiling.compile_kernel("reference_conv", values, "sm_90a"))
     gpu.launch(kernel, (-(-expected.size // 256), 1, 1), (256, 1, 1), 0, params)
     got = gpu.read(y, expected.nbytes).view(np.float32).reshape(expected.shape)
-    assert worker.relative_error(got, expected) < 1e-4
+    assert trial.relative_error(got, expected) < 1e-4
 
 
 def test_time_is_a_plain_record():

@@ -1,4 +1,4 @@
-"""What main loops and tiles take by cuda_kernels/cycles, at every point of its sweep, cached by content."""
+"""What main loops and tiles take by benchmarks/simulator, at every point of its sweep, cached by content."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from cuda_kernels import cycles
-from cuda_kernels.cycles.machine import CENTRE, SWEEP, Residency, Sweep, machine
-from cuda_kernels.cycles.sass import program
-from cuda_kernels.cycles.simulate import steady, tile_clocks
+from benchmarks import simulator
+from benchmarks.simulator.machine import CENTRE, SWEEP, Residency, Sweep, machine
+from benchmarks.simulator.sass import program
+from benchmarks.simulator.simulate import steady, tile_clocks
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
 from tactics.tactic import Tile
@@ -67,7 +67,7 @@ def stage_clocks(tile: Tile, sparse: bool, share: float, blocks: int, device: De
 
 @lru_cache(maxsize=1)
 def _sources() -> bytes:
-    folder = Path(next(iter(cycles.__path__)))
+    folder = Path(next(iter(simulator.__path__)))
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 

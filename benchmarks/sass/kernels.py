@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cuda_kernels.cycles.machine import residency
+from benchmarks.simulator.machine import residency
 from cuda_kernels.device import Device, named
 from cuda_kernels.files import cache_dir, write
 from tactics.tactic import Tile

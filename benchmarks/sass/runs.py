@@ -21,7 +21,7 @@ from cuda_kernels.emulator import Options, Stats
 from cuda_kernels.launch import Emulated
 from tactics.format import Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
-from tactics.measure.worker import bind, scratch_for
+from tactics.measure.trial import bind, scratch_for
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.step import Launch

@@ -21,13 +21,13 @@ import onnx
 
 from gpu_runtime.accuracy import rounding, sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
+from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
 from gpu_runtime.frontend.weights import prune_weights
 from gpu_runtime.progress import Listener, Progress, nobody
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import inner_name
 from tactics.format import DTYPES
 

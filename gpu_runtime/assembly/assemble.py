@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from gpu_runtime.assembly import dataflow, memory
+from gpu_runtime.engine import pack
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op, TensorInfo
 from gpu_runtime.planning import places
@@ -17,7 +18,6 @@ from gpu_runtime.planning.places import Place
 from gpu_runtime.planning.tables import Table, format_of
 from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
-from gpu_runtime.runtime.engine import pack
 from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, Step, TensorPlace, inner_name
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights

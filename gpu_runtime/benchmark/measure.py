@@ -24,10 +24,10 @@ from cuda_kernels.launch import Cuda
 from gpu_runtime.benchmark.attend import Stuck, attend
 from gpu_runtime.benchmark.clocks import ClockWatch
 from gpu_runtime.benchmark.records import Query, Settings, Trace
+from gpu_runtime.engine import Engine
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.arrays import host_inputs
 from gpu_runtime.runtime.context import Context
-from gpu_runtime.runtime.engine import Engine
 from gpu_runtime.runtime.plan_record import Bound
 from tactics.format import DTYPES, from_memory, to_memory
 

@@ -23,7 +23,7 @@ from gpu_runtime.progress import Progress, compiling
 if TYPE_CHECKING:
     from gpu_runtime.benchmark.measure import Measured
     from gpu_runtime.benchmark.records import Settings, Summary
-    from gpu_runtime.runtime.engine import Engine
+    from gpu_runtime.engine import Engine
 
 PERCENTILES = "90,95,99"
 INTERRUPTED = 130  # exit code

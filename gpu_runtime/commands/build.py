@@ -23,7 +23,7 @@ from gpu_runtime.progress import Progress
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
-    from gpu_runtime.runtime.engine import Engine
+    from gpu_runtime.engine import Engine
 
 PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
 
@@ -93,8 +93,8 @@ def build_command(
     paths = check_targets(targets | own | wanted.targets, sources)
     inputs = read_arrays("--calibration", calibration)
     progress = listening(verbose)
+    from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build
-    from gpu_runtime.runtime.engine import encode
 
     target = _target(device)
     timed = _is_timed(target, skip_inference, wanted)

@@ -7,25 +7,24 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cuda_kernels.compile import CompileError, compile_kernel, virtual
 from cuda_kernels.device import Device
+from gpu_runtime.doctor import findings
+from gpu_runtime.doctor.cases import Case, cases, kernels_of
+from gpu_runtime.doctor.findings import Failure
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
+from gpu_runtime.doctor.rates import RATES, Rate, rate
 from gpu_runtime.progress import Listener, Progress, nobody
 from tactics import codec as records
-from tactics.doctor import findings
-from tactics.doctor.cases import Case, cases, kernels_of
-from tactics.doctor.findings import Failure
-from tactics.doctor.rates import RATES, Rate, rate
-from tactics.launches import launches
+from tactics.launches import Binary, binaries
 from tactics.measure import timing
-from tactics.measure.child import Child, Lost
+from tactics.measure.child import Helper
 from tactics.problems import codec
-from tactics.step import Launch
 
-WORKER = (sys.executable, "-m", "tactics.doctor.worker")
+WORKER = (sys.executable, "-m", "gpu_runtime.doctor.worker")
 START_S, HANG_S = 60.0, 15.0  # how long a child may take to start, and to answer; four times as long in the emulator
 MOST_LOST = 2  # processes of one kernel: no third is risked
 COMMON = 3  # families of which not one case is right: what they share is at fault then, and no kernel is denied
@@ -170,39 +169,27 @@ def _denied(families: Iterable[Family], before: Iterable[Failure]) -> tuple[Fail
 
 
 class _Patient:
-    """The child process, started again after each loss; `deadline`: when nothing more is asked of it."""
+    """The child process; `deadline`: when nothing more is asked of it."""
 
     def __init__(self, command: Sequence[str], deadline: float, hang_s: float):
-        self._command, self.deadline, self._hang_s = tuple(command), deadline, hang_s
-        self._child: Child | None = None
+        self._helper, self.deadline, self._hang_s = Helper(command), deadline, hang_s
+        self.close = self._helper.close
 
     def start(self) -> dict[str, Any]:
         """What the child says first: its device, `none` with the reason, or `error`."""
-        self._child = Child(self._command)
-        try:
-            hello = self._child.receive(max(1.0, min(START_S, self.deadline - time.monotonic())))
-        except Lost as e:
-            hello = {"error": str(e)}
-        if "device" not in hello:
-            self.close()
-        return hello
+        return self._helper.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         """The child's answer; {"error": text, "fatal": True} where there is none, {"unasked": why} where nothing could be asked
         of it, its time was over before it would have been taken for hung, or the machine was at fault."""
         if deadline <= time.monotonic():
             return {"unasked": OVER}
-        hello = self.start() if self._child is None else {}
-        if self._child is None:
+        if not self._helper.running and "device" not in (hello := self.start()):
             why = hello.get("none") or hello.get("error")
             return {"unasked": OVER if deadline <= time.monotonic() else f"no process starts any more: {why}"}
-        try:
-            reply = self._child.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
-        except Lost as e:
-            over = deadline <= time.monotonic()
-            reply = {**({"unasked": OVER} if over else e.fault.answer()), "fatal": True}
-        if reply.get("fatal"):
-            self.close()
+        reply = self._helper.ask(request, max(0.0, min(deadline - time.monotonic(), self._hang_s)))
+        if reply.get("fatal") and deadline <= time.monotonic():
+            return {"unasked": OVER}
         return {"unasked": reply["error"]} if reply.get("passing") else reply
 
     def check(self, name: str) -> Verdict:
@@ -220,43 +207,14 @@ class _Patient:
         value = reply.get("value")
         return rate(device, name, value if isinstance(value, int | float) else None, _short(why))
 
-    def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
-
-@dataclass(slots=True)
-class _Compiler:
-    """Kernels compiled in threads, in the order of the cases, while others run."""
-
-    sm: str
-    pool: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor)
-    futures: dict[tuple[str, tuple[tuple[str, int], ...]], Future] = field(default_factory=dict)
-
-    def add(self, case: Case) -> None:
-        for step in self._steps(case):
-            key = step.kernel, step.values
-            if key not in self.futures:
-                self.futures[key] = self.pool.submit(compile_kernel, step.kernel, dict(step.values), self.sm)
-
-    def wait(self, case: Case, deadline: float) -> None:
-        """Raises CompileError, or Late after the deadline."""
-        for step in self._steps(case):
-            self.futures[step.kernel, step.values].result(max(0.0, deadline - time.monotonic()))
-
-    @staticmethod
-    def _steps(case: Case) -> list[Launch]:
-        return [s for s in launches(case.problem, case.tactic) if isinstance(s, Launch)]
-
 
 def _run(
     patient: _Patient, device: Device, todo: Sequence[Case], emulated: bool, deadline: float, progress: Listener
 ) -> list[Outcome]:
     """All cases, in their order, until the deadline."""
-    compiling = _Compiler(virtual(device.sm) if emulated else device.sm)
-    for case in todo:
-        compiling.add(case)
+    pool, sm = ThreadPoolExecutor(), virtual(device.sm) if emulated else device.sm
+    wanted = dict.fromkeys(item for case in todo for item in binaries(case.problem, case.tactic))
+    compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # while others run
     found: list[Outcome] = []
     for done, case in enumerate(todo):
         progress(Progress("examine", case.kernel, done, len(todo)))
@@ -265,13 +223,14 @@ def _run(
             found.append(Outcome(case, "untested", f"{lost} processes were lost to this kernel before"))
             continue
         found.append(_outcome(patient, compiling, case, deadline))
-    compiling.pool.shutdown(wait=False, cancel_futures=True)
+    pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
-def _outcome(patient: _Patient, compiling: _Compiler, case: Case, deadline: float) -> Outcome:
+def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, deadline: float) -> Outcome:
     try:
-        compiling.wait(case, deadline)
+        for item in binaries(case.problem, case.tactic):
+            compiling[item].result(max(0.0, deadline - time.monotonic()))
     except Late:
         return Outcome(case, "untested", OVER)
     except CompileError as e:

@@ -17,11 +17,11 @@ from cuda_kernels.device import Device
 from cuda_kernels.files import cache_dir
 from cuda_kernels.launch import Emulated
 from gpu_runtime import installed_version
+from gpu_runtime.doctor.rates import SMALL
 from tactics.candidates import candidates
-from tactics.doctor.rates import SMALL
-from tactics.doctor.trial import trial
 from tactics.measure.cache import Cache
 from tactics.measure.timing import driver_version
+from tactics.measure.trial import trial
 
 Status = Literal["passed", "failed", "untested"]
 PACKAGES = (  # of those in a row one is enough: CUDA 13's or CUDA 12's

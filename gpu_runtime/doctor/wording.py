@@ -8,9 +8,9 @@ from typing import Any
 from cuda_kernels.device import Device
 from gpu_runtime.doctor.examine import Examination, Family, Outcome
 from gpu_runtime.doctor.host import PACKAGES, Verdict
+from gpu_runtime.doctor.rates import Rate
 from gpu_runtime.text import printable, table, wrap
 from tactics import codec
-from tactics.doctor.rates import Rate
 
 MOST_SHOWN = 8  # failures that the text lists; JSON has all
 REPORT = "gpu-runtime doctor --json"

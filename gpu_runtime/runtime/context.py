@@ -21,10 +21,10 @@ from cuda_kernels.launch import Cuda, Kernel, open_gpu
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import future as futures
 from gpu_runtime.runtime import steps as launched
-from gpu_runtime.runtime.engine import Engine, check, check_source
+from gpu_runtime.runtime.compatibility import check_source
 from gpu_runtime.runtime.feeds import DeviceFeeds, HostFeeds, Key, reformats
 from gpu_runtime.runtime.future import Ran, RunFuture
-from gpu_runtime.runtime.plan_record import Bound, CallStep, LaunchStep, TensorPlace
+from gpu_runtime.runtime.plan_record import Bound, CallStep, EngineData, LaunchStep, TensorPlace
 from gpu_runtime.runtime.steps import kernel_key
 from gpu_runtime.text import printable, size_text
 from tactics.format import DTYPES, from_memory
@@ -85,7 +85,7 @@ class Context:
     _closed = True  # until there is something to close
 
     def __init__(
-        self, engine: Engine, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
+        self, engine: EngineData, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
         launched.check_arguments(engine, options)
@@ -94,7 +94,9 @@ class Context:
         self.device = launched.device_for(engine, device)
         check_source(engine.record, source_hash())
         if not engine.checked:
-            check(engine.record, engine.weights)
+            from gpu_runtime.runtime import verify  # imports every family of kernels
+
+            verify.check(engine.record, engine.weights)
         self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
         self._thread: ThreadPoolExecutor | None = None  # of run_async in the emulator, and what it was given last

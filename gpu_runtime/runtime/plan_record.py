@@ -368,3 +368,21 @@ Explained = EngineRecord | Outlook  # what texts on sparsity are written from
 def inner_name(output: str) -> str:
     """What a network's output is called in formats and places other than those that the caller gets."""
     return f"{output} inside"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class EngineData:
+    """A record, the packed weights (uint8) and, where embedded, kernel key -> cubin: what a Context runs.
+
+    `checked`: every step follows from its layer, as gpu_runtime.runtime.verify found when it was built or read.
+    """
+
+    record: EngineRecord
+    weights: np.ndarray
+    cubins: Mapping[str, bytes] = field(default_factory=dict)
+    checked: bool = False
+
+    @property
+    def plan(self) -> PlanRecord:
+        """The layers in execution order, where their tensors lie, what is launched, and why."""
+        return self.record.plan

@@ -12,23 +12,22 @@ from cuda_kernels import device as devices
 from cuda_kernels.device import Device
 from cuda_kernels.launch import EMULATOR_OPTIONS, Array, pack_params
 from gpu_runtime.errors import EngineError
-from gpu_runtime.runtime.engine import Engine, check_device
-from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, PlanRecord
-from gpu_runtime.runtime.verify import planned_device
+from gpu_runtime.runtime.compatibility import check_device, planned_device
+from gpu_runtime.runtime.plan_record import CallStep, EngineData, LaunchStep, PlanRecord
 from gpu_runtime.text import meant, not_finite, printable
 from tactics.format import DTYPES
 
 
 def check_arguments(engine: object, options: Mapping[str, object]) -> None:
     """TypeError where a context is made of what is no engine, or with an option that nobody has."""
-    if not isinstance(engine, Engine):
+    if not isinstance(engine, EngineData):
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
         known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
         raise TypeError(f"context: {unknown!r} is none of its options, {', '.join(known)}{meant([unknown], known)}")
 
 
-def device_for(engine: Engine, device: str | None) -> Device:
+def device_for(engine: EngineData, device: str | None) -> Device:
     """The GPU at hand, or the one that is emulated. ValueError for another `device`, EngineError for another GPU's engine."""
     if device not in (None, "emulator", "cuda"):
         raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")

@@ -9,14 +9,15 @@ where no other is (regions.py). So a file can name no address, stride, grid or t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from cuda_kernels.device import SMEM_PER_BLOCK, Device
+from cuda_kernels.device import Device
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import derive, regions
+from gpu_runtime.runtime.compatibility import planned_device
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Memory, PlanRecord, Section, Step, TensorPlace
 from tactics import codec
@@ -39,10 +40,6 @@ from tactics.problems.protocol import Feature, Problem
 from tactics.step import Call, Launch
 from tactics.tactic import Tactic
 
-LARGEST_DEVICE = {  # of a GPU's facts, what none exceeds
-    "num_sms": 1 << 12, "smem_per_block": 256 << 10, "smem_per_sm": 512 << 10, "max_threads_per_sm": 1 << 12,
-    "max_blocks_per_sm": 1 << 7, "regs_per_sm": 1 << 20,
-}  # fmt: skip
 IN_PLACE = (ConcatProblem, MoveProblem, ViewProblem, GatherProblem)  # problems that a layer without launches may have
 _launches = lru_cache(maxsize=4096)(launches)
 
@@ -58,16 +55,6 @@ class _Work:
     problem: AnyProblem | None
     tactic: Tactic | None
     launches: tuple[Launch | Call, ...]
-
-
-def planned_device(device: Device) -> Device:
-    """The device that a plan was made for, as one of which nothing is measured. Raises EngineError where it is no GPU."""
-    numbers = {k: v for k, v in asdict(device).items() if type(v) in (int, float)}
-    if odd := [k for k, v in numbers.items() if not 0 < v <= LARGEST_DEVICE.get(k, 1 << 40)]:
-        raise EngineError(f"the engine's device is wrong: no GPU's {odd[0]} is {numbers[odd[0]]}; build the engine again")
-    if device.sm.removesuffix("a") not in {f"sm_{cc}" for cc in SMEM_PER_BLOCK}:
-        raise EngineError(f"the engine's device is wrong ({device.sm[:20]} is not known): build the engine again")
-    return replace(device, measured=False)
 
 
 def fault(record: EngineRecord, weights: np.ndarray | None = None) -> str | None:
@@ -273,3 +260,9 @@ def _check_memory(plan: PlanRecord, todo: list[_Work], scratch: list[regions.Blo
         raise _Fault(f"memory.activation_bytes: its tensors end at {end}, got {plan.memory.activation_bytes}")
     if plan.memory.frees != derive.frees([(b.start, b.end - b.start, b.last) for b in blocks], last_step):
         raise _Fault("memory.frees: not what its layers leave unread")
+
+
+def check(record: EngineRecord, weights: np.ndarray) -> None:
+    """EngineError where a step or place of the plan does not follow from its layers."""
+    if problem := fault(record, weights):
+        raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")

@@ -9,14 +9,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tactics.measure import faults
 from tactics.measure.faults import Fault
-from tactics.problems.problem import Problem
+
+Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class Lost(Exception):
@@ -31,7 +34,6 @@ class Child:
     """The child process: one JSON object per line each way, over pipes. In a session of its own, so Ctrl-C spares it."""
 
     def __init__(self, command: Sequence[str]):
-        self.problem: Problem | None = None
         self._id, self._buffer = 0, b""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
         root = str(Path(__file__).resolve().parents[2])
@@ -94,7 +96,70 @@ class Child:
         return faults.of_end(code, self._stderr.read().decode(errors="replace").strip())
 
 
-def die_with_parent() -> None:
+class Helper:
+    """A child process that is started when it is needed, and anew after each that was lost."""
+
+    def __init__(self, command: Sequence[str]):
+        self._command = tuple(command)
+        self._child: Child | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and not self._child.ended
+
+    def start(self, timeout_s: float) -> dict[str, Any]:
+        """The new process's first line, {"error": text} where it has none. A process that names no device is ended."""
+        self.close()
+        self._child = Child(self._command)
+        try:
+            hello = self._child.receive(timeout_s)
+        except Lost as e:
+            hello = {"error": str(e)}
+        if "device" not in hello:
+            self.close()
+        return hello
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer of the process, which runs, or its Fault as an answer. After a fatal one it is ended."""
+        assert self._child is not None  # the caller has looked
+        try:
+            reply = self._child.ask(request, timeout_s)
+        except Lost as e:
+            reply = e.fault.answer()
+        if reply.get("fatal"):
+            self.close()
+        return reply
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:
+    """The child's side: a first line, then an answer to each request. `begin`: the line, and what answers unless it says why
+    there is nothing to ask."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print goes to standard error
+    _die_with_parent()
+    answer: Answer | None = None
+    try:
+        hello, answer = begin()
+    except Exception as e:  # whatever the reason, the parent is to read it
+        hello = {"error": f"{type(e).__name__}: {e}"}
+    answers.write(json.dumps(hello) + "\n")
+    if answer is None:
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = answer(request)
+        except Exception as e:  # a tactic may fail in any way; the parent writes down how
+            reply = faults.of_error(e).answer()
+        answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
+
+
+def _die_with_parent() -> None:
     """Linux: be killed when the parent is, even while a kernel hangs."""
     with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -28,15 +28,14 @@ from typing import Any, Protocol
 from cuda_kernels.compile import OPTIONS, CompileError, Counter, compile_kernel, counted, is_kept, nvrtc_version, source_hash
 from cuda_kernels.device import Device
 from tactics.format import Format
-from tactics.launches import launches
+from tactics.launches import binaries
 from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
-from tactics.measure.child import Child, Lost
+from tactics.measure.child import Helper
 from tactics.measure.faults import Fault
 from tactics.predict import predict_us, sigma
 from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
-from tactics.step import Launch
 from tactics.tactic import Tactic
 
 ROUNDS = (3, 12, 30)  # samples that a tactic has after each round, if it is still in the race
@@ -150,9 +149,10 @@ class Measured:
         self.device, self.cache = device, cache
         self.failures: dict[tuple[str, str], str] = {}
         self._key = f"{device.key}|{driver_version() if driver is None else driver}"
-        self._command, self._compile_first, self._progress = tuple(command), compile_first, progress
+        self._compile_first, self._progress = compile_first, progress
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self._worker: Child | None = None
+        self._worker = Helper(command)
+        self._asked: Problem | None = None  # what the worker is set up for
         self._compiled: set[tuple] = set()
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
@@ -183,9 +183,7 @@ class Measured:
         self._compile([(p, t) for p, tactics in work for t in tactics if self.cache.get(self.key(p, t)) is None])
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        self._worker.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -193,7 +191,7 @@ class Measured:
 
     def _compile(self, work: list[tuple[Problem, Tactic]]) -> dict[tuple, str]:
         """Compile the distinct kernels of `work`; returns (kernel, values) -> the log of each that does not compile."""
-        wanted = list(dict.fromkeys((s.kernel, s.values) for p, t in work for s in launches(p, t) if isinstance(s, Launch)))
+        wanted = list(dict.fromkeys(item for p, t in work for item in binaries(p, t)))
         wanted = [item for item in wanted if item not in self._compiled]
 
         def log(item: tuple[str, tuple[tuple[str, int], ...]]) -> str:
@@ -252,8 +250,7 @@ class Measured:
             return list(todo)
         broken, able = self._compile([(problem, t) for t in todo]), []
         for tactic in todo:
-            kernels = [(s.kernel, s.values) for s in launches(problem, tactic) if isinstance(s, Launch)]
-            texts = [broken[kernel] for kernel in kernels if kernel in broken]
+            texts = [broken[item] for item in binaries(problem, tactic) if item in broken]
             if texts:
                 self.cache.add(self.key(problem, tactic), error=f"does not compile: {texts[0][:2000]}")
             else:
@@ -272,45 +269,30 @@ class Measured:
 
     def _ask(self, problem: Problem, request: dict) -> dict:
         """The child's answer, or {"error": text} for a tactic, or {"setup": text} where the problem could not be set up."""
-        if self._worker is not None and self._worker.ended:
-            self.close()  # between two calls; no tactic's fault
-        worker = self._worker or self._start()
-        try:
-            if worker.problem != problem:
-                reply = worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
-                if "error" in reply:
-                    self.close()
-                    return {"setup": f"the problem could not be set up: {reply['error']}"}
-                worker.problem = problem
-        except Lost as e:
+        if not self._worker.running:
+            self._start()
+        if self._asked != problem:
+            reply = self._worker.ask({"op": "problem", "problem": codec.to_json(problem)}, self._setup_timeout_s)
+            if "error" in reply:
+                self.close()
+                return {"setup": f"the problem could not be set up: {reply['error']}"}
+            self._asked = problem
+        reply = self._worker.ask(request, self._timeout_s)
+        if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
             self.close()
-            return {"setup": f"the problem could not be set up: {e}"}
-        try:
-            reply = worker.ask(request, self._timeout_s)
-            if "error" not in reply and not _good_samples(reply.get("us"), request["samples"]):
-                raise Lost(f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}")
-        except Lost as e:
-            self.close()
-            return e.fault.answer()
-        if reply.get("fatal"):
-            self.close()
+            text = f"the timing process answered without {request['samples']} times: {json.dumps(reply)[:200]}"
+            return Fault(text, fatal=True).answer()
         return reply
 
-    def _start(self) -> Child:
+    def _start(self) -> None:
         """Start the child. ValueError where it cannot run, or runs on another GPU than the timer's device."""
-        worker = self._worker = Child(self._command)
-        try:
-            hello = worker.receive(self._setup_timeout_s)
-            if "error" in hello:
-                raise Lost(hello["error"])
-        except Lost as e:
-            self.close()
-            raise ValueError(f"nothing can be measured: {e}") from None
-        mine = self.device.key
+        self._asked = None
+        hello, mine = self._worker.start(self._setup_timeout_s), self.device.key
+        if "error" in hello:
+            raise ValueError(f"nothing can be measured: {hello['error']}")
         if hello.get("device") != mine:
             self.close()
             raise ValueError(f"nothing can be measured: the plan is for {mine}, the GPU at hand is {hello.get('device')}")
-        return worker
 
 
 def _good_samples(us: object, count: int) -> bool:

@@ -13,10 +13,7 @@ Beside an error, `fatal` means that the CUDA context is lost, `passing` that the
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -26,24 +23,22 @@ import numpy as np
 
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from cuda_kernels.launch import Cuda, Kernel, pack_params
 from cuda_kernels.params import arrange
 from tactics.format import DTYPES, LAYOUTS, Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights, packing_key
-from tactics.measure import faults
-from tactics.measure.child import die_with_parent
+from tactics.measure.child import Answer, serve
 from tactics.measure.data import images, of_images, random_data, reference
 from tactics.measure.faults import Overloaded
+from tactics.measure.trial import Run, Wrong, judge, runner, scratch_for
 from tactics.problems import codec
-from tactics.problems.array_functions import bound
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.epilogue import AFFINE, VECTORS
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, Problem
-from tactics.step import Arg, Args, Call, Launch, alpha_beta, epilogue_values, ints, window_args
+from tactics.step import Args, Call, alpha_beta, epilogue_values, ints, window_args
 from tactics.tactic import Tactic
 
-TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
 MAX_LAUNCHES = 10  # per sample
 SAMPLE_US = 50.0  # what a sample aims to last
 FLUSH_US = 80.0  # how long the L2 is flushed before each sample, at least
@@ -52,50 +47,6 @@ SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by N
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
 
 
-def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
-
-    The range counts as a third of the largest value at least: FP16 rounds a lone value by up to 2^-11 of itself.
-    """
-    span = float(expected.max() - expected.min())
-    return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
-
-
-Run = Callable[[], None]
-Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
-
-
-def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
-    """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
-    not 0."""
-    workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
-    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
-    for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
-        if nbytes:
-            gpu.write(address, np.zeros(nbytes, np.uint8))
-    return addresses
-
-
-def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
-    """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
-    address = {
-        "in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
-        "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1], "nonfinite": lambda _: scratch[2],
-    }  # fmt: skip
-    return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
-
-
-def run_call(
-    gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
-) -> None:
-    """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
-    def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
-        (kind, value), dtype, shape = given
-        address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
-        return Array(address, DTYPES[dtype], shape)
-
-    function = bound(call.function, dict(call.attributes), call.part)
-    gpu.call(function, [a and array(a) for a in call.ins], array(call.out), nonfinite)
 
 
 class Clock:
@@ -251,35 +202,26 @@ class Bench:
 
     def _prepare(self, tactic: Tactic) -> tuple[Run, Run, int, float]:
         steps = launches(self.problem, tactic)
-        called = [s for s in steps if isinstance(s, Call)]
-        own = [s for s in steps if isinstance(s, Launch)]
-        kernels = [self._kernel(s.kernel, s.values) for s in own]
+        kernels = [None if isinstance(s, Call) else self._kernel(s.kernel, s.values) for s in steps]
         ins = [self._input(i, fmt).data.ptr for i, fmt in enumerate(tactic.ins)]
         copies = self._copies(tactic)
         out = self._out.data.ptr
         scratch = scratch_for(self.gpu, steps)
         self._scratch += [address for address in scratch if address]
-        params = [[bind(s.args, ins, out, copy, scratch) for s in own] for copy in copies]
-
-        def run(copy: int) -> None:
-            for call in called:  # all or none of the steps
-                run_call(self.gpu, call, ins, out, copies[copy], scratch[2])
-            for kernel, step, blob in zip(kernels, own, params[copy], strict=True):
-                self.gpu.launch(kernel, step.grid, step.block, step.smem, blob)
-
+        runs = [runner(self.gpu, steps, kernels, ins, out, copy, scratch) for copy in copies]
         self._out.fill(0xFF)  # NaN, in FP16 and in FP32
-        run(0)
+        runs[0]()
         error = self._check(tactic)
         # The last copy is for warming up. How many fit a sample is judged by one run, queue and all.
-        once = min(self.stopwatch.samples(lambda: None, lambda: run(0), 2))
-        count = int(np.clip(SAMPLE_US / once, 1, len(copies) - 1))
+        once = min(self.stopwatch.samples(lambda: None, runs[0], 2))
+        count = int(np.clip(SAMPLE_US / once, 1, len(runs) - 1))
 
         def timed() -> None:
-            for i in range(count):
-                run(i)
+            for run in runs[:count]:
+                run()
 
         # A library function allocates, as no graph can.
-        return lambda: run(len(copies) - 1), timed if called else self.gpu.record(timed), count, error
+        return runs[-1], timed if None in kernels else self.gpu.record(timed), count, error
 
     def _kernel(self, kernel: str, values: tuple[tuple[str, int], ...]) -> Kernel:
         if (kernel, values) not in self._kernels:
@@ -329,22 +271,15 @@ class Bench:
         return cupy.asarray(reference(part, inputs, self.weights)), some
 
     def _check(self, tactic: Tactic) -> float:
-        """The output's relative error. RuntimeError above TOLERANCE, for a byte never written, for padding that is not zero."""
+        """The output's relative error. RuntimeError where it is Wrong."""
         cupy, fmt, shape = self.cupy, tactic.out, self.problem.out_shape
         flat = self._out[: num_bytes(fmt, shape)].view(DTYPES[fmt.dtype])
         full = from_memory(flat, fmt, shape, padding=True, xp=self.cupy)
-        missing = int(cupy.isnan(full).sum())
-        if missing:
-            raise RuntimeError(f"wrong: {missing} of {full.size} elements are NaN or were never written")
-        if full.shape[1] > shape[1] and bool((full[:, shape[1] :] != 0).any()):
-            raise RuntimeError("wrong: padded channels are not zero")
-        got = full[:, : shape[1]]
-        if len(self._images) < shape[0]:
-            got = got[cupy.asarray(self._images)]
-        error = relative_error(got, self.expected)
-        if not error < TOLERANCE:
-            raise RuntimeError(f"wrong: relative error {error:.2e} of the output's range, at most {TOLERANCE:.0e} is allowed")
-        return error
+        images = None if len(self._images) == shape[0] else cupy.asarray(self._images)
+        try:
+            return judge(full, self.expected, shape[1], images)
+        except Wrong as e:
+            raise RuntimeError(f"wrong: {e}") from None
 
 
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
@@ -395,30 +330,18 @@ def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mappi
     return pack_params(arrange("reference_conv", tuple(values.items()), args))
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print goes to standard error
-    die_with_parent()
-    try:
-        device = current()
-        bench = Bench(device)
-    except Exception as e:  # whatever the reason, the parent is to read it
-        answers.write(json.dumps({"error": f"{type(e).__name__}: {e}"}) + "\n")
-        return
-    hello = {"device": device.key, "overhead_us": bench.stopwatch.overhead_us}
-    answers.write(json.dumps(hello) + "\n")
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if request["op"] == "problem":
-                bench.set_problem(codec.from_json(request["problem"]))
-                reply = {}
-            else:
-                reply = bench.time(Tactic.parse(request["tactic"]), request["samples"])
-        except Exception as e:  # a tactic may fail in any way; the parent writes down how
-            reply = faults.of_error(e).answer()
-        answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
+def begin() -> tuple[dict[str, Any], Answer]:
+    """The first line, and the answer to each request."""
+    bench = Bench(current())
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "problem":
+            bench.set_problem(codec.from_json(request["problem"]))
+            return {}
+        return bench.time(Tactic.parse(request["tactic"]), request["samples"])
+
+    return {"device": bench.gpu.device.key, "overhead_us": bench.stopwatch.overhead_us}, answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(begin)

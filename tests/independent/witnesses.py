@@ -22,7 +22,7 @@ from types import FrameType
 from cuda_kernels.compile import compile_kernel, virtual
 from cuda_kernels.device import named
 from cuda_kernels.emulator import EmulatorError, Options
-from tactics.doctor.cases import cases
+from gpu_runtime.doctor.cases import cases
 from tactics.launches import launches
 from tactics.step import Call
 from tests.independent import cuda_programs, faults, packages

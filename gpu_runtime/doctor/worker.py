@@ -1,4 +1,4 @@
-"""The process in which cases, checks and rates run: `python -m tactics.doctor.worker [DEVICE]`, with a name in the emulator.
+"""Where cases, checks and rates run: `python -m gpu_runtime.doctor.worker [DEVICE]`, with a name in the emulator.
 
 One JSON object per line on standard input, one answer each on standard output, with the request's id:
 
@@ -12,8 +12,6 @@ or, of each, {"wrong": text} where the GPU computed something else, {"error": te
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -21,22 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import Device, current, named, why_no_gpu
 from cuda_kernels.launch import Emulated, open_gpu
+from gpu_runtime.doctor.rates import RATES, SMALL
 from tactics import codec as records
 from tactics.candidates import candidates
-from tactics.doctor.rates import RATES, SMALL
-from tactics.doctor.trial import Gpu, Wrong, in_a_graph, trial
 from tactics.format import to_memory
 from tactics.launches import launches
-from tactics.measure import faults
-from tactics.measure.child import die_with_parent
-from tactics.measure.worker import Bench, bind, scratch_for
+from tactics.measure.child import Answer, serve
+from tactics.measure.trial import Gpu, Wrong, in_a_graph, loaded, runner, scratch_for, trial
+from tactics.measure.worker import Bench
 from tactics.problems import codec
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
-from tactics.step import Launch
 from tactics.tactic import Tactic
 
 COUNTED = PointwiseProblem(1, 64, 64, 64, (Stage("add", params=(1.0,)),))
@@ -52,21 +47,19 @@ def dependent_launches(gpu: Gpu) -> None:
     """Launches that each read what the one ahead wrote, all of them queued at once; from sm_90 each begins before that one has
     ended. Raises Wrong."""
     tactic = candidates(COUNTED, gpu.device)[0]
-    (step,) = launches(COUNTED, tactic)
-    if not isinstance(step, Launch):
-        raise TypeError(f"expected a launch, got {step}")
+    steps = launches(COUNTED, tactic)
     zeros = to_memory(np.zeros(COUNTED.out_shape, np.float16), tactic.ins[0])
-    at, scratch = [gpu.allocate(zeros.nbytes) for _ in range(2)], scratch_for(gpu, (step,))
+    at, scratch = [gpu.allocate(zeros.nbytes) for _ in range(2)], scratch_for(gpu, steps)
     for address in at:
         gpu.write(address, zeros)
-    kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
-    params = [bind(step.args, [at[i % 2]], at[1 - i % 2], {}, scratch) for i in range(LINKS)]
-    for link in params:
-        gpu.launch(kernel, step.grid, step.block, step.smem, link)
+    kernels = loaded(gpu, steps)
+    links = [runner(gpu, steps, kernels, [at[i % 2]], at[1 - i % 2], {}, scratch) for i in range(LINKS)]
+    for link in links:
+        link()
     got = gpu.read(at[LINKS % 2], zeros.nbytes).view(np.float16)
     for address in (*at, *filter(None, scratch)):
         gpu.free(address)
-    if (missing := int((got != LINKS).sum())):
+    if missing := int((got != LINKS).sum()):
         raise Wrong(f"{missing} of {got.size} elements have not passed through all of {LINKS} launches")
 
 
@@ -92,40 +85,26 @@ class _Bed:
         return Bench(self.gpu.device)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["op"] == "case":
-            problem, tactic = codec.from_json(request["problem"]), Tactic.parse(request["tactic"])
-            return {"error_of": trial(self.gpu, problem, tactic)}
-        if request["op"] == "check":
-            CHECKS[request["name"]](self.gpu)
-            return {}
-        return {"value": RATES[request["name"]](self.bench)}
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print goes to standard error
-    die_with_parent()
-    try:
-        device = named(sys.argv[1]) if len(sys.argv) > 1 else None
-        if device is None and (reason := why_no_gpu()):
-            answers.write(json.dumps({"none": reason}) + "\n")
-            return
-        bed = _Bed(device or current())
-    except Exception as e:  # whatever the reason, the parent is to read it
-        answers.write(json.dumps({"error": f"{type(e).__name__}: {e}"}) + "\n")
-        return
-    answers.write(json.dumps({"device": records.to_json(Device, bed.gpu.device), "facts": bed.facts()}) + "\n")
-    for line in sys.stdin:
-        request = json.loads(line)
-        reply: dict[str, Any]
         try:
-            reply = bed.answer(request)
+            if request["op"] == "case":
+                problem, tactic = codec.from_json(request["problem"]), Tactic.parse(request["tactic"])
+                return {"error_of": trial(self.gpu, problem, tactic)}
+            if request["op"] == "check":
+                CHECKS[request["name"]](self.gpu)
+                return {}
+            return {"value": RATES[request["name"]](self.bench)}
         except Wrong as e:
-            reply = {"wrong": str(e)}
-        except Exception as e:  # a kernel may fail in any way; the parent writes down how
-            reply = faults.of_error(e).answer()
-        answers.write(json.dumps({"id": request["id"], **reply}) + "\n")
+            return {"wrong": str(e)}
+
+
+def begin() -> tuple[dict[str, Any], Answer | None]:
+    """The first line, and the answer to each request."""
+    device = named(sys.argv[1]) if len(sys.argv) > 1 else None
+    if device is None and (reason := why_no_gpu()):
+        return {"none": reason}, None
+    bed = _Bed(device or current())
+    return {"device": records.to_json(Device, bed.gpu.device), "facts": bed.facts()}, bed.answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(begin)

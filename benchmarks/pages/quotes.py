@@ -1,10 +1,10 @@
 """Every output that README.md and docs/*.md quote: found by its mark, run again, and compared or written anew.
 
-    python -m benchmarks.quotes [--write] [--cost quick,slow,long] [FILE ...]
+    python -m benchmarks.pages.quotes [--write] [--cost quick,slow,long] [FILE ...]
 
 A mark is an HTML comment on the line above a fenced block, or above text that ends at `<!-- end of quote -->`:
 
-    <!-- quote quick: python -m benchmarks.forum -->
+    <!-- quote quick: python -m benchmarks.pages.forum -->
     <!-- quote slow from "layer  " to "Next": python -m benchmarks.demo -->
 
 `quick`, `slow` and `long` are the marks of the test that holds the block to its command (tests/test_quotes.py). `from`: the
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COSTS = ("quick", "slow", "long")
 MARK = re.compile(

@@ -1,6 +1,6 @@
 """What has shown each family of kernels and each path to be right, as Markdown, from tables and tests: a part of docs/proof.md.
 
-    python -m benchmarks.proof
+    python -m benchmarks.pages.proof
 
 Nothing is run. A test file is counted by what it imports and names: for a kernel where it runs kernels, compares what they
 compute, and has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where
@@ -21,24 +21,24 @@ from pathlib import Path
 
 from benchmarks.hardware import read
 from cuda_kernels.device import ARCHITECTURES, named
+from gpu_runtime.doctor.cases import cases
 from tactics.candidates import base_runner, candidates
-from tactics.doctor.cases import cases
 from tactics.families.table import OF_KERNEL
 from tests.independent.witnesses import HINT, record, witnessed
 from tests.problems import PROBLEMS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted((ROOT / "tests").glob("test_*.py"))
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
 SPILLS = 2  # of a row of that record
 DEVICE = named("h200")
 MOST = 5  # test files named in a cell
 ON_DRIVER = {"gpu", "driver"}  # marks
-ALL_CASES, ALL_PROBLEMS = "tactics.doctor.cases.cases", "tests.problems.PROBLEMS"
+ALL_CASES, ALL_PROBLEMS = "gpu_runtime.doctor.cases.cases", "tests.problems.PROBLEMS"
 WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
 PROGRAMS = {"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"}
 COMPARES = {  # what runs kernels and compares
-    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.doctor.trial.trial",
+    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.measure.trial.trial",
     "tests.engines.check_engine", "tests.reference_run.check_against_ort",
 }  # fmt: skip
 

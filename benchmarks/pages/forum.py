@@ -1,6 +1,6 @@
 """The case that this project began with: two 1x1 convolutions with 2:4 weights, and why each runs sparse or dense.
 
-    python -m benchmarks.forum [--device a10]
+    python -m benchmarks.pages.forum [--device a10]
 
 Builds benchmarks.networks' `forum` and prints the complete reason for both, from the engine alone, and what their formats
 cost: at 288 channels hwc16 and hwc8 place every element at the same address, so going from one to the other is free.

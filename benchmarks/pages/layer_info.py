@@ -1,6 +1,6 @@
 """The keys of exported layer information as Markdown: a part of docs/layer_info.md.
 
-    python -m benchmarks.layer_info_document
+    python -m benchmarks.pages.layer_info
 
 The keys and their types are read off an engine that has every kind of them; what they mean stands here. A key without a
 meaning, or a meaning without a key, is an error.
@@ -16,7 +16,7 @@ from gpu_runtime.explain.figures import SURE
 from gpu_runtime.explain.layer_info import camel
 from tactics.predict import RANGE
 
-DIGITS = Path(__file__).parent / "digits"
+DIGITS = Path(__file__).parents[1] / "digits"
 
 NETWORK = {
     "Layers": "an object for each launch, in order of execution",

@@ -1,7 +1,7 @@
 """onnx's backend interface (see onnx.backend.base): a ModelProto and arrays in, arrays out. `onnx.backend.test` runs on it.
 
     import onnx
-    from gpu_runtime import onnx_backend
+    from tests import onnx_backend
     y, = onnx_backend.prepare(onnx.load("model.onnx"), "CPU").run([x])
 
 "CPU" executes the kernels in the emulator, "CUDA" on the GPU at hand. A model that cannot be built raises unittest.SkipTest

@@ -1,6 +1,6 @@
 """The widest images that a strip of each tile fits shared memory for, of 3x3 and 5x5 convolutions.
 
-    python -m benchmarks.strip_widths
+    python -m benchmarks.pages.strip_widths
 
 A column for each size of shared memory: of a block on the architectures that are named. Two widths: of more than 64 channels,
 for which two strips take turns, and of at most 64. Wider ones run as implicit GEMMs; `--verbose` says so.

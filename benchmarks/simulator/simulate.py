@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cuda_kernels.cycles.machine import CENTRE, OLDEST, ROUND_ROBIN, SUB_CORES, SWEEP, YOUNGEST, Machine, Residency, Sweep
-from cuda_kernels.cycles.sass import Instruction, Program
-from cuda_kernels.cycles.steps import COMMIT, COPY, COUNTED, GLOBAL, LOAD, OTHER, PIPES, SYNC, TENSOR_PIPE, Step, steps
+from benchmarks.simulator.machine import CENTRE, OLDEST, ROUND_ROBIN, SUB_CORES, SWEEP, YOUNGEST, Machine, Residency, Sweep
+from benchmarks.simulator.sass import Instruction, Program
+from benchmarks.simulator.steps import COMMIT, COPY, COUNTED, GLOBAL, LOAD, OTHER, PIPES, SYNC, TENSOR_PIPE, Step, steps
+from cuda_kernels.shares import Share
 
 STAGES = 8  # over which the steady state is averaged
 WARM = 4  # stages before those
@@ -384,18 +385,6 @@ def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, s
     sm = Sm(path, len(before), len(before) + len(once) - 1, r, machine, sweep, stages)
     sm.run(stages * len(sm.warps))
     return max(warp.marks[-1] for warp in sm.warps)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
-
-    low: float
-    centre: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.centre:.0%} ({self.low:.0%} to {self.high:.0%})"
 
 
 def share_of_peak(program: Program, r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from cuda_kernels.cycles.machine import Machine, interval
-from cuda_kernels.cycles.sass import Instruction
+from benchmarks.simulator.machine import Machine, interval
+from benchmarks.simulator.sass import Instruction
 
 PLAIN, LOAD, STORE, COPY, GLOBAL, SYNC, COUNTED, COMMIT, OTHER = range(9)
 KINDS = {

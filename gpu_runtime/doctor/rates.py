@@ -10,8 +10,8 @@ from functools import partial
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.candidates import candidates
-from tactics.doctor.trial import Gpu, Run, trial
 from tactics.main_loops import best_share
+from tactics.measure.trial import Gpu, Run, trial
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation, Stage

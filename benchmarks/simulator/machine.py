@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from cuda_kernels.cycles.sass import MMA, Instruction
+from benchmarks.simulator.sass import MMA, Instruction
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.rates import rates
 

@@ -17,20 +17,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cuda_kernels.device import Device, relative
-
-if TYPE_CHECKING:
-    from cuda_kernels.cycles.simulate import Share
 
 TABLE = Path(__file__).parent / "shares.json"
 LOOPS: Mapping[str, Mapping[str, int]] = {
     "vectors": {}, "linear": {"IN_LINEAR": 1}, "scaled": {"PRO": 1}, "gated": {"GATE": 1}, "normalized": {"NORM": 1},
 }  # fmt: skip
 Rows = Mapping[str, Mapping[str, Mapping[str, list]]]  # by tile, loop and machine
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the tensor cores' peak: the lowest and highest over the sweep, and the centre."""
+
+    low: float
+    centre: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.centre:.0%} ({self.low:.0%} to {self.high:.0%})"
 
 
 @lru_cache(maxsize=1)
@@ -69,8 +78,6 @@ def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> flo
 
 def span(kernel: str, tile: str, loop: str, machine: str) -> Share | None:
     """Lowest, centre and highest with as many blocks as fit, where the machine was swept."""
-    from cuda_kernels.cycles.simulate import Share  # all that the simulator is needed for, and a plan asks for no range
-
     row = rows(kernel).get(tile, {}).get(loop, {}).get(machine)
     return Share(row[2][0], row[1][-1], row[2][1]) if row and len(row) > 2 else None
 

@@ -23,21 +23,20 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 
 from cuda_kernels import files
 from cuda_kernels.compile import Counter, source_hash
-from cuda_kernels.device import Device
 from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import bounds
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
-from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, PlanRecord, Section, TensorSpec
+from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineData, EngineRecord, Section, TensorSpec
 from gpu_runtime.text import size_text
 from tactics import codec
 
@@ -52,16 +51,8 @@ MAX_HEADER_VALUES = 6_000_000  # of its JSON, counted before it is read: each ta
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Engine:
-    """The record, the packed weights (uint8) and, where embedded, kernel key -> cubin.
-
-    `checked`: every step follows from its layer, as gpu_runtime.runtime.verify found when it was built or read.
-    """
-
-    record: EngineRecord
-    weights: np.ndarray
-    cubins: Mapping[str, bytes] = field(default_factory=dict)
-    checked: bool = False
+class Engine(EngineData):
+    """What `build` and `load` return: the record, the packed weights and embedded machine code."""
 
     def __repr__(self) -> str:
         r = self.record
@@ -87,11 +78,6 @@ class Engine:
         from gpu_runtime.explain.layer_info import layer_info
 
         return layer_info(self.record) | {"LaunchesChecked": self.checked}
-
-    @property
-    def plan(self) -> PlanRecord:
-        """The layers in execution order, where their tensors lie, what is launched, and why."""
-        return self.record.plan
 
     @property
     def sparsity(self) -> SparsityRecord:
@@ -172,12 +158,6 @@ def _record(data: Mapping[str, Any]) -> EngineRecord:
 def is_checkable(record: EngineRecord) -> bool:
     """Whether this gpu_runtime knows what the plan's steps must be; of other kernel sources it does not, nor runs it them."""
     return record.source_hash == source_hash()
-
-
-def check(record: EngineRecord, weights: np.ndarray) -> None:
-    """EngineError where a step or place of the plan does not follow from its layers."""
-    if problem := _fault(record, weights):
-        raise EngineError(f"the engine's plan is not one that this gpu_runtime makes: {problem}. Build the engine again")
 
 
 def _not_derived(record: EngineRecord, arena: np.ndarray) -> str | None:
@@ -276,24 +256,6 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
     arena.setflags(write=False)
     weights = arena[: coded[0].offset] if coded else arena
     return Engine(record, weights, {s.name: _section(arena, s).tobytes() for s in coded}, checked)
-
-
-def check_device(device: Device, device_sm: str) -> None:
-    """EngineError unless what was planned for `device` runs on this architecture, such as "sm_90a"."""
-    if device.sm.rstrip("af") != device_sm.rstrip("af"):
-        raise EngineError(
-            f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
-            "Build the engine again for this device"
-        )
-
-
-def check_source(record: EngineRecord, source_hash: str) -> None:
-    """EngineError unless the kernels' sources are those the plan was made with."""
-    if record.source_hash != source_hash:
-        raise EngineError(
-            f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "
-            f"here {source_hash[:12]}. Build the engine again with this gpu_runtime"
-        )
 
 
 def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:

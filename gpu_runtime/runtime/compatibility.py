@@ -1,0 +1,42 @@
+"""Whether an engine was built for this device and by these kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from cuda_kernels.device import SMEM_PER_BLOCK, Device
+from gpu_runtime.errors import EngineError
+from gpu_runtime.runtime.plan_record import EngineRecord
+
+LARGEST_DEVICE = {  # of a GPU's facts, what none exceeds
+    "num_sms": 1 << 12, "smem_per_block": 256 << 10, "smem_per_sm": 512 << 10, "max_threads_per_sm": 1 << 12,
+    "max_blocks_per_sm": 1 << 7, "regs_per_sm": 1 << 20,
+}  # fmt: skip
+
+
+def planned_device(device: Device) -> Device:
+    """The device that a plan was made for, as one of which nothing is measured. Raises EngineError where it is no GPU."""
+    numbers = {k: v for k, v in asdict(device).items() if type(v) in (int, float)}
+    if odd := [k for k, v in numbers.items() if not 0 < v <= LARGEST_DEVICE.get(k, 1 << 40)]:
+        raise EngineError(f"the engine's device is wrong: no GPU's {odd[0]} is {numbers[odd[0]]}; build the engine again")
+    if device.sm.removesuffix("a") not in {f"sm_{cc}" for cc in SMEM_PER_BLOCK}:
+        raise EngineError(f"the engine's device is wrong ({device.sm[:20]} is not known): build the engine again")
+    return replace(device, measured=False)
+
+
+def check_device(device: Device, device_sm: str) -> None:
+    """EngineError unless what was planned for `device` runs on this architecture, such as "sm_90a"."""
+    if device.sm.rstrip("af") != device_sm.rstrip("af"):
+        raise EngineError(
+            f"the engine was built for {device.title} ({device.sm}); this device is {device_sm}. "
+            "Build the engine again for this device"
+        )
+
+
+def check_source(record: EngineRecord, source_hash: str) -> None:
+    """EngineError unless the kernels' sources are those the plan was made with."""
+    if record.source_hash != source_hash:
+        raise EngineError(
+            f"the engine was built with other kernel sources: hash {record.source_hash[:12]}, "
+            f"here {source_hash[:12]}. Build the engine again with this gpu_runtime"
+        )

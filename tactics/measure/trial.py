@@ -1,0 +1,161 @@
+"""One tactic on a small problem, run on a GPU or in the emulator, and judged by the problem's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.launch import Array, Cuda, Emulated, Kernel, pack_params
+from tactics.format import DTYPES, from_memory, num_bytes, to_memory
+from tactics.launches import launches, pack_weights
+from tactics.measure.data import random_data, reference
+from tactics.problems.array_functions import bound
+from tactics.problems.problem import Problem
+from tactics.step import Arg, Call, Launch
+from tactics.tactic import Tactic
+
+TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
+Gpu = Cuda | Emulated
+Run = Callable[[], None]
+Around = Callable[[Gpu, Run, Run], None]  # does, once or otherwise, the launches of a tactic; poisons the output with NaN
+Scratch = tuple[int, int, int]  # addresses of workspace, counters and the word that tells of infinity or NaN
+
+
+class Wrong(Exception):
+    """The kernel ran, and what it left is not what it should be; the message says what."""
+
+
+def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
+
+    The range counts as a third of the largest value at least: FP16 rounds a lone value by up to 2^-11 of itself.
+    """
+    span = float(expected.max() - expected.min())
+    return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
+
+
+def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
+    """Workspace (any content), counters and the word (zero) for launches that follow one another; the caller frees what is
+    not 0."""
+    workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
+    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
+    for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
+        if nbytes:
+            gpu.write(address, np.zeros(nbytes, np.uint8))
+    return addresses
+
+
+def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
+    """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
+    address = {
+        "in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
+        "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1], "nonfinite": lambda _: scratch[2],
+    }  # fmt: skip
+    return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
+
+
+def run_call(
+    gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
+) -> None:
+    """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
+    def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
+        (kind, value), dtype, shape = given
+        address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
+        return Array(address, DTYPES[dtype], shape)
+
+    function = bound(call.function, dict(call.attributes), call.part)
+    gpu.call(function, [a and array(a) for a in call.ins], array(call.out), nonfinite)
+
+
+def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
+    """The kernel of each launch; None for a library function."""
+    return [None if isinstance(s, Call) else gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
+
+
+def runner(
+    gpu: Gpu, steps: Sequence[Launch | Call], kernels: Sequence[Kernel | None], ins: Sequence[int], out: int,
+    weights: Mapping[str, int], scratch: Scratch,
+) -> Run:  # fmt: skip
+    """Does the steps, with their kernels, on the arrays at these addresses."""
+
+    def one(step: Launch | Call, kernel: Any) -> Run:
+        if isinstance(step, Call):
+            return partial(run_call, gpu, step, ins, out, weights, scratch[2])
+        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(step.args, ins, out, weights, scratch))
+
+    runs = [one(step, kernel) for step, kernel in zip(steps, kernels, strict=True)]
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    return run
+
+
+def at_once(gpu: Gpu, run: Run, poison: Run) -> None:
+    run()
+
+
+def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
+    """Captured, and replayed twice: where the graph did nothing, the poison would stay."""
+    replay = gpu.record(run)
+    for _ in range(2):
+        gpu.synchronize()
+        poison()
+        replay()
+
+
+def trial(gpu: Gpu, problem: Problem, tactic: Tactic, around: Around = at_once) -> float:
+    """The relative error of a tactic's output on random data. Raises Wrong."""
+    inputs, weights = random_data(problem)
+    got = execute(gpu, problem, tactic, inputs, weights, around)
+    return judge(got, np.asarray(reference(problem, inputs, weights), np.float32), problem.out_shape[1])
+
+
+def execute(
+    gpu: Gpu, problem: Problem, tactic: Tactic, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray],
+    around: Around = at_once,
+) -> np.ndarray:  # fmt: skip
+    """What a tactic makes of the inputs, NCHW with its padded channels; its output is poisoned with NaN before. Raises Wrong
+    where counters are not left zero, or the launch tells something else of infinity and NaN than the output holds."""
+    sections = pack_weights(problem, tactic, weights)
+    images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
+    nbytes, steps = num_bytes(tactic.out, problem.out_shape), launches(problem, tactic)
+    ins = [gpu.allocate(image.nbytes) for image in images]
+    places = {name: gpu.allocate(array.nbytes, constant=True) for name, array in sections.items()}
+    scratch, out = scratch_for(gpu, steps), gpu.allocate(nbytes)
+    try:
+        for address, array in zip([*ins, *places.values()], [*images, *sections.values()], strict=True):
+            gpu.write(address, array)
+        poison = partial(gpu.write, out, np.full(nbytes, 0xFF, np.uint8))
+        poison()
+        around(gpu, runner(gpu, steps, loaded(gpu, steps), ins, out, places, scratch), poison)
+        flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
+        if scratch[1] and gpu.read(scratch[1], max(s.counters for s in steps)).any():
+            raise Wrong("counters are not zero after the launch")
+        told, odd = bool(gpu.read(scratch[2], 4).any()), int((~np.isfinite(flat)).sum())
+        if odd and not told:
+            raise Wrong(f"{odd} of {flat.size} elements were never written, or are not finite and the launch does not tell")
+        if told and not odd:
+            raise Wrong("the launch tells of infinity or NaN, of which its output has none")
+    finally:
+        for address in (*ins, *places.values(), *filter(None, scratch), out):
+            gpu.free(address)
+    return from_memory(flat, tactic.out, problem.out_shape, padding=True)
+
+
+def judge(got: Any, expected: Any, channels: int, images: Any = None) -> float:
+    """The relative error of an output with its padded channels, of NumPy or CuPy; `images`: those that are expected. Raises
+    Wrong for an element that is NaN or was never written, for padding that is not zero, and above TOLERANCE."""
+    if missing := int((got != got).sum()):
+        raise Wrong(f"{missing} of {got.size} elements are NaN or were never written")
+    if bool((got[:, channels:] != 0).any()):
+        raise Wrong("padded channels are not zero")
+    error = relative_error((got if images is None else got[images])[:, :channels], expected)
+    if not error < TOLERANCE:
+        raise Wrong(f"relative error {error:.2e} of the output's range, at most {TOLERANCE:.0e} is allowed")
+    return error
