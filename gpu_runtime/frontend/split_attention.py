@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from gpu_runtime.frontend.normalize import Steps, replace_by
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
+from tactics.problems.operators import VIEWS
 
 MOST_GROUPS = 4  # whose average is taken: so many times the weights that read it
 MOST_LOGITS = 1 << 24  # that are followed through views
-VIEWS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 def of_two(model: ir.Model) -> None:
@@ -183,7 +183,7 @@ def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
 def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
     """(what views give `value` of, the views in order); None where something else reads what lies between."""
     views: list[ir.Node] = []
-    while (node := value.producer()) is not None and node.op_type in VIEWS:
+    while (node := value.producer()) is not None and node.op_type in (*VIEWS, "Identity"):
         if single_reader(value) is None:
             return None
         views.insert(0, node)

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.check import FLOATS, check_graph, check_values, to_array
 from gpu_runtime.frontend.load import load_whole, named, stored_tensors, title, type_name
+from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # what leaves the pattern as it is
-VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")  # what gives the same values another shape or order
 View = tuple[str, tuple[int, ...]]  # "reshape" and a shape, or "transpose" and a permutation
 OUTPUT = "the network's outputs"
 

@@ -36,7 +36,6 @@ from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.fusion.layers import (
     CONVOLUTIONS,
     SEVERAL,
-    VIEWS,
     Layer,
     convolution_at,
     label,
@@ -50,6 +49,7 @@ from gpu_runtime.fusion.layers import (
 )
 from gpu_runtime.fusion.normalizations import affine_axis, group_normalization_at, normalization_at
 from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
+from tactics.problems.operators import VIEWS
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
 STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools

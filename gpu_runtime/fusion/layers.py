@@ -24,7 +24,6 @@ from gpu_runtime.fusion.chains import Chain, activation_after
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
 SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
-VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
 @dataclass(frozen=True, slots=True)

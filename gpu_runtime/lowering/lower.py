@@ -16,7 +16,7 @@ import numpy as np
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.queries import Node, Value, attribute, is_read, name_of, operand, shape_of, type_of
 from gpu_runtime.fusion.fuse import Fused
-from gpu_runtime.fusion.layers import SEVERAL, VIEWS, Layer
+from gpu_runtime.fusion.layers import SEVERAL, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
@@ -25,6 +25,7 @@ from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
+from tactics.problems.operators import VIEWS
 from tactics.problems.problem import ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
 

@@ -11,12 +11,12 @@ from gpu_runtime.frontend.queries import Value, attribute, constant, operand, sh
 from gpu_runtime.fusion.layers import Layer
 from gpu_runtime.lowering.convolutions import begins
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
-from tactics.problems.array_functions import EXACT, FUNCTIONS
+from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
-from tactics.problems.operators import REDUCE
+from tactics.problems.operators import REDUCE, RESHAPES
 
 NUMPY = {"float32": "fp32", "int32": "int32", "int64": "int64", "bool": "bool"}
-AS = dict.fromkeys(("Flatten", "Squeeze", "Unsqueeze"), "Reshape")
+AS = dict.fromkeys(RESHAPES, "Reshape")
 MOST_TAPS = 65_536  # of a window along one axis: a library function takes a step for each
 Attributes = dict[str, Any]
 
@@ -26,7 +26,7 @@ def takes(layer: Layer) -> bool:
     function, exact = AS.get(layer.op, layer.op), any(type_of(v) != FLOAT for v in (*layer.inputs, layer.output))
     if function == "Gather":
         return constant(layer.node.inputs[1]) is None or exact
-    return function in FUNCTIONS and (function not in EXACT or exact)
+    return function in FUNCTIONS and (function not in OF_INTEGERS or exact)
 
 
 def problem(layer: Layer) -> tuple[LibraryProblem, Weights]:
@@ -147,7 +147,7 @@ RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {
     "LpPool": lambda layer, attributes: _windows(layer, attributes) | {"p": attributes.get("p", 2)},
     "MaxPool": lambda layer, attributes: _windows(layer, attributes) | {"storage_order": attributes.get("storage_order", 0)},
     "CumSum": _cumulated, "Slice": _slices, "Cast": _to, "LRN": _normalized, "Split": _parts,
-    **dict.fromkeys((*AS, "Reshape", "Expand"), _shape), **dict.fromkeys(REDUCE, _reduction),
+    **dict.fromkeys((*RESHAPES, "Expand"), _shape), **dict.fromkeys(REDUCE, _reduction),
 }  # fmt: skip
 # Operators whose other inputs are attributes of the function.
-FIRST_ALONE = {"TopK", "CumSum", "Tile", "Slice", "Split", "Reshape", "Expand", *AS, *REDUCE}
+FIRST_ALONE = {"TopK", "CumSum", "Tile", "Slice", "Split", "Expand", *RESHAPES, *REDUCE}

@@ -26,7 +26,7 @@ from gpu_runtime.pruning.channel_walk import (
     int_of,
     on_axis_1,
 )
-from tactics.problems.operators import ALIKE, JOINED, REDUCE, WINDOWS
+from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS
 
 SIZES = ("Shape", "Size", "ConstantOfShape")
 
@@ -382,7 +382,7 @@ def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _reshape),
+    **dict.fromkeys(RESHAPES, _reshape),
     **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
     **dict.fromkeys(("Resize", "Upsample"), _resize),

@@ -323,7 +323,7 @@ JOINED: dict[str, Function] = {
 }  # fmt: skip
 WINDOWS: dict[str, Function] = {"LpPool": lp_pool, "GlobalLpPool": global_lp_pool}
 # Operators that have kernels for floating-point numbers: their functions are for integers and truth values.
-EXACT: dict[str, Function] = {
+OF_INTEGERS: dict[str, Function] = {
     "Add": _binary("add"), "Sub": _binary("subtract"), "Mul": _binary("multiply"), "Neg": _unary("negative"),
     "Div": div, "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
     "Reshape": lambda xp, x, *, out: x.reshape(out), "Transpose": lambda xp, x, *, perm: x.transpose(perm),
@@ -332,7 +332,7 @@ EXACT: dict[str, Function] = {
     **{f"Reduce{name.capitalize()}": _reduction(name) for name in ("max", "min", "prod", "sum")},
     "MaxPool": max_pool,  # where the maxima stood
 }  # fmt: skip
-FUNCTIONS: dict[str, Function] = ALIKE | JOINED | WINDOWS | EXACT | {
+FUNCTIONS: dict[str, Function] = ALIKE | JOINED | WINDOWS | OF_INTEGERS | {
     "LRN": lrn, "LpNormalization": lp_normalization, "Hardmax": hardmax, "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min,
     "GridSample": grid_sample, "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "CumSum": cum_sum,
     "Clip": clip,

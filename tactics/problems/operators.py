@@ -21,13 +21,16 @@ UNARY: dict[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
 BINARY = {row.onnx: name for name, row in OPERATIONS.items() if row.onnx}
 REDUCE = {"Reduce" + kind.title().replace("_", ""): kind for kind in REDUCTIONS if kind != "inv_std"}
 
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+VIEWS = (*RESHAPES, "Transpose")  # the same values in another shape or order
+
 # How the channels of inputs and outputs belong together: each element by itself; elements at the same place of inputs that
 # broadcast; windows of one channel; REDUCE, rows of elements. The rest have rules of their own, or none.
 ALIKE = (*UNARY, *array_functions.ALIKE, "Celu", "Swish")
 JOINED = (*BINARY, *array_functions.JOINED, "Mean", "Sum")
 WINDOWS = (*array_functions.WINDOWS, "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 REST = """
-    BatchNormalization Constant Conv ConvTranspose DepthToSpace Dropout Flatten Gemm GroupNormalization InstanceNormalization
-    LayerNormalization LogSoftmax MatMul Pad Resize Softmax SpaceToDepth Squeeze Unsqueeze Upsample
+    BatchNormalization Constant Conv ConvTranspose DepthToSpace Dropout Gemm GroupNormalization InstanceNormalization
+    LayerNormalization LogSoftmax MatMul Pad Resize Softmax SpaceToDepth Upsample
 """.split()
-OPERATORS = {*ALIKE, *JOINED, *WINDOWS, *REDUCE, *array_functions.FUNCTIONS, *REST}
+OPERATORS = {*ALIKE, *JOINED, *WINDOWS, *REDUCE, *VIEWS, *array_functions.FUNCTIONS, *REST}
