@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_engine
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
-from gpu_runtime.commands.options import HELP, one_size, parse_pools, risk_option, version_option
+from gpu_runtime.commands.options import HELP, flag, gathered, given, one_size, parse_pools, risk_option, version_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
@@ -28,149 +28,169 @@ if TYPE_CHECKING:
 PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
 
 
-@click.command("build", cls=TrtexecCommand, context_settings=HELP,
-               short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
-@click.argument("model", required=False, type=click.Path())
-@click.option("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
-@click.option("-o", "--saveEngine", "engine_path", type=click.Path(), help="Write the engine to this file.")
-@click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
-              help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.")  # fmt: skip
-@click.option("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
-@click.option("--inputIOFormats", "input_formats", metavar="SPECS", help="Memory formats of the inputs, one for all or each: "
-              "fp16:hwc8, chw16 (the model's type), uint8:hwc; + between alternatives. Default: chw.")  # fmt: skip
-@click.option("--outputIOFormats", "output_formats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
-@click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
-@click.option("--optShapes", "opt_shapes", default="", metavar="SIZES", hidden=True)
-@click.option("--minShapes", "min_shapes", default="", metavar="SIZES", hidden=True)
-@click.option("--maxShapes", "max_shapes", default="", metavar="SIZES", hidden=True)
-@click.option("--device", metavar="NAME", help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, "
-              "a10, a40, l4, l40s, h100, h200, b200, rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: "
-              "that GPU here, measured. Default: the GPU at hand, measured; without one, h200.")  # fmt: skip
-@click.option("--memPoolSize", "pools", default="", metavar="workspace:MIB", help="Scratch memory that a kernel may use, in "
-              "MiB (or 64K, 1.5G); without it, any amount.")  # fmt: skip
-@risk_option
-@click.option("--calibration", type=click.Path(), metavar="FILE.npz", help="Inputs by name: on them the "
-              "network's range and the plan's error are measured, instead of on random values.")  # fmt: skip
-@click.option("--timingCacheFile", "timing_cache", type=click.Path(), help="Measured times to use and extend.")
-@click.option("--savePruned", "save_pruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
-@click.option("--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins.")
-@click.option("--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr.")
-@click.option("--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed.")
-@click.option("--profilingVerbosity", "verbosity", type=click.Choice(["layer_names_only", "detailed", "none"]),
-              default="detailed", help="Detail of the exported layer information.")  # fmt: skip
-@click.option("--dumpLayerInfo", "dump_layers", is_flag=True, help="Print the layers as a table.")
-@click.option("--dumpProfile", "dump_profile", is_flag=True, help="Print the time of every layer; on a GPU, of "
-              "--iterations=N runs, 20 without it.")  # fmt: skip
-@click.option("--exportLayerInfo", "export_layers", type=click.Path(), help="Write layer information as TensorRT does.")
-@click.option("--exportProfile", "export_profile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
-@options.export_options
-@click.option("--loadEngine", "engine_to_load", type=click.Path(), help="Build nothing: time inferences of this engine, as "
-              "gpu-runtime bench does.")  # fmt: skip
-@click.option("--skipInference", "--buildOnly", "skip_inference", is_flag=True, help="On a GPU: time no inferences after the "
-              "build. Options of gpu-runtime bench are for those.")  # fmt: skip
-@bench_options(hidden=True)
-@version_option
-def build_command(
-    model: str | None, onnx: str | None, engine_path: str | None, sparsity: str, fp16: bool, input_formats: str | None,
-    output_formats: str | None, shapes: str, opt_shapes: str, min_shapes: str,
-    max_shapes: str, device: str | None, pools: str, risk: float, calibration: str | None, timing_cache: str | None,
-    save_pruned: str | None, embed_cubins: bool, verbose: bool, exhaustive: bool, verbosity: str, dump_layers: bool,
-    dump_profile: bool, export_layers: str | None, export_profile: str | None, export_trace: str | None,
-    export_onnx: str | None, engine_to_load: str | None, skip_inference: bool, wanted: Wanted,
-) -> None:  # fmt: skip
-    """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
-    shown = Shown(verbosity, dump_layers, dump_profile, export_layers, export_profile, export_trace)
-    if engine_to_load is not None:
-        return _loaded(engine_to_load, device, shown, wanted, skip_inference, verbose)
-    source = _source(model, onnx)
-    if save_pruned and sparsity != "force":
-        raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
-    given = {"--shapes": shapes, "--optShapes": opt_shapes, "--minShapes": min_shapes, "--maxShapes": max_shapes}
-    sizes, workspace = one_size(given), parse_pools(pools)
-    targets = {"--savePruned": save_pruned, **shown.targets, options.ONNX: export_onnx}
-    own = {"--saveEngine": engine_path, "--timingCacheFile": timing_cache}
-    sources = [source, *([calibration] if calibration else []), *wanted.sources]
-    paths = check_targets(targets | own | wanted.targets, sources)
-    inputs = read_arrays("--calibration", calibration)
-    progress = listening(verbose)
-    from gpu_runtime.engine import encode
-    from gpu_runtime.pipeline import build
-
-    target = _target(device)
-    timed = _is_timed(target, skip_inference, wanted)
-    told = _planning_for(target, device, timing_cache)
-    say("\n".join(told))
-    pruned = io.BytesIO()
-    engine = build(
-        source, sparsity=sparsity, device=target, shapes=sizes, timing_cache=timing_cache,
-        save_pruned=pruned if save_pruned else None, embed_cubins=embed_cubins, input_formats=input_formats,
-        output_formats=output_formats, exhaustive=exhaustive, workspace=workspace, risk=risk, calibration=inputs,
-        log=say if verbose else None, progress=progress,
-    )  # fmt: skip
-    progress(Progress("write", ", ".join(path.name for path in paths.values())))
-    times = _layer_times(engine, wanted) if shown.profiled else None
-    contents: dict[str, Callable[[], bytes]] = {
-        "--savePruned": pruned.getvalue,
-        "--saveEngine": lambda: encode(engine),
-        **_contents(engine, shown, source, times),
-    }
-    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
-    progress.end()
-    written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
-    written += _written(engine, engine_path, paths)
-    _tell(engine, shown, verbose, len(told) + len(written), times)
-    say("\n".join(written))
-    if timed:
-        say("")
-        time_engine(engine, engine_path or source, wanted, paths, progress, verbose)
-
-
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What is printed and written of an engine's layers, built or loaded."""
+class Asked:
+    """The arguments and options of a build."""
 
-    verbosity: str
-    dump_layers: bool
-    dump_profile: bool
-    layers: str | None
-    profile: str | None
-    trace: str | None
+    model: str | None = given(click.argument("model", required=False, type=click.Path()))
+    onnx: str | None = flag("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
+    engine_path: str | None = flag("-o", "--saveEngine", type=click.Path(), help="Write the engine to this file.")
+    sparsity: str = flag(
+        "--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
+        help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.",
+    )  # fmt: skip
+    fp16: bool = flag("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
+    input_formats: str | None = flag(
+        "--inputIOFormats", metavar="SPECS",
+        help="Memory formats of the inputs, one for all or each: fp16:hwc8, chw16 (the model's type), uint8:hwc; + between "
+        "alternatives. Default: chw.",
+    )  # fmt: skip
+    output_formats: str | None = flag("--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
+    shapes: str = flag(
+        "--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...]."
+    )
+    opt_shapes: str = flag("--optShapes", default="", metavar="SIZES", hidden=True)
+    min_shapes: str = flag("--minShapes", default="", metavar="SIZES", hidden=True)
+    max_shapes: str = flag("--maxShapes", default="", metavar="SIZES", hidden=True)
+    device: str | None = flag(
+        "--device", metavar="NAME",
+        help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, a10, a40, l4, l40s, h100, h200, b200, "
+        "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: that GPU here, measured. Default: the GPU at "
+        "hand, measured; without one, h200.",
+    )  # fmt: skip
+    pools: str = flag(
+        "--memPoolSize", default="", metavar="workspace:MIB",
+        help="Scratch memory that a kernel may use, in MiB (or 64K, 1.5G); without it, any amount.",
+    )  # fmt: skip
+    risk: float = given(risk_option)
+    calibration: str | None = flag(
+        "--calibration", type=click.Path(), metavar="FILE.npz",
+        help="Inputs by name: on them the network's range and the plan's error are measured, instead of on random values.",
+    )  # fmt: skip
+    timing_cache: str | None = flag("--timingCacheFile", type=click.Path(), help="Measured times to use and extend.")
+    save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
+    embed_cubins: bool = flag(
+        "--embed-cubins", is_flag=True, help="Put machine code into the engine; running it then takes --allow-cubins."
+    )
+    verbose: bool = flag(
+        "--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr."
+    )
+    exhaustive: bool = flag(
+        "--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed."
+    )
+    verbosity: str = flag(
+        "--profilingVerbosity", type=click.Choice(["layer_names_only", "detailed", "none"]), default="detailed",
+        help="Detail of the exported layer information.",
+    )  # fmt: skip
+    dump_layers: bool = flag("--dumpLayerInfo", is_flag=True, help="Print the layers as a table.")
+    dump_profile: bool = flag(
+        "--dumpProfile", is_flag=True, help="Print the time of every layer; on a GPU, of --iterations=N runs, 20 without it."
+    )
+    export_layers: str | None = flag("--exportLayerInfo", type=click.Path(), help="Write layer information as TensorRT does.")
+    export_profile: str | None = flag("--exportProfile", type=click.Path(), help="Write layer times (TensorRT's JSON).")
+    export_trace: str | None = given(options.trace_option)
+    export_onnx: str | None = given(options.onnx_option)
+    engine_to_load: str | None = flag(
+        "--loadEngine", type=click.Path(), help="Build nothing: time inferences of this engine, as gpu-runtime bench does."
+    )
+    skip_inference: bool = flag(
+        "--skipInference", "--buildOnly", is_flag=True,
+        help="On a GPU: time no inferences after the build. Options of gpu-runtime bench are for those.",
+    )  # fmt: skip
+    wanted: Wanted = given(bench_options(hidden=True))
 
     @property
-    def targets(self) -> dict[str, str | None]:
-        return {"--exportProfile": self.profile, "--exportLayerInfo": self.layers, options.TRACE: self.trace}
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        texts = {"--shapes": self.shapes, "--optShapes": self.opt_shapes, "--minShapes": self.min_shapes}
+        return one_size(texts | {"--maxShapes": self.max_shapes})
+
+    @property
+    def exports(self) -> dict[str, str | None]:
+        """Option -> the file of an engine's layers that it asks for."""
+        layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
+        return layers | {options.TRACE: self.export_trace}
 
     @property
     def profiled(self) -> bool:
         """Whether the time of each layer is wanted."""
-        return self.dump_profile or bool(self.profile or self.trace)
+        return self.dump_profile or bool(self.export_profile or self.export_trace)
+
+
+@click.command("build", cls=TrtexecCommand, context_settings=HELP,
+               short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
+@gathered(Asked)
+@version_option
+def build_command(asked: Asked) -> None:
+    """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
+    if asked.engine_to_load is not None:
+        return _loaded(asked, asked.engine_to_load)
+    source, wanted = _source(asked.model, asked.onnx), asked.wanted
+    if asked.save_pruned and asked.sparsity != "force":
+        raise click.UsageError("--savePruned needs --sparsity=force: without it nothing is pruned")
+    sizes, workspace = asked.sizes, parse_pools(asked.pools)
+    targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}
+    own = {"--saveEngine": asked.engine_path, "--timingCacheFile": asked.timing_cache}
+    sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
+    paths = check_targets(targets | own | wanted.targets, sources)
+    inputs = read_arrays("--calibration", asked.calibration)
+    progress = listening(asked.verbose)
+    from gpu_runtime.engine import encode
+    from gpu_runtime.pipeline import build
+
+    target = _target(asked.device)
+    timed = _is_timed(target, asked.skip_inference, wanted)
+    told = _planning_for(target, asked.device, asked.timing_cache)
+    say("\n".join(told))
+    pruned = io.BytesIO()
+    engine = build(
+        source, sparsity=asked.sparsity, device=target, shapes=sizes, timing_cache=asked.timing_cache,
+        save_pruned=pruned if asked.save_pruned else None, embed_cubins=asked.embed_cubins, input_formats=asked.input_formats,
+        output_formats=asked.output_formats, exhaustive=asked.exhaustive, workspace=workspace, risk=asked.risk,
+        calibration=inputs, log=say if asked.verbose else None, progress=progress,
+    )  # fmt: skip
+    progress(Progress("write", ", ".join(path.name for path in paths.values())))
+    times = _layer_times(engine, wanted) if asked.profiled else None
+    contents: dict[str, Callable[[], bytes]] = {
+        "--savePruned": pruned.getvalue,
+        "--saveEngine": lambda: encode(engine),
+        **_contents(engine, asked, source, times),
+    }
+    write_all({paths[option]: content() for option, content in contents.items() if option in paths})
+    progress.end()
+    written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
+    written += _written(engine, asked.engine_path, paths)
+    _tell(engine, asked, len(told) + len(written), times)
+    say("\n".join(written))
+    if timed:
+        say("")
+        time_engine(engine, asked.engine_path or source, wanted, paths, progress, asked.verbose)
 
 
 def _contents(
-    engine: Engine, shown: Shown, source: str | None, times: list[list[float]] | None
+    engine: Engine, asked: Asked, source: str | None, times: list[list[float]] | None
 ) -> dict[str, Callable[[], bytes]]:
     """Option -> what makes its file."""
     from gpu_runtime.explain import layer_info
 
     return {
         "--exportProfile": lambda: json_bytes(layer_info.profile(engine.record, times)),
-        "--exportLayerInfo": lambda: json_bytes(_info(engine.layer_info(), shown.verbosity)),
+        "--exportLayerInfo": lambda: json_bytes(_info(engine.layer_info(), asked.verbosity)),
         **options.exported(engine.record, source, times),
     }
 
 
-def _tell(engine: Engine, shown: Shown, verbose: bool, others: int, times: list[list[float]] | None) -> None:
+def _tell(engine: Engine, asked: Asked, others: int, times: list[list[float]] | None) -> None:
     """The log of a build, of which `others` lines are told elsewhere."""
     from gpu_runtime.explain import log, report, wording
 
-    if shown.dump_layers or verbose:
+    if asked.dump_layers or asked.verbose:
         say(report.plan_text(engine.record))
-    if verbose:
+    if asked.verbose:
         say(wording.sparsity_text(engine.record))
     else:
         most = log.most_lines(engine.record) - others - 1  # an empty line
         say(log.log_text(engine.record, columns(), most, is_terminal()))
-    if shown.dump_profile:
+    if asked.dump_profile:
         say(_profile_text(engine, times))
 
 
@@ -220,31 +240,30 @@ def _check_loaded(wanted: Wanted) -> None:
         say(f"ignored: {', '.join(ignored)}: --loadEngine builds nothing", err=True)
 
 
-def _loaded(
-    name: str, device: str | None, shown: Shown, wanted: Wanted, skip_inference: bool, verbose: bool
-) -> None:
+def _loaded(asked: Asked, name: str) -> None:
     """--loadEngine: of an engine that was built before, its layers and how long inferences take."""
+    wanted = asked.wanted
     _check_loaded(wanted)
-    if skip_inference:
+    if asked.skip_inference:
         _unused(wanted, "--skipInference runs none", "leave it out")
-    paths = check_targets(shown.targets | wanted.targets, [name, *wanted.sources])
-    progress = listening(verbose)
-    engine = load_engine(name, device, progress)
+    paths = check_targets(asked.exports | wanted.targets, [name, *wanted.sources])
+    progress = listening(asked.verbose)
+    engine = load_engine(name, asked.device, progress)
     from gpu_runtime.explain import report
 
-    times = _layer_times(engine, wanted) if shown.profiled else None
-    contents = _contents(engine, shown, None, times)
+    times = _layer_times(engine, wanted) if asked.profiled else None
+    contents = _contents(engine, asked, None, times)
     write_all({paths[option]: content() for option, content in contents.items() if option in paths})
     progress.end()
-    if shown.dump_layers:
+    if asked.dump_layers:
         say(report.plan_text(engine.record))
-    if shown.dump_profile:
+    if asked.dump_profile:
         say(_profile_text(engine, times))
-    for option, file in shown.targets.items():
+    for option, file in asked.exports.items():
         if file:
             say(f"Wrote {file} ({option})")
-    if not skip_inference:
-        time_engine(engine, name, wanted, paths, progress, verbose)
+    if not asked.skip_inference:
+        time_engine(engine, name, wanted, paths, progress, asked.verbose)
 
 
 def _source(model: str | None, onnx: str | None) -> str:

@@ -22,7 +22,8 @@ NOT_PASSED = 5  # exit code
 @click.command("inspect", short_help="Show the plan, layers and sparsity of an engine, or what an ONNX model is.")
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
-@options.export_options
+@options.trace_option
+@options.onnx_option
 @click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
 def inspect_command(
     file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None

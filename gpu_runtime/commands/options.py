@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, fields
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,33 @@ from gpu_runtime.commands.console import json_bytes
 if TYPE_CHECKING:
     from gpu_runtime.progress import Listener
     from gpu_runtime.runtime.plan_record import EngineRecord, Outlook
+
+
+def given(decorator: Callable[..., Any]) -> Any:
+    """A field of a record of options: what this decorator passes to the command by the field's name."""
+    return field(metadata={"click": lambda _: decorator})
+
+
+def flag(*names: str, **settings: Any) -> Any:
+    """A field of a record of options: a click option."""
+    return field(metadata={"click": partial(click.option, *names, **settings)})
+
+
+def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The command's arguments and options are the fields of a record, in their order, and it gets the record."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def called(**values: Any) -> Any:
+            return command(record(**values))
+
+        decorated: Callable[..., Any] = called
+        for one in reversed(fields(record)):
+            decorated = one.metadata["click"](one.name)(decorated)
+        return decorated
+
+    return decorate
+
 
 risk_option = click.option(
     "--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True,
@@ -109,12 +138,10 @@ def named(
 TRACE, ONNX = "--exportTrace", "--exportOnnx"
 
 
-def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--exportTrace and --exportOnnx, as export_trace and export_onnx."""
-    command = click.option(ONNX, "export_onnx", type=click.Path(), help="Write the model with each layer's tactic, formats, "
-                           "time and verdict at its nodes (for Netron).")(command)  # fmt: skip
-    return click.option(TRACE, "export_trace", type=click.Path(), help="Write the launches on a timeline (Chrome's trace "
-                        "format, for ui.perfetto.dev).")(command)  # fmt: skip
+trace_option = click.option(TRACE, "export_trace", type=click.Path(), help="Write the launches on a timeline (Chrome's trace "
+                            "format, for ui.perfetto.dev).")  # fmt: skip
+onnx_option = click.option(ONNX, "export_onnx", type=click.Path(), help="Write the model with each layer's tactic, formats, "
+                           "time and verdict at its nodes (for Netron).")  # fmt: skip
 
 
 def exported(
