@@ -7,9 +7,9 @@ starts at a multiple of 256 bytes. Every byte is protected: the header must be e
 the plan in it, `plan_sha256` is the sha256 of the plan without that key, each section of the arena has its own sha256,
 and the padding between sections is zero.
 
-Hashes tell of damage, not of malice. So a plan is also held to what follows from its layers (runtime.verify): every step,
-argument and place in memory is derived again where it is read, and the same when it is sealed. `Engine.checked` says so; only
-machine code in the file has to be trusted, by allow_cubins.
+Hashes tell of damage, not of malice. So a file has no steps: every launch and argument is derived from the layers, and every
+place in memory proven, when a plan is sealed and when it is read (runtime.verify). `Engine.checked` says so; only machine code
+in the file has to be trusted, by allow_cubins.
 
 The plan is {"format_version", "plan_sha256"} and the fields of an EngineRecord (plan_record.py; docs/engine.md lists them all).
 A key that the record has not is refused: another version wrote it.
@@ -34,6 +34,7 @@ from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import bounds
+from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineData, EngineRecord, Section, TensorSpec
@@ -139,10 +140,12 @@ def seal(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
             record = _record(json.loads(_canonical(data)))
         except codec.Misfit as e:
             problem = str(e)
-    problem = problem or bounds.fault(record, _weight_bytes(record.sections, arena.nbytes))
-    if problem := problem or (_not_derived(record, arena) if is_checkable(record) else None):
+    if problem := problem or bounds.fault(record):
         raise ValueError(f"the engine could not be loaded again: in its plan, {problem}")
-    return record
+    try:
+        return _derived(record, arena)
+    except Fault as e:
+        raise ValueError(f"the engine could not be loaded again: in its plan, {e}") from None
 
 
 def file_data(record: EngineRecord) -> dict[str, Any]:
@@ -160,16 +163,18 @@ def is_checkable(record: EngineRecord) -> bool:
     return record.source_hash == source_hash()
 
 
-def _not_derived(record: EngineRecord, arena: np.ndarray) -> str | None:
-    """What in a plan does not follow from its layers, or None."""
-    return _fault(record, arena[: _weight_bytes(record.sections, arena.nbytes)])
+def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
+    """The record with its steps, as these kernel sources have them. Raises Fault where something in the plan does not follow
+    from its layers; one of other sources, which is shown and never run, then has no steps."""
+    from gpu_runtime.runtime import verify  # imports every family of kernels: nobody waits for that who reads no plan
 
-
-def _fault(record: EngineRecord, weights: np.ndarray) -> str | None:
-    """As verify has it, which imports every family of kernels: nobody waits for that who reads no plan, or another's."""
-    from gpu_runtime.runtime import verify
-
-    return verify.fault(record, weights)
+    known = is_checkable(record)
+    try:
+        return verify.derived(record, arena[: _weight_bytes(record.sections, arena.nbytes)] if known else None)
+    except Fault:
+        if known:
+            raise
+        return record
 
 
 def write(engine: Engine, path: str | os.PathLike[str]) -> None:
@@ -244,9 +249,10 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
         raise EngineError(f"{name}: the file became shorter while it was read. Try again")
     if verify:
         _verify(arena, record.sections, name)
-    checked = is_checkable(record)
-    if checked and (problem := _not_derived(record, arena)):
-        raise _bad(name, f"not an engine that this gpu_runtime makes: in its plan, {problem}")
+    try:
+        record = _derived(record, arena)
+    except Fault as e:
+        raise _bad(name, f"not an engine that this gpu_runtime makes: in its plan, {e}") from None
     coded = [s for s in record.sections if s.kind == "cubin"]
     if coded and not allow_cubins:
         raise EngineError(
@@ -255,7 +261,7 @@ def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_c
         )
     arena.setflags(write=False)
     weights = arena[: coded[0].offset] if coded else arena
-    return Engine(record, weights, {s.name: _section(arena, s).tobytes() for s in coded}, checked)
+    return Engine(record, weights, {s.name: _section(arena, s).tobytes() for s in coded}, is_checkable(record))
 
 
 def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, int]:
@@ -283,7 +289,7 @@ def _read_header(file: BinaryIO, size: int, name: str) -> tuple[EngineRecord, in
         raise _bad(name, f"not an engine of this kind: in its plan, {e}") from None
     if problem := _layout_problem(record.sections, got):
         raise _bad(name, f"its list of sections is wrong: {problem}")
-    if problem := bounds.fault(record, _weight_bytes(record.sections, got)):
+    if problem := bounds.fault(record):
         raise _bad(name, f"not an engine of this kind: in its plan, {problem}")
     return record, got
 

@@ -365,20 +365,21 @@ def _packed(
     progress(Progress("pack", table.network.name))
     data, arena = assemble.assemble(table, chosen)
     record = _record(model, table.device, data, explained, flags, planned.reached, what_if.store(table))
+    try:
+        record = seal(record, arena)
+    except ValueError as e:
+        raise ModelError(f"{model.name}: {e}") from None
     cubins = {}
     if embed_cubins:
         from gpu_runtime.runtime import feeds
         from gpu_runtime.runtime.steps import kernel_key
 
         edges = [(step.kernel, step.values) for step in feeds.reformats(record.plan).values()]
-        keys = dict.fromkeys([*(step.key for step in data.steps if isinstance(step, LaunchStep)), *edges])
+        keys = dict.fromkeys([*(step.key for step in record.plan.steps if isinstance(step, LaunchStep)), *edges])
         wanted = [(kernel, dict(values), table.device.sm) for kernel, values in keys]
         compiled = compile_many(wanted, progress=compiling(progress))
         cubins = {kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}
-    try:
-        return Engine(seal(record, arena), arena, cubins, checked=True)
-    except ValueError as e:
-        raise ModelError(f"{model.name}: {e}") from None
+    return Engine(record, arena, cubins, checked=True)
 
 
 def _record(
@@ -387,7 +388,7 @@ def _record(
 ) -> EngineRecord:  # fmt: skip
     sparsity, solution = explained
     found = PlanRecord(
-        data.inputs, data.outputs, data.layers, data.steps, data.memory, solution, sparsity,
+        data.inputs, data.outputs, data.layers, data.memory, solution, sparsity,
         _range_record(reached) if reached else None, choices,
     )  # fmt: skip
     producer = Producer(installed_version(), installed_nvrtc())

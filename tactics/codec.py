@@ -21,6 +21,7 @@ Reader = Callable[[object], Any]  # a JSON value -> a field's; raises Misfit
 Writer = Callable[[Any], object]  # the inverse
 DEEPEST = 4  # lists in lists, of a value that may be anything
 LARGEST = 2**31 - 1  # of whole numbers without a bound of their own
+DERIVED = {"derived": True}  # metadata of a field that follows from others: it is neither written nor read
 INFINITE = {"inf": math.inf, "-inf": -math.inf}
 WORDS = {str: "a text", int: "a whole number of 31 bits", float: "a number", bool: "true or false"}
 
@@ -83,8 +84,8 @@ def from_json(kind: type[T], data: object) -> T:
 
 
 def json_names(kind: type) -> dict[str, Field[Any]]:
-    """The fields of a record by their names in JSON."""
-    return {f.name.removesuffix("_"): f for f in fields(kind)}
+    """The fields of a record by their names in JSON, which those marked DERIVED have not."""
+    return {f.name.removesuffix("_"): f for f in fields(kind) if f.metadata != DERIVED}
 
 
 def words(hint: object) -> str:

@@ -1,7 +1,7 @@
 """Engines that someone wrote with intent: one fact changed, all hashes right, and every other one of them made to agree.
 
 A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change what a layer or
-the memory says and derive the steps from it again, as one who knows this code would.
+the memory says and make the rest of the plan agree with it, as one who knows this code would.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import numpy as np
 from gpu_runtime import engine, pipeline
 from gpu_runtime.errors import EngineError
 from gpu_runtime.explain import layer_info, report, wording
-from gpu_runtime.runtime import derive
-from gpu_runtime.runtime.plan_record import EngineRecord, Layer, Step
+from gpu_runtime.runtime.plan_record import EngineRecord, Layer
 from tactics import codec
 from tests.engines import SPARSE_DEVICE
 from tests.reference_run import model, node
@@ -28,7 +27,7 @@ from tests.small_models import small_models
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 8, 255, 256, 4096, 65536, 2**24, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
 TEXTS = ("", "x", "fp16:hwc8", "fp16:chw", "fp32:chw", "uint8:hwc", "arena", "weights", "i64", "i32", "f32", "conv_dense")
-HEADS = ("steps", "steps", "layers", "layers", "layers", "memory", "sections", "inputs", "outputs", "device")
+HEADS = ("layers", "layers", "layers", "memory", "memory", "sections", "inputs", "outputs", "device")
 FREE = {"name", "nodes", "layer", "time_us", "weights_count", "title", "sources", "assumed", "sha256", "largest_live_bytes"}
 
 
@@ -132,22 +131,16 @@ def _at(value, path):
 
 
 def agree(plan: dict) -> None:
-    """Steps and the memory's size follow from what the layers now say, as far as anything does."""
+    """Tensors and the memory's size follow from what the layers now say, as far as anything does."""
     record = codec.from_json(EngineRecord, {k: v for k, v in plan.items() if k not in ("format_version", "plan_sha256")})
     one, memory = plan["plans"][0], plan["plans"][0]["memory"]
-    sections = {name: s.offset for name, s in record.weight_sections.items()}
-    scratch = {"workspace": (memory.get("workspace") or [0])[0], "counters": (memory.get("zeros") or [[0]])[0][0]}
-    steps = []
-    for i, (layer, data) in enumerate(zip(record.plan.layers, one["layers"], strict=True)):
+    for layer, data in zip(record.plan.layers, one["layers"], strict=True):
         if layer.tactic:
             for t, fmt, shape in zip(
                 (*data["inputs"], *data["outputs"]), (*layer.tactic.ins, layer.tactic.out),
                 (*layer.problem.in_shapes, layer.problem.out_shape), strict=True,
             ):  # fmt: skip
                 t["shape4"], t["format"] = list(shape), str(fmt)
-            layer = codec.from_json(Layer, data)
-            steps += derive.steps(derive.work(layer.problem, layer.tactic, layer), layer, i, sections, scratch)
-    one["steps"] = codec.to_json(tuple[Step, ...], tuple(steps))
     tensors = [t for data in one["layers"] for t in codec.from_json(Layer, data).tensors]
     ends = [t.whole.offset + t.whole.nbytes for t in tensors]
     ends += [sum(r) for r in (memory.get("workspace"), *memory.get("zeros", ())) if r]

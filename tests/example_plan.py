@@ -166,10 +166,6 @@ def example_plan():
         "inputs": [bound("image", (8, 3, 112, 112), "fp32:chw", (8, 3, 112, 112), 0)],
         "outputs": [bound("prob", (8, 10), "fp32:chw", (8, 10, 1, 1), 1 << 21)],
         "layers": layers,
-        "steps": [
-            {"type": "LaunchStep", "kernel": "reformat", "values": {"V": 8}, "grid": [64, 1, 1], "block": [256, 1, 1],
-             "smem": 0, "args": [["arena", 0], ["weights", 256], ["i32", 5], ["i64", 1 << 40], ["f32", 0.1]], "covers": [0]},
-        ],
         "sparsity": {
             "mode": "enable", "rows": rows, "picked": [wide],
             "eligible": [row["layer"] for row in rows if row["verdict"] != "not_eligible"],

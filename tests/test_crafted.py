@@ -14,7 +14,6 @@ def check(first: int, count: int, folder) -> dict[int, tuple[str, str]]:
     bad = {n: row for n, row in found.items() if row[1].partition("\t")[0] not in ("fine", "refused")}
     assert not bad, "\n".join(f"{n} ({told}): {came}" for n, (told, came) in bad.items())
     run = {n: told for n, (told, came) in found.items() if came.startswith("fine")}
-    assert not [told for told in run.values() if ": steps" in told and "follows" not in told], "every fact of a step is derived"
     print(f"crafted {first} to {first + count - 1}: {count - len(run)} refused, {len(run)} ran: {run}")
     return found
 

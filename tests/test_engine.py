@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 def small_plan():
     """The least that a plan must have, so that every byte of its file can be tried."""
-    plan = {key: [] for key in ("inputs", "outputs", "layers", "steps", "sections")} | {"source_hash": "00"}
+    plan = {key: [] for key in ("inputs", "outputs", "layers", "sections")} | {"source_hash": "00"}
     plan |= {"solution": {"total_us": 1.5, "status": "", "method": ""}, "model": {"name": "m"}, "flags": {"sparsity": "s"}}
     plan |= {"device": asdict(Device("h", "H200", "sm_90a", 1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 0.5, 0.5, ""))}
     plan |= {"timing": {"kind": "predicted", "label": "p"}, "memory": {"activation_bytes": 0, "largest_live_bytes": 0}}
@@ -215,14 +215,19 @@ def test_each_failure_has_its_sentence():
         "without a plan": rest(plain),
         "the plan in its header is not a JSON object": rest(b'{"__metadata__":{"plan":"[1]"}}'),
         "format_version to be a whole number, got None": rest(b'{"__metadata__":{"plan":"{}"}}'),
-        "made by a newer gpu_runtime: format 9; this one reads 3. Update": reheaded(data, lambda p: p.update(format_version=9)),
-        "made by an older gpu_runtime: format 2; this one reads 3. Build the engine again": reheaded(
+        "made by a newer gpu_runtime: format 9; this one reads 4. Update": reheaded(data, lambda p: p.update(format_version=9)),
+        "made by an older gpu_runtime: format 2; this one reads 4. Build the engine again": reheaded(
             data, lambda p: p.update(format_version=2, min_reader=2)
         ),
-        "not describe an arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":3}"}}'),
+        "made by an older gpu_runtime: format 3; this one reads 4. Build the engine again": reheaded(
+            data, lambda p: (p.update(format_version=3), p["plans"][0].update(steps=[]))
+        ),
+        "not describe an arena": rest(b'{"__metadata__":{"plan":"{\\"format_version\\":4}"}}'),
         "not the one that belongs to its plan": data[: 8 + length - 1] + b"\n" + data[8 + length :],
         "plan does not have the sha256": data.replace(b"1.5", b"2.5"),
-        "in its plan, plans\\[0\\]: has no 'steps'": reheaded(data, lambda p: p["plans"][0].pop("steps")),
+        "in its plan, plans\\[0\\]: has no 'layers'": reheaded(data, lambda p: p["plans"][0].pop("layers")),
+        "in its plan, plans\\[0\\]: has an unknown 'steps'": reheaded(data, lambda p: p["plans"][0].update(steps=[])),
+        "in its plan, plans\\[0\\]: has an unknown 'frees'": reheaded(data, lambda p: p["plans"][0].update(frees=[])),
         "sections is wrong: they end at byte 768, the arena at 1024": reheaded(data, lambda p: p["sections"].pop()),
         "section 'w0' does not have the sha256": bytes(bad_weights),
         "padding after section 'w0' is not zero": bytes(bad_padding),
@@ -245,7 +250,7 @@ def test_odd_headers(text):
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", "1" * 5000])
 def test_odd_numbers(value):
-    plan = json.dumps({"format_version": 3}).replace("}", f', "x": {value}}}')
+    plan = json.dumps({"format_version": 4}).replace("}", f', "x": {value}}}')
     header = json.dumps({"__metadata__": {"plan": plan}, "arena": {"shape": [0]}}).encode()
     with pytest.raises(EngineError):
         decode(struct.pack("<Q", len(header)) + header)

@@ -195,7 +195,7 @@ def test_compressed_data_is_read(browser, pages, records, monkeypatch):
 def test_a_plan_of_nothing_and_a_measured_one(browser, pages, records):
     plan = records[0].plan
     measured = replace(records[0].timing, kind="measured", label="measured(GPU)", sigma=None)
-    empty = replace(plan, layers=(), steps=(), outputs=(), memory=replace(plan.memory, frees=()), choices=None,
+    empty = replace(plan, layers=(), steps=(), outputs=(), frees=(), choices=None,
                     sparsity=replace(plan.sparsity, rows=(), summary=None, eligible=(), picked=()))  # fmt: skip
     for name, found in (("measured", replace(records[0], timing=measured)), ("empty", replace(records[0], plans=(empty,)))):
         (pages / f"{name}.html").write_bytes(page.report(found))

@@ -26,7 +26,8 @@ def records(kind: type) -> Iterator[type]:
         if one not in seen:
             seen.add(one)
             yield one
-            todo[:0] = [part for hint in codec.hints(one).values() for part in parts(hint)]
+            hints = codec.hints(one)
+            todo[:0] = [part for field in codec.json_names(one).values() for part in parts(hints[field.name])]
 
 
 def parts(hint: object) -> Iterator[type]:

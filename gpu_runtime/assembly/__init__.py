@@ -1,7 +1,7 @@
 """A plan to what an engine holds. Read assemble.py first.
 
 Enters: a `Table` and the plan chosen from it.
-Leaves: layers and steps in execution order with every address, and the arena of packed weights.
+Leaves: layers in execution order with every place in memory, and the arena of packed weights.
 
-memory: offsets from live ranges; dataflow: proof that layers read what was written for them; assemble: all of it.
+memory: offsets from live ranges; assemble: all of it.
 """

@@ -1,24 +1,24 @@
-"""A plan -> what an engine holds: layers and steps in execution order, addresses, packed weights. Plain records out."""
+"""A plan -> what an engine holds: layers in execution order, places in memory, packed weights. Plain records out."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
-from gpu_runtime.assembly import dataflow, memory
+from gpu_runtime.assembly import memory
 from gpu_runtime.engine import pack
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op, TensorInfo
 from gpu_runtime.planning import places
 from gpu_runtime.planning.places import Place
 from gpu_runtime.planning.tables import Table, format_of
-from gpu_runtime.runtime import derive
+from gpu_runtime.runtime import dataflow
 from gpu_runtime.runtime.derive import COUNTERS, WORKSPACE
-from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, Step, TensorPlace, inner_name
+from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, Section, TensorPlace, inner_name
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
@@ -56,12 +56,11 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """What an engine holds of a network: layers and steps in execution order, places in memory, sections of weights."""
+    """What an engine holds of a network: layers in execution order, places in memory, sections of weights."""
 
     inputs: tuple[Bound, ...]
     outputs: tuple[Bound, ...]
     layers: tuple[Layer, ...]
-    steps: tuple[Step, ...]
     memory: Memory
     sections: tuple[Section, ...]
 
@@ -77,37 +76,24 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     }  # fmt: skip
     arena, sections = pack(weights)
     home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
-    placement, blocks = _place(table, layers, home, alias)
+    placement, blocks, using = _place(table, layers, home, alias)
     offsets = _offsets(table, layers, home, alias, placement.offsets)
     described = tuple(_describe(table, layer, offsets, home) for layer in layers)
-    steps, last_step = _steps(described, {s.name: s.offset for s in sections}, placement.offsets)
     at = {b.name: (placement.offsets[b.name], b.nbytes) for b in blocks if b.name in (WORKSPACE, COUNTERS)}
-    frees = derive.frees([(placement.offsets[b.name], b.nbytes, b.last) for b in blocks], last_step)
     inputs, outputs = (
         tuple(_edge(t, table.io[t.name], offsets) for t in edges) for edges in (table.network.inputs, table.network.outputs)
     )
     zeros = (at[COUNTERS],) if COUNTERS in at else ()
-    used = Memory(placement.total_bytes, placement.largest_live_bytes, at.get(WORKSPACE), zeros, frees)
-    data = Assembled(inputs, outputs, described, steps, used, sections)
-    wrong = dataflow.fault(data, {layer.name: layer.op for layer in layers if layer.op is not None})
-    if wrong:
+    used = Memory(placement.total_bytes, placement.largest_live_bytes, at.get(WORKSPACE), zeros)
+    data = Assembled(inputs, outputs, described, used, sections)
+    try:
+        dataflow.prove(data, using, {x.op.name: (x.op.inputs, x.op.output) for x in layers if x.op is not None})
+    except dataflow.Fault as e:
         raise InternalError(
-            f"{table.network.name}: the plan is wrong, so there is no engine: {wrong}. This is a defect of gpu_runtime, not of "
+            f"{table.network.name}: the plan is wrong, so there is no engine: {e}. This is a defect of gpu_runtime, not of "
             "the model: please report it with the model"
-        )
+        ) from None
     return data, arena
-
-
-def _steps(layers: Sequence[Layer], section_at: Mapping[str, int], offsets: Mapping[str, int]) -> tuple[
-        tuple[Step, ...], list[int]]:  # fmt: skip
-    """(all steps, of each layer the last one up to its end, or -1)."""
-    steps: list[Step] = []
-    last_step = []
-    for i, layer in enumerate(layers):
-        if layer.problem is not None and layer.tactic:
-            steps += derive.steps(derive.work(layer.problem, layer.tactic, layer), layer, i, section_at, offsets)
-        last_step.append(len(steps) - 1)
-    return tuple(steps), last_step
 
 
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
@@ -194,8 +180,10 @@ def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
                 heapq.heappush(able, i)
 
 
-def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[memory.Placement, list[memory.Block]]:
-    """Offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them.
+def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[
+        memory.Placement, list[memory.Block], list[int]]:  # fmt: skip
+    """(offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them; the blocks; the numbers
+    of the layers that take the workspace).
 
     Time runs 0 (inputs bound), 1.. (layers), last (outputs read); inputs and outputs stay.
     """
@@ -228,7 +216,7 @@ def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tupl
         when = [i for i, _ in scratch]
         blocks.append(memory.Block(WORKSPACE, max(s.workspace for _, s in scratch), min(when), max(when)))
         blocks.append(memory.Block(COUNTERS, max(s.counters for _, s in scratch), 0, end))
-    return memory.place(blocks), blocks
+    return memory.place(blocks), blocks, [i - 1 for i, _ in scratch]
 
 
 def _whole(table: Table, place: Place) -> tuple[Format, tuple[int, int, int, int], Strides]:

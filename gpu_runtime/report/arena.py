@@ -33,7 +33,7 @@ Span = tuple[int, int]  # offset, bytes
 def blocks(plan: PlanRecord) -> tuple[Block, ...]:
     """Every block of the arena, by when it is first written: an input from the start, an output to the end."""
     alive: dict[Span, _Open] = {(t.offset, t.nbytes): _Open(0, None, [t.name]) for t in plan.inputs}
-    frees, found = dict(plan.memory.frees), []
+    frees, found = dict(plan.frees), []
     writes = _writes(plan)
     for number in range(len(plan.steps)):
         for layer, span, name in writes[number]:

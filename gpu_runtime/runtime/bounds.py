@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gpu_runtime.runtime.fields import LARGEST
 from gpu_runtime.runtime.findings import ChoiceRow, Choices
-from gpu_runtime.runtime.plan_record import Around, Bound, EngineRecord, LaunchStep, Layer, PlanRecord, Step, TensorPlace
+from gpu_runtime.runtime.plan_record import Around, Bound, EngineRecord, Layer, PlanRecord, TensorPlace
 
 MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
 
 
-def fault(record: EngineRecord, weight_bytes: int) -> str | None:
-    """What is wrong with an engine whose weights take that many bytes, or None: "layers[3]: tensor 'x' ends at byte ..."."""
+def fault(record: EngineRecord) -> str | None:
+    """What is wrong with an engine, or None: "layers[3]: tensor 'x' ends at byte ..."."""
     if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
         return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
-    return next(_faults(record.plan, weight_bytes), None)
+    return next(_faults(record.plan), None)
 
 
-def _faults(plan: PlanRecord, weight_bytes: int) -> Iterator[str]:
-    ends = {"arena": plan.memory.activation_bytes, "weights": weight_bytes}
+def _faults(plan: PlanRecord) -> Iterator[str]:
+    end = plan.memory.activation_bytes
     for i, layer in enumerate(plan.layers):
-        yield from _layer(layer, ends["arena"], f"layers[{i}]")
-    for i, step in enumerate(plan.steps):
-        yield from _step(step, len(plan.layers), ends, f"steps[{i}]")
+        yield from _layer(layer, end, f"layers[{i}]")
     for kind, bound in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         for i, t in enumerate(bound):
-            yield from _bound(t, ends["arena"], f"{kind}[{i}]")
-    spans = [*plan.memory.zeros, *(span for _, freed in plan.memory.frees for span in freed)]
-    if bad := [span for span in spans if sum(span) > ends["arena"]]:
-        yield f"memory: expected bytes within {ends['arena']}, got {list(bad[0])}"
+            yield from _bound(t, end, f"{kind}[{i}]")
+    if bad := [span for span in plan.memory.zeros if sum(span) > end]:
+        yield f"memory: expected bytes within {end}, got {list(bad[0])}"
     if plan.choices:
         yield from _choices(plan.choices)
 
@@ -55,19 +52,6 @@ def _layer(layer: Layer, end: int, at: str) -> Iterator[str]:
 def _too_large(place: TensorPlace | Around | Bound, at: str) -> Iterator[str]:
     if math.prod(place.shape4) > MOST_ELEMENTS:
         yield f"{at}: expected at most {MOST_ELEMENTS} elements, got {list(place.shape4)}"
-
-
-def _step(step: Step, num_layers: int, ends: Mapping[str, int], at: str) -> Iterator[str]:
-    if bad := [i for i in step.covers if i >= num_layers]:
-        yield f"{at}.covers: there is no layer {bad[0]}"
-    for a in step.args:
-        if a is not None and a[0] in ends and a[1] > ends[a[0]]:
-            yield f"{at}.args: offset {a[1]} is behind the end of the {a[0]}, {ends[a[0]]}"
-    if isinstance(step, LaunchStep):
-        if math.prod(step.block) > 1024:
-            yield f"{at}.block: expected at most 1024 threads, got {list(step.block)}"
-    elif not step.args or step.args[-1] is None:
-        yield f"{at}.args: the last one, the output, is missing"
 
 
 def _bound(t: Bound, end: int, at: str) -> Iterator[str]:

@@ -89,28 +89,25 @@ class Context:
         progress: Counter | None = None, **options: Any,
     ) -> None:  # fmt: skip
         launched.check_arguments(engine, options)
-        self.engine, self.plan = engine, engine.plan
+        self.engine = engine
         self._process = os.getpid()
         self.device = launched.device_for(engine, device)
         check_source(engine.record, source_hash())
-        if not engine.checked:
-            from gpu_runtime.runtime import verify  # imports every family of kernels
-
-            verify.check(engine.record, engine.weights)
+        self.plan = launched.plan_of(engine)
         self.gpu = open_gpu(self.device, **options)
         self._lock = threading.RLock()
         self._thread: ThreadPoolExecutor | None = None  # of run_async in the emulator, and what it was given last
         self._last: concurrent.futures.Future[Ran] | None = None
         self._poison = poison
         self._nonfinite: list[str] = []
-        steps, memory = self.plan.steps, self.plan.memory
+        steps = self.plan.steps
         kernels = self._load(progress)
         self._kernels = [kernels[s.key] if isinstance(s, LaunchStep) else None for s in steps]
         self._allocate()
         bases = [{"arena": self._arena, "weights": self._weights, "nonfinite": self._flags + 4 * i} for i in range(len(steps))]
         self._params = {i: launched.struct(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, LaunchStep)}
         self._arrays = {i: launched.arrays(s, bases[i]) for i, s in enumerate(steps) if isinstance(s, CallStep)}
-        self._frees = dict(memory.frees) if poison else {}
+        self._frees = dict(self.plan.frees) if poison else {}
         spare = self._flags + 4 * len(steps)
         self._feeds: HostFeeds | DeviceFeeds = (
             DeviceFeeds(self.gpu, self.plan, self._arena, kernels, spare)

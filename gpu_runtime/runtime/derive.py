@@ -1,4 +1,4 @@
-"""What follows from a layer's record: its steps. Building makes them so, loading compares (verify.py).
+"""What follows from a layer's record: its steps. No file has them; verify.py derives them where a plan is sealed or read.
 
 A layer (plan_record.Layer) says what it computes, by which tactic, and where its tensors lie; kernel, compile-time values,
 grid, block, shared memory and every argument of its launches follow from that.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.runtime.fields import ArrayArgument, Span
-from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, Layer, Step
+from gpu_runtime.runtime.plan_record import ArrayArgument, CallStep, LaunchStep, Layer, Step
 from tactics.format import Strides, strides
 from tactics.launches import launches
 from tactics.problems.protocol import Problem
@@ -59,16 +58,3 @@ def _step(launch: Launch | Call, argument: Callable[[Arg], tuple[str, float]], c
         return CallStep(launch.function, dict(launch.attributes), launch.part, args, covers)
     args_ = tuple(map(argument, launch.args))
     return LaunchStep(launch.kernel, dict(launch.values), launch.grid, launch.block, launch.smem, args_, covers)
-
-
-def frees(blocks: Sequence[tuple[int, int, int]], last_step: Sequence[int]) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-    """((step, ((offset, nbytes), ...)), ...): what no later step reads, once that step is over.
-
-    `blocks`: (offset, nbytes, the last layer that touches it, from 1; 0 or behind the layers: never free); `last_step`: of
-    each layer, the last step up to its end, or -1.
-    """
-    rows: dict[int, list[Span]] = {}
-    for offset, nbytes, last in blocks:
-        if 1 <= last <= len(last_step) and last_step[last - 1] >= 0:
-            rows.setdefault(last_step[last - 1], []).append((offset, nbytes))
-    return tuple((step, tuple(sorted(freed))) for step, freed in sorted(rows.items()))

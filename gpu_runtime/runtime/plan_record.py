@@ -2,8 +2,8 @@
 
 An EngineRecord is the file's header: whose engine it is, for which device, how its times came about, the sections of its arena
 of weights, and the plans that share them (one, so far). A PlanRecord is one network at one shape: layers in execution order,
-where each tensor lies, what is launched, and why each layer runs as it does. tactics.codec makes JSON of them and back, and
-docs/engine.md a table. What no single field can say is in bounds.py, what follows from layers in verify.py.
+where each tensor lies, and why each layer runs as it does; what is launched follows from that, see verify.py. tactics.codec
+makes JSON of them and back, and docs/engine.md a table. What no single field can say is in bounds.py.
 
 shape4 is NCHW as kernels see it; times are in microseconds, sizes and offsets in bytes, offsets of tensors in the arena of
 activations.
@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from cuda_kernels.device import Device
 from gpu_runtime.runtime.fields import (
-    MOST_SHARED,
-    Argument,
-    ArrayArgument,
     Count,
     Exponent,
-    Function,
-    KernelName,
     LayerFormat,
     Number,
     Shape4,
@@ -33,17 +28,15 @@ from gpu_runtime.runtime.fields import (
     Span,
     TacticName,
     Text,
-    Value,
-    ValueName,
     padded,
 )
 from gpu_runtime.runtime.findings import Choices, RangeRecord, Solution, SparsityRecord
 from gpu_runtime.text import printable
-from tactics.codec import Whole
+from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 TYPES = {
     "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
     "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
@@ -148,6 +141,8 @@ class TensorSpec:
 
 # ---- what is computed and launched
 
+ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -189,16 +184,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LaunchStep:
-    """A kernel's launch. An argument is [kind, value]: arena or weights with an offset, i32, i64, f32, or nonfinite, the
+    """A kernel's launch. An argument is (kind, value): arena or weights with an offset, i32, i64, f32, or nonfinite, the
     address of the step's flag; `smem`: dynamic shared memory; `covers`: numbers of the layers that it computes."""
 
-    kernel: KernelName
-    values: Mapping[ValueName, Value]
-    grid: tuple[Count, Count, Count]
-    block: tuple[Annotated[int, Whole(1, 1024)], Annotated[int, Whole(1, 1024)], Annotated[int, Whole(1, 1024)]]
-    smem: Annotated[int, Whole(0, MOST_SHARED)]
-    args: tuple[Argument, ...]
-    covers: tuple[Size, ...]
+    kernel: str
+    values: Mapping[str, int]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem: int
+    args: tuple[tuple[str, float], ...]
+    covers: tuple[int, ...]
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -208,14 +203,14 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A library function's call. `args`: [memory, offset, dtype, shape] of its inputs, null for an absent one, then of its
-    output; `part`: which of the function's outputs that is."""
+    """A library function's call. `args`: its inputs, None for an absent one, then its output; `part`: which of the function's
+    outputs that is."""
 
-    function: Function
-    attributes: Mapping[Text, object]
-    part: Size
+    function: str
+    attributes: Mapping[str, object]
+    part: int
     args: tuple[ArrayArgument | None, ...]
-    covers: tuple[Size, ...]
+    covers: tuple[int, ...]
 
 
 Step = LaunchStep | CallStep
@@ -224,13 +219,12 @@ Step = LaunchStep | CallStep
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The arena of activations. `largest_live_bytes`: the most that is alive at once; `workspace`: scratch memory of launches;
-    `zeros`: spans to clear before the first run; `frees`: [step, spans] that nothing reads after that step."""
+    `zeros`: spans to clear before the first run."""
 
     activation_bytes: Size
     largest_live_bytes: Size
     workspace: Span | None = None
     zeros: tuple[Span, ...] = ()
-    frees: tuple[tuple[Size, tuple[Span, ...]], ...] = ()
 
 
 # ---- the file's header
@@ -298,15 +292,18 @@ class Section:
 class PlanRecord:
     """The plan of a network at one shape. `layers` are in execution order; `range`: null where nothing was looked at."""
 
+    # No file has `steps`, in the order of the layers, and `frees`, (step, spans that nothing reads after it): verify.derived
+    # makes them from the layers. Both are empty of a plan that was not derived.
     inputs: tuple[Bound, ...]
     outputs: tuple[Bound, ...]
     layers: tuple[Layer, ...]
-    steps: tuple[Step, ...]
     memory: Memory
     solution: Solution
     sparsity: SparsityRecord
     range: RangeRecord | None = None
     choices: Choices | None = None
+    steps: tuple[Step, ...] = field(default=(), metadata=DERIVED)
+    frees: tuple[tuple[int, tuple[Span, ...]], ...] = field(default=(), metadata=DERIVED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,15 @@ def device_for(engine: EngineData, device: str | None) -> Device:
     return current
 
 
+def plan_of(engine: EngineData) -> PlanRecord:
+    """The plan with its steps. EngineError where something in one that no file gave does not follow from its layers."""
+    if engine.checked:
+        return engine.plan
+    from gpu_runtime.runtime import verify  # imports every family of kernels
+
+    return verify.checked(engine.record, engine.weights).plan
+
+
 def struct(step: LaunchStep, bases: Mapping[str, int]) -> bytes:
     """A kernel's parameters with addresses in their places."""
     return pack_params(("ptr", bases[kind] + int(v)) if kind in bases else (kind, v) for kind, v in step.args)

@@ -1,0 +1,405 @@
+"""Proof that every layer of a plan reads what was written for it: which bytes each tensor covers, layer by layer.
+
+Memory is given out three times over: tensors share the arena over time (`memory`), pieces of a Concat and parts of a Split lie
+in other tensors, and views have other tensors' bytes (`inplace`). Here none of that is believed, whether the plan was just made
+or comes from a file. The layers are walked in the order in which they run, with a record of the tensors that are still read:
+
+- a layer that launches writes its output's bytes, padded channels included, and none of a tensor that is still read;
+- a layer that launches nothing must find every element of its output where its inputs have it already;
+- whatever is read must be where it was written, and be the tensor that the network says is read here, where that is at hand.
+
+Bytes are strided boxes, so a tensor of any size costs the same. Where two boxes are too intricate to be told apart, they count
+as overlapping: a plan may be refused wrongly, but no wrong plan passes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
+from typing import Protocol
+
+from gpu_runtime.runtime.fields import ALIGN, Span, padded
+from gpu_runtime.runtime.plan_record import Bound, Layer, Memory, TensorPlace
+from tactics.format import DTYPES, Strides, padded_channels, strides
+from tactics.problems.gather import GatherProblem, ViewProblem
+from tactics.problems.problem import ConcatProblem, MoveProblem, ReformatProblem
+
+MOST_BRANCHES = 4096  # of the search for a byte that two boxes share
+FEW_CHANNELS = 128  # more than any layout has in a vector
+MOST_WORK = 4_000_000  # pairs of tensors in a block, and branches, of one plan: none takes long to prove
+Shape4 = tuple[int, int, int, int]
+Network = Mapping[str, tuple[Sequence[str], str]]  # an operation's name -> the tensors that it reads, the one that it makes
+
+
+class Fault(ValueError):
+    """What is wrong with a plan, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a tensor lies: byte `offset` in the arena, bytes per element, strides in elements, channels with padding."""
+
+    offset: int
+    item: int
+    strides: Strides
+    shape: Shape4
+    padded: int
+
+    def channel(self, c: int) -> int:
+        """The byte of channel `c`, of the first image and pixel."""
+        s = self.strides
+        return self.offset + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * self.item
+
+    @property
+    def pixels(self) -> int:
+        return self.shape[2] * self.shape[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The bytes from start + sum(k_i * step_i), k_i < count_i, on: `run` neighbours each. `dims`: (count, step), falling."""
+
+    start: int
+    dims: tuple[tuple[int, int], ...]
+    run: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.run + sum((n - 1) * step for n, step in self.dims)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A tensor that is still read. `tensor`: its name in the network, where that is known; `low`, `high`: the bytes that it
+    spans."""
+
+    record: TensorPlace | Bound
+    tensor: str
+    spot: Spot
+    boxes: tuple[Box, ...]
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """Memory that some tensors share, and those of them that are still read."""
+
+    start: int
+    end: int
+    held: dict[str, _Held]
+
+
+class Plan(Protocol):
+    """What of a plan is looked at."""
+
+    @property
+    def inputs(self) -> Sequence[Bound]: ...
+    @property
+    def outputs(self) -> Sequence[Bound]: ...
+    @property
+    def layers(self) -> Sequence[Layer]: ...
+    @property
+    def memory(self) -> Memory: ...
+
+
+def prove(plan: Plan, using: Collection[int], network: Network | None = None) -> list[list[Span]]:
+    """Of each layer, the memory that nothing reads after it. Raises Fault for the first thing that is wrong with a plan's use
+    of memory.
+
+    `using`: numbers of the layers whose launches take the workspace, which is in any state before and after each of them;
+    `network`: its operations, None where only the plan is at hand.
+    """
+    walk, memory, freed = _Walk(plan, network), plan.memory, []
+    for edge in plan.inputs:
+        walk.add(edge, edge.name, -1, written=True)
+    for i, layer in enumerate(plan.layers):
+        try:
+            walk.layer(i, layer, i in using)
+            freed.append(walk.release(i))
+        except Fault as e:
+            raise Fault(f"layers[{i}] ({layer.name[:40]!r}) {e}") from None
+    for edge in (*plan.inputs, *plan.outputs):  # inputs stay: a recorded graph runs again on what they hold
+        walk.read(edge, edge.name)
+    walk.release(len(plan.layers))
+    if using and memory.workspace:
+        freed[max(using)].append(memory.workspace)
+    end = padded(max(walk.end, sum(memory.workspace or ()), *map(sum, memory.zeros), 0))
+    if memory.activation_bytes != end:
+        raise Fault(f"memory.activation_bytes: its tensors end at {end}, got {memory.activation_bytes}")
+    return freed
+
+
+class _Walk:
+    """The state between two layers: the tensors that are still read, by name. Layers are numbered from 0; the caller writes the
+    inputs before them and reads outputs, and inputs again, behind them."""
+
+    def __init__(self, plan: Plan, network: Network | None):
+        self.network, self.size = network, plan.memory.activation_bytes
+        self.counters = [Box(offset, (), nbytes) for offset, nbytes in plan.memory.zeros]
+        self.workspace = [] if plan.memory.workspace is None else [Box(plan.memory.workspace[0], (), plan.memory.workspace[1])]
+        self.last = {t.name: i for i, layer in enumerate(plan.layers) for t in layer.inputs}
+        self.last |= {edge.name: len(plan.layers) for edge in (*plan.inputs, *plan.outputs)}
+        self.names: set[str] = set()
+        self.held: dict[str, _Held] = {}
+        self.blocks: list[_Block] = []  # all apart, by where they begin
+        self.ending: dict[int, list[str]] = defaultdict(list)  # a layer -> what nothing reads after it
+        self.end = self.work = 0
+
+    def layer(self, i: int, layer: Layer, scratch: bool) -> None:
+        """What layer number `i` reads is looked at, what it writes is held. `scratch`: it takes the workspace."""
+        (out,) = layer.outputs
+        tensor, sources = self._sources(layer)
+        if layer.tactic is None:
+            _prove_in_place(layer, [s.spot for s in sources], _spot(out))
+            self.add(out, tensor, i, written=False)
+            return
+        if scratch:
+            self.write(self.workspace)
+        made = self.add(out, tensor, i, written=True)
+        if scratch and any(self.overlap(a, b) for a in made.boxes for b in self.workspace):
+            raise Fault("writes its output over its workspace")
+
+    def _sources(self, layer: Layer) -> tuple[str, list[_Held]]:
+        """(the tensor that a layer makes, what it reads). A reformat, and another name for the same bytes, is no operation of
+        the network."""
+        if self.network is None or layer.problem is None or isinstance(layer.problem, ReformatProblem):
+            sources = [self.read(t) for t in layer.inputs]
+            return sources[0].tensor, sources
+        if layer.name not in self.network:
+            raise Fault("is no operation of the network")
+        tensors, made = self.network[layer.name]
+        return made, [self.read(t, x) for t, x in zip(layer.inputs, tensors, strict=True)]
+
+    def read(self, record: TensorPlace | Bound, tensor: str | None = None) -> _Held:
+        """A tensor that is read, as `record` says; `tensor`: what it must be in the network."""
+        held = self.held.get(record.name)
+        if held is None or not _is_same_place(held.record, record):
+            raise Fault(f"reads tensor {record.name[:40]!r} where nothing before it put it")
+        if tensor is not None and held.tensor != tensor and self.network is not None:
+            raise Fault(f"reads tensor {held.tensor!r}, expected {tensor!r}")
+        return held
+
+    def write(self, boxes: Sequence[Box]) -> None:
+        """These bytes change: they are of no tensor that is still read."""
+        for box in boxes:
+            if any(self.overlap(box, zero) for zero in self.counters):
+                raise Fault("writes over the counters")
+            for block in self.blocks[self._touching(box.start, box.end)]:
+                self.work += len(block.held)
+                for name, other in block.held.items():
+                    if other.low < box.end and box.start < other.high and any(self.overlap(box, b) for b in other.boxes):
+                        raise Fault(f"writes over tensor {name[:40]!r}, which is still read")
+            if self.work > MOST_WORK:
+                raise Fault("shares memory with too many tensors")
+
+    def add(self, record: TensorPlace | Bound, tensor: str, i: int, *, written: bool) -> _Held:
+        """A tensor that is there from layer `i` on."""
+        spot, name, whole = _spot(record), record.name, record.whole
+        boxes = _boxes(spot)
+        low, high = min(b.start for b in boxes), max(b.end for b in boxes)
+        if low < 0 or high > self.size:
+            raise Fault(f"tensor {name[:40]!r} reaches beyond the arena's {self.size} bytes")
+        if name in self.names:
+            raise Fault(f"tensor {name[:40]!r} is written before")
+        if written:
+            self.write(boxes)
+        self.names.add(name)
+        self.ending[self.last.get(name, i)].append(name)
+        made = self.held[name] = _Held(record, tensor, spot, boxes, low, high)
+        block = _Block(whole.offset, whole.offset + whole.nbytes, {name: made})
+        near = self._touching(block.start, block.end)
+        for other in self.blocks[near]:
+            self.work += len(other.held)
+            block = _Block(min(block.start, other.start), max(block.end, other.end), other.held | block.held)
+        self.blocks[near] = [block]
+        return made
+
+    def release(self, i: int) -> list[Span]:
+        """The memory that layer number `i` is the last to read."""
+        freed = []
+        for name in self.ending.pop(i, ()):
+            gone = self.held.pop(name)
+            near = self._touching(gone.low, gone.high)
+            (block,) = self.blocks[near]
+            del block.held[name]
+            if not block.held:
+                self.blocks[near] = []
+                freed.append((block.start, block.end - block.start))
+                self.end = max(self.end, block.end)
+                if block.start % ALIGN:
+                    raise Fault(f"memory: expected tensors at multiples of {ALIGN}, got {block.start}")
+        return freed
+
+    def _touching(self, start: int, end: int) -> slice:
+        """Of the blocks, those that have one of these bytes."""
+        first = bisect_right(self.blocks, start, key=attrgetter("end"))
+        return slice(first, bisect_left(self.blocks, end, key=attrgetter("start")))
+
+    def overlap(self, a: Box, b: Box) -> bool:
+        """Whether two boxes share a byte; True also where finding out takes too long."""
+        found, branches = _overlap(a, b)
+        self.work += branches
+        return found
+
+
+# ---- bytes
+
+
+def _spot(record: TensorPlace | Bound) -> Spot:
+    """Where an input, an output or a layer's tensor lies."""
+    fmt, shape, whole = record.format, record.shape4, record.inside
+    item, own = DTYPES[fmt.dtype].itemsize, padded_channels(fmt.layout, shape[1])
+    if whole is None:
+        return Spot(record.offset, item, strides(fmt, shape), shape, own)
+    if DTYPES[whole.format.dtype].itemsize != item or record.offset != whole.first_byte:
+        raise Fault(f"tensor {record.name!r} does not begin at channel {whole.channel} of the one around it")
+    return Spot(record.offset, item, strides(whole.format, whole.shape4), shape, own)
+
+
+def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool:
+    """Whether two records are of the same bytes, in the same format."""
+    mine, its = ((t.offset, t.shape4, t.format, t.inside) for t in (one, other))
+    return mine == its
+
+
+def _boxes(spot: Spot) -> tuple[Box, ...]:
+    """The bytes of a tensor, its padded channels included: whole vectors of channels, and what is left of one."""
+    s, item, vector = spot.strides, spot.item, 1 << spot.strides.log2v
+    around = (spot.shape[0], s.n * item), (spot.pixels, s.pixel * item)
+    blocks, left = divmod(spot.padded, vector)
+    found = []
+    if blocks:
+        found.append(_box(spot.offset, (*around, (blocks, s.block * item)), vector * item))
+    if left:
+        found.append(_box(spot.offset + blocks * s.block * item, around, left * item))
+    return tuple(found)
+
+
+def _box(start: int, dims: Iterable[tuple[int, int]], run: int) -> Box:
+    """With as few dims as possible: neighbouring runs are one."""
+    kept: list[tuple[int, int]] = []
+    for n, step in sorted((d for d in dims if d[0] > 1), key=lambda d: d[1]):
+        if not kept and step == run:
+            run *= n
+        elif kept and step == kept[-1][0] * kept[-1][1]:
+            kept[-1] = kept[-1][0] * n, kept[-1][1]
+        else:
+            kept.append((n, step))
+    return Box(start, tuple(reversed(kept)), run)
+
+
+def _overlap(a: Box, b: Box) -> tuple[bool, int]:
+    """(whether two boxes share a byte, how many branches that took); True also where it would take too many."""
+    if a.start >= b.end or b.start >= a.end:
+        return False, 0
+    reach: dict[int, list[int]] = {}  # step -> least and most times it is between a run of `a` and one of `b`
+    for box, at in ((a, 1), (b, 0)):
+        for n, step in box.dims:
+            reach.setdefault(step, [0, 0])[at] += (n - 1) if at else 1 - n
+    steps = sorted(reach, reverse=True)
+    low, high = ([*accumulate((reach[s][i] * s for s in reversed(steps)), initial=0)][::-1] for i in (0, 1))
+    branches = 0
+
+    def meet(i: int, least: int, most: int) -> bool:
+        """Whether steps i.. can add up to something from `least` to `most`."""
+        nonlocal branches
+        branches += 1
+        if branches > MOST_BRANCHES or (least <= 0 <= most):
+            return True
+        if i == len(steps) or low[i] > most or high[i] < least:
+            return False
+        step = steps[i]
+        first, last = max(-((high[i + 1] - least) // step), reach[step][0]), min((most - low[i + 1]) // step, reach[step][1])
+        return any(meet(i + 1, least - k * step, most - k * step) for k in range(first, last + 1))
+
+    return meet(0, b.start - a.start - a.run + 1, b.start - a.start + b.run - 1), branches
+
+
+# ---- layers that launch nothing
+
+
+def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
+    """Every element of the output, and its padding, lies where an input has it."""
+    p, x = layer.problem, ins[0]
+    if p is None or (isinstance(p, ViewProblem) and p.shape[:2] == p.out[:2]):
+        same = _same(x, 0, out, 0, out.padded) and x.padded == out.padded
+    elif isinstance(p, ConcatProblem) and p.axis == 1:
+        same = _is_joined(ins, out, p.sizes)
+    elif isinstance(p, MoveProblem) and p.is_part:
+        same = _same(out, 0, x, p.start[0], out.padded) and p.start[0] + out.padded <= x.padded
+        same &= out.padded == out.shape[1] or p.start[0] + out.shape[1] == p.c
+    elif isinstance(p, ViewProblem):
+        same = _is_permuted(x, out, (0, 1, 2, 3))
+    elif isinstance(p, GatherProblem) and p.is_transpose:
+        same = _is_permuted(x, out, p.perm)
+    else:
+        raise Fault("launches nothing, but is no view, Concat or Split")
+    if not same:
+        raise Fault("launches nothing, but its output is not where its inputs are")
+
+
+def _is_joined(ins: list[Spot], out: Spot, sizes: Sequence[int]) -> bool:
+    """Whether the inputs' channels, of these numbers, are the output's, one after the other."""
+    firsts = (0, *accumulate(sizes))
+    same = all(_same(x, 0, out, c, x.padded) for x, c in zip(ins, firsts, strict=False))
+    same &= all(x.padded == size for x, size in zip(ins[:-1], sizes, strict=False))
+    return same and firsts[-2] + ins[-1].padded == out.padded
+
+
+def _is_permuted(x: Spot, out: Spot, perm: Sequence[int]) -> bool:
+    """Whether `out` has the bytes of x with its axes in that order, all four as one sequence of elements."""
+    before, after = _axes(x), _axes(out)
+    if before is None or after is None or x.offset != out.offset:
+        return False
+    return _coalesced(d for a in perm for d in before[a]) == _coalesced(d for axis in after for d in axis)
+
+
+def _same(x: Spot, x_first: int, y: Spot, y_first: int, count: int) -> bool:
+    """Whether channels x_first .. + count of x are where channels y_first .. + count of y are, in all images and pixels."""
+    if x.item != y.item or x.shape[0] != y.shape[0] or x.pixels != y.pixels:
+        return False
+    images = x.shape[0] == 1 or x.strides.n == y.strides.n
+    pixels = x.pixels == 1 or x.strides.pixel == y.strides.pixel
+    if not images or not pixels or x.channel(x_first) != y.channel(y_first):
+        return False
+    (one, vector), (other, its) = _channel_steps(x), _channel_steps(y)
+    if (one, vector) == (other, its) and (x_first - y_first) % vector == 0:
+        return True
+    few = count <= FEW_CHANNELS  # vectors of different widths, or cut differently, agree nowhere behind the first
+    return few and all(x.channel(x_first + c) == y.channel(y_first + c) for c in range(count))
+
+
+def _channel_steps(spot: Spot) -> tuple[int, int]:
+    """(elements from one vector of channels to the next, channels of a vector), in the least vectors."""
+    s = spot.strides
+    return (1, 1) if s.block == 1 << s.log2v else (s.block, 1 << s.log2v)
+
+
+def _axes(spot: Spot) -> tuple[list[tuple[int, int]], ...] | None:
+    """Of n, c, h and w: (count, step in bytes), the outer one first where there are two; None where channels are padded, or
+    their last vector is not full."""
+    s, (n, c, h, w), vector = spot.strides, spot.shape, 1 << spot.strides.log2v
+    one = c <= vector or s.block == vector
+    if spot.padded != c or not (one or c % vector == 0):
+        return None
+    channels = [(c, 1 if vector > 1 else s.block)] if one else [(c // vector, s.block), (vector, 1)]
+    axes = [(n, s.n)], channels, [(h, w * s.pixel)], [(w, s.pixel)]
+    return tuple([(count, step * spot.item) for count, step in axis] for axis in axes)
+
+
+def _coalesced(digits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(count, step) of mixed-radix digits, the outer one first, with as few as possible: equal for equal functions."""
+    found: list[tuple[int, int]] = []
+    for n, step in digits:
+        if n == 1:
+            continue
+        if found and found[-1][1] == n * step:
+            found[-1] = found[-1][0] * n, step
+        else:
+            found.append((n, step))
+    return found
