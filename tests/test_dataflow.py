@@ -354,6 +354,13 @@ def test_a_plan_of_too_many_pieces_is_refused_soon():
     assert time.process_time() - begin < 10
 
 
+def test_a_layer_that_neither_reads_nor_launches_is_refused():
+    y = TensorPlace("y", (1, 1, 1, 1), Format("fp16", "chw"), 0)
+    layer = Layer("join", None, None, (), (y,), 0.0)
+    with pytest.raises(dataflow.Fault, match=r"layers\[0\] \('join'\): launches nothing and reads nothing"):
+        dataflow.prove(SimpleNamespace(inputs=(), outputs=(), layers=[layer], memory=Memory(256, 0)), ())
+
+
 def test_a_wrong_plan_is_no_engine(tmp_path, monkeypatch):
     """The mistake that the proof was written after: a view from one image to several takes the place of a piece."""
     path = tmp_path / "m.onnx"

@@ -115,17 +115,20 @@ def prove(plan: Plan, using: Collection[int], network: Network | None = None) ->
     `network`: its operations, None where only the plan is at hand.
     """
     walk, memory, freed = _Walk(plan, network), plan.memory, []
-    for edge in plan.inputs:
-        walk.add(edge, edge.name, -1, written=True)
-    for i, layer in enumerate(plan.layers):
-        try:
+    at = "inputs"
+    try:
+        for edge in plan.inputs:
+            walk.add(edge, edge.name, -1, written=True)
+        for i, layer in enumerate(plan.layers):
+            at = f"layers[{i}] ({layer.name[:40]!r})"
             walk.layer(i, layer, i in using)
             freed.append(walk.release(i))
-        except Fault as e:
-            raise Fault(f"layers[{i}] ({layer.name[:40]!r}) {e}") from None
-    for edge in (*plan.inputs, *plan.outputs):  # inputs stay: a recorded graph runs again on what they hold
-        walk.read(edge, edge.name)
-    walk.release(len(plan.layers))
+        at = "behind the last layer, the caller"
+        for edge in (*plan.inputs, *plan.outputs):  # inputs stay: a recorded graph runs again on what they hold
+            walk.read(edge, edge.name if network is not None else None)
+        walk.release(len(plan.layers))
+    except Fault as e:
+        raise Fault(f"{at}: {e}") from None
     if using and memory.workspace:
         freed[max(using)].append(memory.workspace)
     end = padded(max(walk.end, sum(memory.workspace or ()), *map(sum, memory.zeros), 0))
@@ -167,9 +170,11 @@ class _Walk:
     def _sources(self, layer: Layer) -> tuple[str, list[_Held]]:
         """(the tensor that a layer makes, what it reads). A reformat, and another name for the same bytes, is no operation of
         the network."""
-        if self.network is None or layer.problem is None or isinstance(layer.problem, ReformatProblem):
-            sources = [self.read(t) for t in layer.inputs]
-            return sources[0].tensor, sources
+        if self.network is None:
+            return "", [self.read(t) for t in layer.inputs]
+        if layer.problem is None or isinstance(layer.problem, ReformatProblem):
+            (source,) = (self.read(t) for t in layer.inputs)
+            return source.tensor, [source]
         if layer.name not in self.network:
             raise Fault("is no operation of the network")
         tensors, made = self.network[layer.name]
@@ -180,7 +185,7 @@ class _Walk:
         held = self.held.get(record.name)
         if held is None or not _is_same_place(held.record, record):
             raise Fault(f"reads tensor {record.name[:40]!r} where nothing before it put it")
-        if tensor is not None and held.tensor != tensor and self.network is not None:
+        if tensor is not None and held.tensor != tensor:
             raise Fault(f"reads tensor {held.tensor!r}, expected {tensor!r}")
         return held
 
@@ -194,8 +199,6 @@ class _Walk:
                 for name, other in block.held.items():
                     if other.low < box.end and box.start < other.high and any(self.overlap(box, b) for b in other.boxes):
                         raise Fault(f"writes over tensor {name[:40]!r}, which is still read")
-            if self.work > MOST_WORK:
-                raise Fault("shares memory with too many tensors")
 
     def add(self, record: TensorPlace | Bound, tensor: str, i: int, *, written: bool) -> _Held:
         """A tensor that is there from layer `i` on."""
@@ -211,12 +214,17 @@ class _Walk:
         self.names.add(name)
         self.ending[self.last.get(name, i)].append(name)
         made = self.held[name] = _Held(record, tensor, spot, boxes, low, high)
-        block = _Block(whole.offset, whole.offset + whole.nbytes, {name: made})
-        near = self._touching(block.start, block.end)
-        for other in self.blocks[near]:
+        start, end = min(whole.offset, low), max(whole.offset + whole.nbytes, high)
+        near = self._touching(start, end)
+        block, *others = self.blocks[near] or [_Block(start, end, {})]
+        for other in others:
+            block.held |= other.held
             self.work += len(other.held)
-            block = _Block(min(block.start, other.start), max(block.end, other.end), other.held | block.held)
+        block.held[name] = made
+        block.start, block.end = min(start, block.start), max(end, block.end, *(b.end for b in others))
         self.blocks[near] = [block]
+        if self.work > MOST_WORK:
+            raise Fault("shares memory with too many tensors")
         return made
 
     def release(self, i: int) -> list[Span]:
@@ -232,7 +240,7 @@ class _Walk:
                 freed.append((block.start, block.end - block.start))
                 self.end = max(self.end, block.end)
                 if block.start % ALIGN:
-                    raise Fault(f"memory: expected tensors at multiples of {ALIGN}, got {block.start}")
+                    raise Fault(f"expected memory of its own at a multiple of {ALIGN}, got {block.start}")
         return freed
 
     def _touching(self, start: int, end: int) -> slice:
@@ -325,6 +333,8 @@ def _overlap(a: Box, b: Box) -> tuple[bool, int]:
 
 def _prove_in_place(layer: Layer, ins: list[Spot], out: Spot) -> None:
     """Every element of the output, and its padding, lies where an input has it."""
+    if not ins:
+        raise Fault("launches nothing and reads nothing")
     p, x = layer.problem, ins[0]
     if p is None or (isinstance(p, ViewProblem) and p.shape[:2] == p.out[:2]):
         same = _same(x, 0, out, 0, out.padded) and x.padded == out.padded
