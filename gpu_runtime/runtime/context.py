@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -78,8 +79,9 @@ class Context:
     emulator uses, `async_mode`, `seed` and `resident_blocks` are those of cuda_kernels.emulator.Options. Raises EngineError if
     the engine is for another device.
 
-    Use it in a `with`, or close it: its memory is given back then; a ResourceWarning tells of one that is dropped without. It
-    belongs to the process that made it, not to one that is forked, and on a GPU to the device that was current.
+    Use it in a `with`, or close it: its memory is given back then. A ResourceWarning tells of one that is dropped open, but
+    not of one that lives until the script ends. It belongs to the process that made it, not to one that is forked, and on a GPU
+    to the device that was current.
     """
 
     _closed = True  # until there is something to close
@@ -319,9 +321,9 @@ class Context:
         return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
-        """Give the memory back, when what is queued has ended; using the context afterwards is an error. In a forked process it
-        does nothing: nothing there belongs to it."""
-        if os.getpid() != self._process:
+        """Give the memory back, when what is queued has ended; using the context afterwards is an error. It does nothing in a
+        forked process, to which nothing belongs, nor while Python ends: a daemon thread may hold the lock for ever then."""
+        if os.getpid() != self._process or sys.is_finalizing():
             return
         with self._lock:
             if not self._closed:
@@ -363,7 +365,7 @@ class Context:
         raise TypeError("a context is not copied or sent to another process: do so with its engine, and make a context there")
 
     def __del__(self) -> None:
-        if not self._closed and os.getpid() == self._process:
+        if not self._closed and os.getpid() == self._process and not sys.is_finalizing():
             text = "a context was dropped without close(), which waits for its work: use `with engine.context() as context`"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
             self.close()
