@@ -76,8 +76,8 @@ class Context:
     shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
     free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
     now. Further options go to the emulator, and have no effect on a GPU: `checks=False` is faster, `threads` is how many the
-    emulator uses, `async_mode`, `seed` and `resident_blocks` are those of cuda_kernels.emulator.Options. Raises EngineError if
-    the engine is for another device.
+    emulator uses (None: one for each core), `async_mode`, `seed` and `resident_blocks` are those of
+    cuda_kernels.emulator.Options. Raises EngineError if the engine is for another device, or no GPU answers to "cuda".
 
     Use it in a `with`, or close it: its memory is given back then. A ResourceWarning tells of one that is dropped open, but
     not of one that lives until the script ends. It belongs to the process that made it, not to one that is forked, and on a GPU
