@@ -354,12 +354,12 @@ class Context:
             self._last = None
 
     def __repr__(self) -> str:
-        name = printable(repr(self.engine.record.model.name))
+        name = repr(self.engine.record.model.name)
         if self._closed:
             return f"<Context of {name}, closed>"
         where = f"on GPU {self.gpu.number}" if isinstance(self.gpu, Cuda) else "in the emulator"
         sizes = f"weights {size_text(self.engine.weights.nbytes)}, activations {size_text(self.plan.memory.activation_bytes)}"
-        return f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>"
+        return printable(f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>")
 
     def __reduce__(self) -> Any:
         raise TypeError("a context is not copied or sent to another process: do so with its engine, and make a context there")

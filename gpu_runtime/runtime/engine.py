@@ -38,7 +38,7 @@ from gpu_runtime.runtime import bounds, verify
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, PlanRecord, Section, TensorSpec
-from gpu_runtime.text import size_text
+from gpu_runtime.text import printable, size_text
 from tactics import codec
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Engine:
         r = self.record
         ends = " -> ".join(", ".join(map(str, e[:SHOWN])) + ", ..." * (len(e) > SHOWN) for e in (self.inputs, self.outputs))
         layers = f"{len(r.plan.layers)} layers, {len(r.plan.sparsity.picked)} sparse"
-        return (
+        return printable(
             f"Engine({r.model.name!r} for {r.device.title}: {ends}; {layers}, {size_text(self.weights.nbytes)} of weights, "
             f"{r.plan.solution.total_us:.1f} us {r.timing.label})"
         )
