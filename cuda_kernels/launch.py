@@ -94,7 +94,7 @@ class Emulated:
     name = "emulator"
 
     def __init__(
-        self, device: Device, checks: bool = True, async_mode: str = "eager", seed: int = 0, threads: int = 0,
+        self, device: Device, checks: bool = True, async_mode: str = "eager", seed: int = 0, threads: int | None = None,
         resident_blocks: int = 0, low_ends: Sequence[str] = (), high_ends: Sequence[str] = (),
     ) -> None:  # fmt: skip
         from cuda_kernels import emulator

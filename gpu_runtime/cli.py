@@ -6,6 +6,7 @@ is one message on stderr.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -66,7 +67,9 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         if code:  # a command's Context.exit comes back as a number
             sys.exit(code)
     except click.ClickException as e:
-        e.show()
+        text = io.StringIO()
+        e.show(text)
+        say(text.getvalue(), err=True, nl=False)
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
         say(f"interrupted: {written()} (times measured so far stay in the timing cache)", err=True)

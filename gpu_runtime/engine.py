@@ -38,7 +38,7 @@ from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, padded
 from gpu_runtime.runtime.findings import SparsityRecord
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineData, EngineRecord, Section, TensorSpec
-from gpu_runtime.text import size_text
+from gpu_runtime.text import printable, size_text
 from tactics import codec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Engine(EngineData):
         ends = " -> ".join(", ".join(map(str, e[:SHOWN])) + ", ..." * (len(e) > SHOWN) for e in (self.inputs, self.outputs))
         sparsity, launches = r.plan.sparsity, len(r.plan.steps)
         layers = f"{launches} launches, {len(sparsity.picked)} of {len(sparsity.layers)} layers with weights sparse"
-        return (
+        return printable(
             f"Engine({r.model.name!r} for {r.device.title}: {ends}; {layers}, {size_text(self.weights.nbytes)} of weights, "
             f"{r.plan.solution.total_us:.1f} us {r.timing.label})"
         )

@@ -25,6 +25,7 @@ from gpu_runtime.engine import Engine, load
 from gpu_runtime.runtime import arrays
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import Bound
+from gpu_runtime.text import printable
 from tactics.format import DTYPES
 
 ORT_TYPES = {
@@ -170,7 +171,8 @@ def _engine(given: Any, options: Mapping[str, Any]) -> Engine:
             from gpu_runtime.pipeline import build
         return build(given, **options)
     if options:
-        raise TypeError(f"{', '.join(options)}: options of a build; an engine was given, which is built already")
+        text = f"{', '.join(options)}: options of a build; an engine was given, which is built already"
+        raise TypeError(printable(text))
     return engine
 
 

@@ -26,6 +26,7 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.convert import OPSET
 from gpu_runtime.lowering.reductions import REDUCE
 from gpu_runtime.runtime.context import Context
+from gpu_runtime.text import printable
 
 # The inputs of an operator that an engine holds as constants: weights, and whatever decides sizes.
 CONSTANT_INPUTS = {
@@ -57,11 +58,11 @@ class Prepared(BackendRep):
         Raises SkipTest where the model cannot be built for these inputs, ValueError for inputs that do not fit it.
         """
         if options:
-            raise ValueError(f"run: expected no options, got {', '.join(options)}")
+            raise ValueError(printable(f"run: expected no options, got {', '.join(options)}"))
         if not isinstance(inputs, Mapping):
             given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
             if len(given) != len(self._inputs):
-                raise ValueError(f"inputs: expected {len(self._inputs)} ({', '.join(self._inputs)}), got {len(given)}")
+                raise ValueError(_count_text(self._inputs, len(given)))
             inputs = dict(zip(self._inputs, given, strict=True))
         if set(inputs) != set(self._inputs):
             raise ValueError(f"inputs: expected the names {sorted(self._inputs)}, got {sorted(map(str, inputs))}")
@@ -118,7 +119,7 @@ def run_node(
     opset = options.pop("opset_version", OPSET)
     named = [name for name in node.input if name]
     if len(named) != len(inputs):
-        raise ValueError(f"inputs: expected {len(named)} ({', '.join(named)}), got {len(inputs)}")
+        raise ValueError(_count_text(named, len(inputs)))
     given = {name: np.asarray(a) for name, a in zip(named, inputs, strict=True)}
     if outputs_info is None:
         outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
@@ -132,6 +133,10 @@ def run_node(
 def supports_device(device: str) -> bool:
     """CPU: the emulator, everywhere. CUDA: where there is a GPU; CUDA:0, since a context runs on the first one."""
     return _kind(device) == "CPU" or (device in ("CUDA", "CUDA:0") and devices.has_gpu())
+
+
+def _count_text(names: Sequence[str], got: int) -> str:
+    return printable(f"inputs: expected {len(names)} ({', '.join(names)}), got {got}")
 
 
 def _kind(device: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels import device as devices
 from gpu_runtime import engine as engine_module
 from gpu_runtime import inference_session, pipeline
 from gpu_runtime.runtime import context as context_module
@@ -114,6 +115,17 @@ def test_a_context_is_not_copied(engine):
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="a context is not copied or sent to another process"):
                 copied(ctx)
+
+
+def test_without_a_gpu_a_context_on_one_says_why(engine, monkeypatch):
+    """Whatever CuPy says; InferenceSession warns of a provider that is not there, and goes on."""
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "compute capability 7.5 is below 8.0")
+    with pytest.raises(gr.EngineError) as caught:
+        engine.context(device="cuda")
+    assert str(caught.value) == (
+        "device='cuda': no GPU can be used here: compute capability 7.5 is below 8.0; device='emulator' runs the same kernels "
+        "on the CPU"
+    )
 
 
 FORK = """

@@ -25,6 +25,7 @@ RED_ZONE = 4096
 KEPT = 256  # decoded programs
 POISON = 0xCB
 APPROXIMATE = ("rcp", "div", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")  # with .approx (div: .full too), of FP32
+MOST_THREADS = 1024  # of the host, of one launch
 NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
 
@@ -40,7 +41,7 @@ class EmulatorError(Exception):
 class Options:
     """How a launch runs. `seed` orders warps and blocks (0: natural order), with preemption after random numbers of
     instructions. `async_mode` "late" completes a cp.async only at its wait, with the destination poisoned until then and the
-    source read then. `threads`: host threads, 0 for all cores. `track_writes` lists addresses of allocations whose writes are
+    source read then. `threads`: of the host, None: all cores. `track_writes` lists addresses of allocations whose writes are
     counted per byte (with checks on). `resident_blocks`: how many blocks are under way at a time, as SMs x occupancy are on a
     GPU; 0 for one per host thread. A block that waits for one that is not resident is a deadlock, and an error (unless its loop
     changes memory, a counter that it uses, or polls more than four places). Bounds and alignment are checked even with `checks`
@@ -50,12 +51,12 @@ class Options:
     `dependent`: the launch may begin before the one ahead has ended, so until griddepcontrol.wait it may read constants alone,
     also where the kernel never waits. A kernel that does is always looked at so.
     Instructions of APPROXIMATE are correctly rounded; those named in `low_ends` are as far below that as the PTX ISA lets them
-    be, those in `high_ends` as far above."""
+    be, those in `high_ends` as far above. Raises ValueError for what is none of that."""
 
     checks: bool = True
     async_mode: str = "eager"
     seed: int = 0
-    threads: int = 0
+    threads: int | None = None
     smem_limit: int = 227 * 1024
     track_writes: tuple[int, ...] = ()
     resident_blocks: int = 0
@@ -65,6 +66,27 @@ class Options:
     dependent: bool = False
     low_ends: tuple[str, ...] = ()
     high_ends: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, got, fits, expected in (
+            ("threads", self.threads, self.threads is None or _whole(self.threads, 1, MOST_THREADS),
+             f"a whole number from 1 to {MOST_THREADS} or None (all cores)"),
+            ("seed", self.seed, _whole(self.seed, 0, 2**64 - 1), f"a whole number from 0 to {2**64 - 1}"),
+            ("resident_blocks", self.resident_blocks, _whole(self.resident_blocks, 0, 2**32 - 1),
+             f"a whole number from 0 to {2**32 - 1}"),
+            ("async_mode", self.async_mode, self.async_mode in ("eager", "late"), "eager or late"),
+            ("sum_bits", self.sum_bits, self.sum_bits in (0, 24, 25), "0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)"),
+        ):  # fmt: skip
+            if not fits:
+                raise ValueError(f"{name}: expected {expected}, got {got!r}")
+        for end in sorted({*self.low_ends, *self.high_ends}):
+            if end not in APPROXIMATE or end in self.low_ends and end in self.high_ends:
+                known = ", ".join(APPROXIMATE)
+                raise ValueError(f"low_ends, high_ends: got '{end}', expected each of {known} in one of them at most")
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and low <= value <= high
 
 
 COUNTED = ("executed", "bytes", "sectors", "ideal_sectors", "wavefronts", "min_wavefronts")
@@ -336,7 +358,7 @@ def launch(
     record = _Launch(
         tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
         table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
-        options.async_mode == "late", options.threads, options.resident_blocks, not options.uninitialised_shared,
+        options.async_mode == "late", options.threads or 0, options.resident_blocks, not options.uninitialised_shared,
         not options.same_value_races, options.sum_bits, options.dependent, _bits(options.low_ends), _bits(options.high_ends),
     )  # fmt: skip
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
@@ -374,14 +396,6 @@ def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: i
         raise ValueError(f"{name}: {used} bytes of shared memory, the device allows {options.smem_limit}")
     if not d.param_bytes <= len(params) < d.param_bytes + 8:  # a struct may be padded to its alignment
         raise ValueError(f"{name}: {len(params)} bytes of parameters, the kernel takes {d.param_bytes}")
-    if options.sum_bits not in (0, 24, 25):
-        raise ValueError(f"sum_bits {options.sum_bits}: expected 0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)")
-    if options.async_mode not in ("eager", "late"):
-        raise ValueError(f"async_mode '{options.async_mode}': expected eager or late")
-    for end in sorted({*options.low_ends, *options.high_ends}):
-        if end not in APPROXIMATE or end in options.low_ends and end in options.high_ends:
-            known = ", ".join(APPROXIMATE)
-            raise ValueError(f"low_ends, high_ends: got '{end}', expected each of {known} in one of them at most")
 
 
 def _bits(names: tuple[str, ...]) -> int:

@@ -190,7 +190,10 @@ def _ops(layer: Layer, views: _Views) -> list[Op[Problem]]:
         weights = {k: np.ascontiguousarray(a, np.float32) for k, a in layer.weights.items()}
     if not all((np.isfinite(a) | np.isneginf(layer.weights[k])).all() for k, a in weights.items()):  # -infinity as a mask
         raise Refused("its constants, with all scales and shifts folded in, are not finite")
-    problem = PROBLEMS[layer.op](layer, shapes, out, weights)
+    try:
+        problem = PROBLEMS[layer.op](layer, shapes, out, weights)
+    except ValueError as e:  # of a problem that none of ours can be
+        raise Refused(str(e)) from e
     if not all(map(math.isfinite, _numbers(problem))):
         raise Refused("a number that it computes with is infinite or NaN")
     names = tuple(views.name(v) for v in inputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.network import TensorInfo
+from gpu_runtime.text import printable
 from tactics.format import LAYOUTS, Format
 from tactics.problems.library_problem import EXACT
 
@@ -26,16 +27,17 @@ def resolve(spec: Spec | None, tensors: Sequence[TensorInfo], kind: str) -> dict
     if spec is None or isinstance(spec, Mapping):
         unknown = [str(n) for n in spec or () if n not in names]
         if unknown:
-            raise ValueError(f"{kind} formats: the model has no {kind} {', '.join(unknown)}; it has {', '.join(names)}")
+            text = f"{kind} formats: the model has no {kind} {', '.join(unknown)}; it has {', '.join(names)}"
+            raise ValueError(printable(text))
         texts = [(spec or {}).get(n, "chw") for n in names]
     else:
         texts = spec.split(",") if isinstance(spec, str) else list(spec)
         texts = texts * len(names) if len(texts) == 1 else texts
         if len(texts) != len(names):
-            raise ValueError(
+            raise ValueError(printable(
                 f"{kind} formats: {len(texts)} for {len(names)} {kind}{'s' if len(names) > 1 else ''} ({', '.join(names)}): "
                 "give one for all, or one for each in this order"
-            )
+            ))  # fmt: skip
     return {t.name: parse(text, t.dtype, kind) for t, text in zip(tensors, texts, strict=True)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -75,11 +76,12 @@ class Context:
     shows; without package nvtx it does nothing but warn. `poison=True` fills memory with NaN wherever the plan says that it is
     free, so that a read of a dead tensor shows. `progress(done, total)` is told of kernels that are compiled
     now. Further options go to the emulator, and have no effect on a GPU: `checks=False` is faster, `threads` is how many the
-    emulator uses, `async_mode`, `seed` and `resident_blocks` are those of cuda_kernels.emulator.Options. Raises EngineError if
-    the engine is for another device.
+    emulator uses (None: one for each core), `async_mode`, `seed` and `resident_blocks` are those of
+    cuda_kernels.emulator.Options. Raises EngineError if the engine is for another device, or no GPU answers to "cuda".
 
-    Use it in a `with`, or close it: its memory is given back then; a ResourceWarning tells of one that is dropped without. It
-    belongs to the process that made it, not to one that is forked, and on a GPU to the device that was current.
+    Use it in a `with`, or close it: its memory is given back then. A ResourceWarning tells of one that is dropped open, but
+    not of one that lives until the script ends. It belongs to the process that made it, not to one that is forked, and on a GPU
+    to the device that was current.
     """
 
     _closed = True  # until there is something to close
@@ -313,9 +315,9 @@ class Context:
         return values[:, first : first + out.shape4[1]]
 
     def close(self) -> None:
-        """Give the memory back, when what is queued has ended; using the context afterwards is an error. In a forked process it
-        does nothing: nothing there belongs to it."""
-        if os.getpid() != self._process:
+        """Give the memory back, when what is queued has ended; using the context afterwards is an error. It does nothing in a
+        forked process, to which nothing belongs, nor while Python ends: a daemon thread may hold the lock for ever then."""
+        if os.getpid() != self._process or sys.is_finalizing():
             return
         with self._lock:
             if not self._closed:
@@ -346,18 +348,18 @@ class Context:
             self._last = None
 
     def __repr__(self) -> str:
-        name = printable(repr(self.engine.record.model.name))
+        name = repr(self.engine.record.model.name)
         if self._closed:
             return f"<Context of {name}, closed>"
         where = f"on GPU {self.gpu.number}" if isinstance(self.gpu, Cuda) else "in the emulator"
         sizes = f"weights {size_text(self.engine.weights.nbytes)}, activations {size_text(self.plan.memory.activation_bytes)}"
-        return f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>"
+        return printable(f"<Context of {name} {where}: {self.device.title}, {len(self.plan.steps)} launches, {sizes}>")
 
     def __reduce__(self) -> Any:
         raise TypeError("a context is not copied or sent to another process: do so with its engine, and make a context there")
 
     def __del__(self) -> None:
-        if not self._closed and os.getpid() == self._process:
+        if not self._closed and os.getpid() == self._process and not sys.is_finalizing():
             text = "a context was dropped without close(), which waits for its work: use `with engine.context() as context`"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
             self.close()

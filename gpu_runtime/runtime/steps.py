@@ -28,11 +28,16 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:
-    """The GPU at hand, or the one that is emulated. ValueError for another `device`, EngineError for another GPU's engine."""
+    """The GPU at hand, or the one that is emulated. ValueError for another `device`, EngineError where there is none, or
+    another one than the engine's; ModuleNotFoundError without CuPy."""
     if device not in (None, "emulator", "cuda"):
         raise ValueError(f"device: expected None, 'cuda' or 'emulator', got {device!r}")
     if device == "emulator" or (device is None and not devices.has_gpu()):
         return planned_device(engine.record.device)
+    if device is not None and devices.has_cupy() and (why := devices.why_no_gpu()):
+        raise EngineError(
+            f"device='cuda': no GPU can be used here: {why}; device='emulator' runs the same kernels on the CPU"
+        )
     current = devices.current()
     check_device(engine.record.device, current.sm)
     return current
