@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-CUDA = "pip install 'gpu-runtime[cuda13]' (for a driver of CUDA 12: 'gpu-runtime[cuda12]')"
-BUILD = "reading, building and pruning models takes the extra build: pip install 'gpu-runtime[build]'"
-NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or 'gpu-runtime[emulator]' where there is no GPU"
+WHERE = "in a clone of gpu_runtime, or of its wheel, 'FILE.whl[{extra}]'"  # it is on no package index
+CUDA = f"pip install '.[cuda13]' {WHERE.format(extra='cuda13')} (for a driver of CUDA 12: cuda12)"
+BUILD = f"reading, building and pruning models takes the extra build: pip install '.[build]' {WHERE.format(extra='build')}"
+NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emulator where there is no GPU"
 CUPY = f"running on a GPU takes it: {CUDA}"
 # Module -> its package, and what takes it, with the cure.
 EXTRAS = {

@@ -18,7 +18,7 @@ from cuda_kernels.extras import why_missing
 from gpu_runtime.commands.bench import bench_command
 from gpu_runtime.commands.build import build_command
 from gpu_runtime.commands.compare import compare_command
-from gpu_runtime.commands.console import columns, say
+from gpu_runtime.commands.console import QUIET, columns, say
 from gpu_runtime.commands.doctor import doctor_command
 from gpu_runtime.commands.explain import explain_command
 from gpu_runtime.commands.inspect import inspect_command, inspect_sparsity_command
@@ -27,7 +27,7 @@ from gpu_runtime.commands.plan import plan_command
 from gpu_runtime.commands.prune import prune_command
 from gpu_runtime.commands.report import report_command
 from gpu_runtime.commands.run import run_command
-from gpu_runtime.commands.targets import WRITTEN, written
+from gpu_runtime.commands.targets import KEPT, WRITTEN, written
 from gpu_runtime.errors import InternalError
 from gpu_runtime.text import WIDTH
 
@@ -59,6 +59,8 @@ def build_engine() -> None:
 
 def _run(command: click.Command, name: str, args: list[str] | None) -> None:
     WRITTEN.clear()
+    KEPT.clear()
+    QUIET.clear()
     width = WIDTH.set(columns())
     try:
         with warnings.catch_warnings():
@@ -72,7 +74,7 @@ def _run(command: click.Command, name: str, args: list[str] | None) -> None:
         say(text.getvalue(), err=True, nl=False)
         sys.exit(e.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        say(f"interrupted: {written()} (times measured so far stay in the timing cache)", err=True)
+        say("; ".join([f"interrupted: {written()}", *KEPT]), err=True)
         sys.exit(130)
     except (ValueError, CompileError, InternalError, OSError) as e:
         say(f"error: {e}", err=True)

@@ -32,7 +32,7 @@ from cuda_kernels import files
 from cuda_kernels.compile import Counter, source_hash
 from cuda_kernels.driver_errors import explained
 from gpu_runtime import file_kinds
-from gpu_runtime.errors import EngineError
+from gpu_runtime.errors import EngineError, NoEngineError
 from gpu_runtime.runtime import bounds
 from gpu_runtime.runtime.dataflow import Fault
 from gpu_runtime.runtime.fields import ALIGN, padded
@@ -222,7 +222,7 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
             raise EngineError(f"{name}: not an engine but an ONNX model: gpu_runtime.build(model) builds one")
         return _read(io.BytesIO(data), len(data), name, verify, allow_cubins)
     except FileNotFoundError:
-        raise EngineError(f"{name}: no such file. Build an engine with: build-engine model.onnx -o {name}") from None
+        raise NoEngineError(f"{name}: no such file. Build an engine with: build-engine model.onnx -o {name}", name) from None
     except OSError as e:
         raise EngineError(f"{name}: the engine could not be read: {e.strerror or e}") from None
     except ValueError as e:

@@ -3,6 +3,7 @@
 Messages quote names out of files: what is not printable in them, such as a terminal's control sequences, is shown escaped.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -25,6 +26,28 @@ class EngineError(ValueError):
 
     def __init__(self, message: object = ""):
         super().__init__(printable(str(message), keep="\n"))
+
+
+class _Missing(FileNotFoundError):
+    """Of a path where no file is: the message, `errno` and `filename`."""
+
+    def __init__(self, message: object = "", filename: object = None):
+        super().__init__(message)
+        self.errno, self.filename = errno.ENOENT, filename
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.filename)
+
+
+class NoModelError(_Missing, ModelError):
+    """There is no such file of a model."""
+
+
+class NoEngineError(_Missing, EngineError):
+    """There is no such file of an engine."""
 
 
 class InternalError(RuntimeError):

@@ -18,12 +18,21 @@ from gpu_runtime.commands import targets
 from tests.reference_run import model, node
 from tests.test_cli import ENV, SHAPES, contents, program, start
 
+OLD = {
+    "engine": bytes(8) + b"{the old engine", "json": b"the old JSON", "onnx": b"\x08\x07\x12the old model",
+    "npz": b"PK\x03\x04",
+}  # fmt: skip
+
+
+def make_old(folder):
+    for suffix, data in OLD.items():
+        (folder / f"old.{suffix}").write_bytes(data)
+
 
 @pytest.fixture
 def refused(files, cli):
     """refused(args, *texts): the command fails with those texts on stderr and leaves every file as it was."""
-    for name in ("old.engine", "old.json", "old.onnx", "old.npz"):
-        (files / name).write_text(f"the old {name}")
+    make_old(files)
     (files / "folder").mkdir()
     (files / "link.engine").symlink_to("old.engine")
 
@@ -165,8 +174,7 @@ def test_disk_full(files, cli):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["[import]", "[time]"])
 def test_interrupted_build(files, at):
-    for name in ("old.engine", "old.json", "old.onnx"):
-        (files / name).write_text(f"the old {name}")
+    make_old(files)
     before = contents(files)
     default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     with start(f"build sparse.onnx --verbose {SHAPES} {OUTPUTS}", files, **default) as process:
@@ -176,9 +184,62 @@ def test_interrupted_build(files, at):
         out, err = process.communicate(timeout=120)
     assert process.returncode in (130, -signal.SIGINT)  # in a shell both are 130
     assert "Traceback" not in err and "Wrote" not in out
-    message = "interrupted: nothing was written or overwritten (times measured so far stay in the timing cache)"
+    message = "interrupted: nothing was written or overwritten"  # times are predicted: none is kept
     assert err.splitlines()[-1] == message
     assert contents(files) == before
+
+
+def test_files_of_another_kind_are_not_overwritten(files, refused):
+    """A slip of the file's name must not cost a model, an engine or somebody's notes."""
+    (files / "notes.txt").write_text("notes")
+    build = "build tiny.onnx --device h200"
+    for target in ("old.onnx", "old.npz", "notes.txt", "old.json", "x.npy"):
+        refused(f"{build} -o {target}", f"--saveEngine {target}: is there already and is not an engine")
+    refused(f"{build} -o old.engine --exportLayerInfo=old.onnx", "--exportLayerInfo old.onnx: is there already and is not a text")
+    refused(f"{build} --sparsity=force --savePruned=old.engine", "--savePruned old.engine: is there already and is not an ONNX")
+    refused("prune tiny.onnx -o old.engine", "--output old.engine: is there already and is not an ONNX model")
+    run = "run tiny.engine --emulate --input x=x.npy --output"
+    refused(f"{run} old.onnx", "--output old.onnx: is there already and is not a .npz file")
+    refused(f"{run} old.npz.npy".replace("old.npz.npy", "x.npy"), "--output x.npy: is a file that this command reads")
+    refused("report tiny.engine -o old.engine", "--output old.engine: is there already and is not a text")
+
+
+def test_an_empty_file_and_one_of_the_same_kind_are_overwritten(files, cli):
+    (files / "empty.engine").touch()
+    for name in ("empty.engine", "tiny.engine"):
+        assert cli(f"build tiny.onnx --device h200 -o {name}")[0] == 0
+
+
+def test_outputs_as_npy(files, cli):
+    run = "run tiny.engine --emulate --input x=x.npy --output"
+    assert cli(f"{run} out.npz")[0] == 0 and cli(f"{run} out.npy")[0] == 0
+    with np.load(files / "out.npz") as both:
+        (name,) = both.files
+        assert np.array_equal(np.load(files / "out.npy"), both[name])
+
+
+def test_quiet(files, cli):
+    for command in ("build tiny.onnx --device h200 -o q.engine", "run q.engine --emulate --input x=x.npy --output q.npz",
+                    "report q.engine -o q.html", "prune sparse.onnx -o q.onnx"):  # fmt: skip
+        assert cli(f"{command} --quiet") == (0, "", ""), command
+        assert (files / command.split()[-1]).exists()
+    code, out, err = cli("build missing.onnx -q --device h200")
+    assert (code, out) == (1, "") and "no such file" in err
+    assert cli("inspect q.engine")[1]  # the next command speaks
+
+
+def test_a_missing_file_is_also_a_file_not_found_error(files):
+    for call, kind in (
+        (lambda: gr.load("none.engine"), gr.EngineError), (lambda: gr.build("none.onnx", device="h200"), gr.ModelError),
+        (lambda: gr.InferenceSession("none.onnx", device="h200"), gr.ModelError),
+        (lambda: gr.InferenceSession("none.engine"), gr.EngineError),
+    ):  # fmt: skip
+        with pytest.raises(FileNotFoundError, match="no such file") as caught:
+            call()
+        e = pickle.loads(pickle.dumps(caught.value))
+        for error in (caught.value, e):
+            assert isinstance(error, kind) and error.errno == 2 and str(error.filename).startswith("none."), error
+        assert str(e) == str(caught.value) and "[Errno" not in str(e)
 
 
 def test_the_files_of_a_failed_set_are_taken_back(files):

@@ -84,7 +84,7 @@ def test_running_engines_needs_nothing_that_building_does(files, without):
         assert found[words][0] == 0, found[words]
     for words in BUILT:
         one_sentence(found[words], "onnx")
-    assert "pip install 'gpu-runtime[build]'" in found["build tiny.onnx"][2]
+    assert "pip install '.[build]' in a clone" in found["build tiny.onnx"][2]
     assert not (files / "pruned.onnx").exists() and (files / "out.npz").exists()
 
 
@@ -92,7 +92,7 @@ def test_running_engines_needs_nothing_that_building_does(files, without):
 def test_the_emulator_needs_no_cupy(without):
     found = without(CUPY, (RUN, "build tiny.onnx"))
     assert [code for code, *_ in found.values()] == [0, 0]
-    assert "No GPU was looked for, since CuPy is not installed: pip install 'gpu-runtime[cuda13]'" in found[RUN][2]
+    assert "No GPU was looked for, since CuPy is not installed: pip install '.[cuda13]' in a clone" in found[RUN][2]
 
 
 @pytest.mark.slow

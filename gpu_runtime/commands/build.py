@@ -15,9 +15,19 @@ from click.core import ParameterSource
 from gpu_runtime.commands import options
 from gpu_runtime.commands.bench import Wanted, bench_options, load_engine, time_engine
 from gpu_runtime.commands.console import columns, is_terminal, json_bytes, say
-from gpu_runtime.commands.options import HELP, flag, gathered, given, one_size, parse_pools, risk_option, version_option
+from gpu_runtime.commands.options import (
+    HELP,
+    flag,
+    gathered,
+    given,
+    one_size,
+    parse_pools,
+    quiet_option,
+    risk_option,
+    version_option,
+)
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
+from gpu_runtime.commands.targets import KEPT, check_targets, read_arrays, write_all
 from gpu_runtime.commands.trtexec_flags import TrtexecCommand
 from gpu_runtime.progress import Progress
 
@@ -26,6 +36,9 @@ if TYPE_CHECKING:
     from gpu_runtime.engine import Engine
 
 PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
+
+
+WRITES = {"--saveEngine": "engine", "--savePruned": "onnx", options.ONNX: "onnx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +133,7 @@ class Asked:
                short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
 @gathered(Asked)
 @version_option
+@quiet_option
 def build_command(asked: Asked) -> None:
     """Build an engine from an ONNX MODEL, print the plan and why each layer runs sparse or dense."""
     if asked.engine_to_load is not None:
@@ -131,13 +145,15 @@ def build_command(asked: Asked) -> None:
     targets = {"--savePruned": asked.save_pruned, **asked.exports, options.ONNX: asked.export_onnx}
     own = {"--saveEngine": asked.engine_path, "--timingCacheFile": asked.timing_cache}
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
-    paths = check_targets(targets | own | wanted.targets, sources)
+    paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     inputs = read_arrays("--calibration", asked.calibration)
     progress = listening(asked.verbose)
     from gpu_runtime.engine import encode
     from gpu_runtime.pipeline import build
 
     target = _target(asked.device)
+    if target.measured:
+        KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
     told = _planning_for(target, asked.device, asked.timing_cache)
     say("\n".join(told))

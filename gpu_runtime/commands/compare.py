@@ -8,6 +8,7 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import quiet_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import read_arrays
 
@@ -28,6 +29,7 @@ NOT_PASSED = 5  # exit code
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
+@quiet_option
 def compare_command(
     context: click.Context, model: str, engine: str, inputs: str | None, seed: int, rtol: float | None, atol: float | None,
     all_layers: bool, emulate: bool, allow_cubins: bool, as_json: bool,

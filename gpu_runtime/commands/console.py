@@ -12,6 +12,7 @@ from collections.abc import Callable
 import click
 
 WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
+QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
 OUTPUT = threading.RLock()  # held by who writes
 DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
 
@@ -30,6 +31,8 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a text that may hold names out of files: no character of it commands the terminal."""
     from gpu_runtime.text import printable
 
+    if QUIET.is_set() and not err:
+        return
     with OUTPUT:
         for clear in DRAWN:
             clear()

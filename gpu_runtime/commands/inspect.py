@@ -57,7 +57,7 @@ def inspect_command(
 def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: str | None) -> None:
     if bool(model) != bool(wanted[options.ONNX]):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")
-    paths = check_targets(wanted, [file, *([model] if model else [])])
+    paths = check_targets(wanted, [file, *([model] if model else [])], {options.ONNX: "onnx"})
     from gpu_runtime import load
     from gpu_runtime.explain import report
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpu_runtime.commands.console import json_bytes
+from gpu_runtime.commands.console import QUIET, json_bytes
 
 if TYPE_CHECKING:
     from gpu_runtime.progress import Listener
@@ -63,6 +63,17 @@ def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 version_option = click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="Show the version and exit."
 )
+
+
+def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        QUIET.set()
+
+
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_be_quiet,
+    help="Print errors and warnings only: the result is in the files and the exit code.",
+)  # fmt: skip
 
 
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import forced_plan, parse_shapes
+from gpu_runtime.commands.options import forced_plan, parse_shapes, quiet_option
 from gpu_runtime.commands.progress import listening
 from gpu_runtime.commands.targets import check_targets, read_arrays, write_all
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--device", metavar="NAME", help="With --layers=auto: the GPU that is planned for, as of build.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@quiet_option
 def prune_command(
     model: str, output: str, layers: tuple[str, ...], skip: tuple[str, ...], branches: str, permute: bool,
     calibration: str | None, min_snr: float | None, max_drop: float | None, device: str | None, shapes: str, as_json: bool,
@@ -51,7 +52,7 @@ def prune_command(
     if (device is not None) != (only == ("auto",)):
         raise click.UsageError("--device=NAME and --layers=auto go together: auto asks for the plan for that GPU")
     sizes = parse_shapes(shapes)
-    paths = check_targets({"--output": output}, [model, *filter(None, [calibration])])
+    paths = check_targets({"--output": output}, [model, *filter(None, [calibration])], {"--output": "onnx"})
     from gpu_runtime.pruning import prune, wording
 
     inputs = read_arrays("--calibration", calibration)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpu_runtime.commands.console import say
+from gpu_runtime.commands.options import quiet_option
 from gpu_runtime.commands.targets import check_targets, write_all
 
 
@@ -13,6 +14,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
 @click.option("-o", "--output", "output", type=click.Path(), required=True,
               help="Write the page to this file.")  # fmt: skip
 @click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Put this engine beside it, layer by layer.")
+@quiet_option
 def report_command(engine: str, output: str, other: str | None) -> None:
     """Write what ENGINE is, and why, as one HTML file: layers, candidates, graph, roofline, memory. It needs no network."""
     paths = check_targets({"--output": output}, [engine, *([other] if other else [])])

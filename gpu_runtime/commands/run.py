@@ -8,26 +8,28 @@ import warnings
 import click
 
 from gpu_runtime.commands.console import say
-from gpu_runtime.commands.options import named
+from gpu_runtime.commands.options import named, quiet_option
 from gpu_runtime.commands.progress import listening
-from gpu_runtime.commands.targets import check_targets, npz, read_array, write_all
+from gpu_runtime.commands.targets import check_targets, npy, npz, read_array, write_all
 from gpu_runtime.progress import Progress, compiling
 
 
 @click.command("run", short_help="Run an engine on .npy files.")
 @click.argument("engine", type=click.Path())
 @click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; once for each.")
-@click.option("--output", "output", type=click.Path(), required=True, help="Write all outputs to this .npz file.")
+@click.option("--output", "output", type=click.Path(), required=True, help="Write the outputs to this .npz file, or one to a .npy.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
 @click.option("--nvtx", is_flag=True, help="Mark each layer with an NVTX range, for Nsight Systems (needs package nvtx).")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
+@quiet_option
 def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool, nvtx: bool, allow_cubins: bool) -> None:
     """Run ENGINE on arrays from .npy files and write the outputs to an .npz file.
 
     Layers that stored infinite values or NaN are named, also where the outputs hide it.
     """
     given = named("--input", inputs, "NAME=FILE.npy", str.partition)
-    paths = check_targets({"--output": output}, [engine, *given.values()])
+    kind = "npy" if output.endswith(".npy") else "npz"
+    paths = check_targets({"--output": output}, [engine, *given.values()], {"--output": kind})
     progress = listening()
     from cuda_kernels import device as devices
     from cuda_kernels.extras import CUDA
@@ -40,6 +42,9 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         loaded = load(engine, allow_cubins=allow_cubins)
     except EngineError as e:
         raise ValueError(str(e).replace("allow_cubins=True", "--allow-cubins")) from None
+    if kind == "npy" and len(loaded.outputs) > 1:
+        count = len(loaded.outputs)
+        raise ValueError(f"--output {output}: a .npy file holds one array, the engine has {count} outputs: give an .npz file")
     most = max((8 * math.prod(i.shape) for i in loaded.inputs), default=0)
     # What is wrong with them is said before a kernel is compiled or loaded.
     arrays = host_inputs(loaded.plan.inputs, {name: read_array(name, path, most) for name, path in given.items()})
@@ -52,7 +57,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
         progress(Progress("run", f"{engine} on {where}"))
         results, wrong = ctx.run(arrays), ctx.nonfinite()
-    write_all({paths["--output"]: npz(results)})
+    write_all({paths["--output"]: npz(results) if kind == "npz" else npy(*results.values())})
     progress.end()
     say(f"Ran {engine} on {where}; wrote {output}")
     if not emulate and not devices.has_cupy():

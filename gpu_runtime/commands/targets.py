@@ -5,21 +5,44 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cuda_kernels import files
+from gpu_runtime import file_kinds
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
 WRITTEN: list[str] = []  # files that this process has put in place
+KEPT: list[str] = []  # what an interrupted command leaves besides
 
 
-def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> dict[str, Path]:
-    """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done."""
+# What a command writes by an option, if it is no text, and how a file of that kind begins.
+KINDS: Mapping[str, tuple[str, Callable[[bytes], bool]]] = {
+    "engine": ("an engine", file_kinds.is_engine), "onnx": ("an ONNX model", file_kinds.is_onnx),
+    "npz": ("a .npz file", lambda head: head.startswith(b"PK")),
+    "npy": ("a .npy file", lambda head: head.startswith(b"\x93NUMPY")),
+    "text": ("a text", lambda head: b"\0" not in head and not file_kinds.is_onnx(head)),
+}  # fmt: skip
+
+
+def _of_another_kind(path: Path, kind: str) -> str | None:
+    """Why an existing file is not overwritten: it is not what the command writes there."""
+    what, fits = KINDS[kind]
+    if not path.is_file() or not (head := file_kinds.head_of(path)) or fits(head):
+        return None
+    return f"is there already and is not {what}, which would overwrite it: give another name, or remove it"
+
+
+def check_targets(
+    targets: Mapping[str, str | None], sources: Iterable[str], kinds: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Path]:
+    """Option -> real path of each file to write. ValueError where one cannot be written, before any work is done. `kinds`:
+    option -> which of KINDS it writes, if not a text."""
     found: dict[str, Path] = {}
     for option, name in targets.items():
         if name is None:
@@ -34,6 +57,8 @@ def check_targets(targets: Mapping[str, str | None], sources: Iterable[str]) -> 
             problem = "is a file that this command reads: give another name"
         elif twin:
             problem = f"is also the file of {twin}: give two names"
+        elif problem := _of_another_kind(path, kinds.get(option, "text")):
+            pass
         else:
             found[option] = path
             continue
@@ -94,6 +119,15 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
             f"{option} {path}: not a readable .npz file: {reason}; numpy.savez(FILE, NAME=array) writes one, with the names of "
             "inputs"
         ) from None
+
+
+def npy(array: Any) -> bytes:
+    """The bytes of an .npy file."""
+    import numpy as np
+
+    data = io.BytesIO()
+    np.lib.format.write_array(data, np.asarray(array), allow_pickle=False)
+    return data.getvalue()
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from onnx import TensorProto, inliner
 
 from cuda_kernels.files import open_regular
 from gpu_runtime import file_kinds
-from gpu_runtime.errors import ModelError
+from gpu_runtime.errors import ModelError, NoModelError
 from gpu_runtime.frontend.source import Source
 
 OLDEST_OPSET = 6
@@ -32,7 +32,8 @@ def named(path: Path | Source) -> Iterator[None]:
     try:
         yield
     except ModelError as e:
-        raise ModelError(f"{path}: {e}") from e.__cause__
+        text = f"{path}: {e}"
+        raise (NoModelError(text, e.filename) if isinstance(e, NoModelError) else ModelError(text)) from e.__cause__
     except UnicodeDecodeError:
         raise ModelError(f"{path}: {NOT_UTF8}") from None
 
@@ -60,7 +61,7 @@ def _file_bytes(path: Path) -> bytes:
                 raise ModelError(f"it has {size} bytes, expected {MOST_BYTES} at most: keep the weights in external data")
             return file.read()
     except FileNotFoundError:
-        raise ModelError("no such file; give the path of an ONNX model") from None
+        raise NoModelError("no such file; give the path of an ONNX model", os.fspath(path)) from None
     except OSError as e:
         raise ModelError(f"cannot be read: {e.strerror or e}") from None
     except ValueError as e:
