@@ -416,7 +416,7 @@ def pick_device(device: str | Device | None) -> Device:
         return devices.named(device)
     if not devices.has_gpu():
         return devices.named(DEFAULT_DEVICE)
-    from tactics.doctor import findings
+    from gpu_runtime.doctor import findings
 
     return findings.applied(devices.current())
 

@@ -10,8 +10,8 @@ import pytest
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.device import named
 from cuda_kernels.emulator import Memory, Options, launch, load
+from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
-from tactics.measure.worker import Emulated
 from tactics.problems.pointwise_ops import ACTIVATIONS, Stage
 from tactics.problems.problem import PointwiseProblem
 from tests.problems import PARAMS, execute
