@@ -226,4 +226,4 @@ def test_control_c_leaves_the_terminal_clean(files):
     terminal = Terminal()
     terminal.write(seen.decode().partition("interrupted")[0])
     assert terminal.line == "" and "\x1b" not in seen.decode() and process.returncode == 130
-    assert seen.decode().count("\n") == 2 and seen.decode().rstrip().endswith("stay in the timing cache)")
+    assert seen.decode().count("\n") == 2 and seen.decode().rstrip().endswith("nothing was written or overwritten")

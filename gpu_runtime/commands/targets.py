@@ -57,12 +57,13 @@ def check_targets(
             problem = "is a file that this command reads: give another name"
         elif twin:
             problem = f"is also the file of {twin}: give two names"
-        elif problem := _of_another_kind(path, kinds.get(option, "text")):
-            pass
         else:
             found[option] = path
             continue
         raise ValueError(f"{option} {name}: {problem}" if name else f"{option}: {problem}")
+    for option, path in found.items():
+        if problem := _of_another_kind(path, kinds.get(option, "text")):
+            raise ValueError(f"{option} {targets[option]}: {problem}")
     return found
 
 
