@@ -1,4 +1,3 @@
-
 """Bad input at the command line: a clear message, exit code not 0, nothing written or overwritten."""
 
 import pickle
