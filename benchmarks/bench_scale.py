@@ -157,8 +157,18 @@ def reshapes(n: int) -> onnx.ModelProto:
     return net.model(x)
 
 
+def split(nodes: int) -> onnx.ModelProto:
+    """A Split into so many parts, and their Sum."""
+    parts = " ".join(f"s{i}" for i in range(nodes))
+    made = [helper.make_node("Split", ["x"], parts.split(), "split", axis=1, num_outputs=nodes)]
+    made.append(helper.make_node("Sum", parts.split(), ["y"], "sum"))
+    ends = [helper.make_tensor_value_info(name, 1, (1, 8 * n, 2, 2)) for name, n in (("x", nodes), ("y", 1))]
+    graph = helper.make_graph(made, "split", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
 KINDS: dict[str, Callable[[int], onnx.ModelProto]] = {
-    f.__name__: f for f in (chain, branches, fan, conv_fan, convs, shapes, ladder, concats, dense, reshapes)
+    f.__name__: f for f in (chain, branches, fan, conv_fan, convs, shapes, ladder, concats, dense, reshapes, split)
 }
 
 

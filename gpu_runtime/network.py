@@ -10,6 +10,7 @@ from typing import Generic, TypeGuard, TypeVar
 
 import numpy as np
 
+from gpu_runtime.text import shortened
 from tactics.format import Format, representative
 from tactics.problems.convolution import ConvProblem, ConvTransposeProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
@@ -152,6 +153,40 @@ class Network:
         must = [t in self.wide and (reads or (added and i == 1)) for i, t in enumerate(op.inputs)]
         must.append(op.output in self.wide)
         return tuple((FP32,) if m else self.formats(t) for m, t in zip(must, (*op.inputs, op.output), strict=True))
+
+
+def named_shortly(network: Network) -> Network:
+    """With the names that fusions and alternatives have made of many others no longer than an engine holds."""
+    new = {name: short for name in _names(network) if (short := shortened(name)) != name}
+    if not new:
+        return network
+
+    def of(name: str) -> str:
+        return new.get(name, name)
+
+    ops = tuple(
+        replace(
+            op, name=of(op.name), inputs=tuple(map(of, op.inputs)), output=of(op.output), layer=of(op.layer),
+            when=tuple((of(group), of(option)) for group, option in op.when), layers=tuple(map(of, op.layers)),
+        )
+        for op in network.ops
+    )  # fmt: skip
+    return replace(
+        network, ops=ops, tensors={of(t): shape for t, shape in network.tensors.items()},
+        groups=tuple((of(group), tuple(map(of, options))) for group, options in network.groups),
+        only={of(t): fmt for t, fmt in network.only.items()}, wide=frozenset(map(of, network.wide)),
+        reads_wide=frozenset(map(of, network.reads_wide)),
+    )  # fmt: skip
+
+
+def _names(network: Network) -> set[str]:
+    """Of ops, layers, tensors and groups; a model's own are short (frontend.check)."""
+    found = set(network.tensors)
+    for group, options in network.groups:
+        found.update((group, *options))
+    for op in network.ops:
+        found.update((op.name, op.layer, *op.layers, op.output))
+    return found
 
 
 def exists(op: Op[Problem], choice: Mapping[str, str]) -> bool:

@@ -27,7 +27,7 @@ from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
-from gpu_runtime.text import printable
+from gpu_runtime.text import clipped, printable
 from tactics import predict
 from tactics.format import DTYPES
 
@@ -303,6 +303,7 @@ def _deviation(
 
 def alternatives(network: Network) -> Network:
     """The network with every other way to run it that a plan may choose."""
+    from gpu_runtime.network import named_shortly
     from gpu_runtime.off_grid import grid
     from gpu_runtime.rewrites import (
         attention,
@@ -324,7 +325,7 @@ def alternatives(network: Network) -> Network:
         norms.offer,
     ):  # fmt: skip
         network = offer(network)
-    return network
+    return named_shortly(network)
 
 
 def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
@@ -337,7 +338,7 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
     beside = tables.rivals(table)
     explained = reasons.sparsity(
         table, chosen, planner.sparsity, measured=table.device.measured, all_dense_us=beside.all_dense_us,
-        single={t: why for t, why in planned.reached.single if t in table.network.only}, stored=imported.stored,
+        single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only}, stored=imported.stored,
     )  # fmt: skip
     energy = imported.before.lost_energy if imported.before else None
     explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
@@ -398,7 +399,8 @@ def _record(
 def _range_record(found: ranges.Ranges) -> RangeRecord:
     """`found` as JSON takes it, which has no infinities: null stands for what FP32 cannot hold either."""
     high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
-    return RangeRecord(found.source, high, found.exponents, found.single, found.stuck, found.compared, found.masked)
+    single, stuck = (tuple((t, clipped(why)) for t, why in rows) for rows in (found.single, found.stuck))
+    return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)
 
 
 def _solution(chosen: plan.Plan) -> Solution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import textwrap
@@ -12,6 +13,8 @@ from typing import Any
 
 WIDTH = ContextVar("columns of a text", default=120)  # the command line sets its terminal's
 LEAST_CELL = 10  # columns of a table's cell
+MOST_NAME = 4096  # characters of a name as repr() has it: an engine's sentences, of 16,384 at most, quote three
+SHORT_NAME = 1000  # of what is kept of a longer one
 
 
 def versus(us: float, base: float) -> str:
@@ -43,6 +46,19 @@ def size_text(nbytes: int) -> str:
 def printable(text: str, keep: str = "") -> str:
     """`text` with every character that is not printable escaped, but those of `keep`: a name may hold control sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def shortened(name: str) -> str:
+    """A name that is made of others, of at most MOST_NAME characters: a longer one is cut and ends with its hash."""
+    if len(name) <= MOST_NAME // 10 or len(repr(name)) <= MOST_NAME:
+        return name
+    return f"{printable(name)[:SHORT_NAME]}... ({hashlib.sha256(name.encode()).hexdigest()[:12]})"
+
+
+def clipped(sentence: str) -> str:
+    """As much of a sentence as an engine's record takes."""
+    most = 4 * MOST_NAME - 4
+    return sentence if len(sentence) <= most else f"{sentence[: most - 3]}..."
 
 
 def meant(unknown: Sequence[str], known: Collection[str]) -> str:

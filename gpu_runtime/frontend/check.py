@@ -17,6 +17,7 @@ from onnx import TensorProto, checker, numpy_helper, shape_inference
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import infinite
 from gpu_runtime.frontend.load import NOT_UTF8, first_line, opset_version, stored_tensors, title
+from gpu_runtime.text import MOST_NAME, printable
 
 MOST_DIMS = 32
 LARGEST_TENSOR = 2**31 - 1  # elements
@@ -76,6 +77,12 @@ def check_texts(graph: onnx.GraphProto) -> None:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
     if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
         raise ModelError(NOT_UTF8)
+    for name in names:
+        if len(name) > MOST_NAME // 10 and (size := len(repr(name))) > MOST_NAME:
+            raise ModelError(
+                f"the name {printable(name)[:40]!r}... takes {size} characters as it is printed; expected {MOST_NAME} at most: "
+                "give nodes and tensors shorter names"
+            )
     for node in graph.node:
         for a in node.attribute:
             for text in (a.s, *a.strings):

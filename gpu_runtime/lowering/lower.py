@@ -20,7 +20,7 @@ from gpu_runtime.fusion.layers import SEVERAL, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
 from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
-from gpu_runtime.network import Network, Op, TensorInfo, computes, unique
+from gpu_runtime.network import Network, Op, TensorInfo, computes, named_shortly, unique
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -48,7 +48,7 @@ def lower(fused: Fused) -> Network:
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     only = {t: Format(dtype, "chw") for t, dtype in exact.items()}
-    return Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, only)
+    return named_shortly(Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, only))
 
 
 def _lowered(fused: Fused, views: _Views) -> list[Op[Problem]]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from gpu_runtime.frontend.queries import attribute, constant, shape_of
+from gpu_runtime.frontend.queries import Node, Value, attribute, constant, shape_of
 from gpu_runtime.fusion.layers import Layer
 from tactics.problems.gather import COORDINATES, ROUNDINGS, GatherProblem, ResizeProblem, ViewProblem, nearest
 from tactics.problems.problem import ConcatProblem, MoveProblem
@@ -132,10 +134,17 @@ def slice_(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
 
 def split(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     """One part of a Split: its sizes are those of the outputs, whatever said so."""
-    outputs, shape = layer.node.outputs, shape_of(layer.inputs[0])
+    shape = shape_of(layer.inputs[0])
     axis = attribute(layer.node, "axis", 0) % len(shape)
-    first = sum(shape_of(y)[axis] for y in outputs[: outputs.index(layer.output)])
+    first = _starts(layer.node, axis)[layer.output]
     return indexed(shape, {axis: range(first, first + shape_of(layer.output)[axis])})
+
+
+@lru_cache(maxsize=1)
+def _starts(node: Node, axis: int) -> Mapping[Value, int]:
+    """Where each part of a Split begins along the axis."""
+    ends = accumulate((shape_of(y)[axis] for y in node.outputs), initial=0)
+    return dict(zip(node.outputs, ends, strict=False))
 
 
 # mode -> source index of position i - before, of a row of `size`
