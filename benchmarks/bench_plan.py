@@ -127,8 +127,8 @@ def text(row: dict) -> str:
     families = ", ".join(f"{name} {s:.1f}" for name, s in Counter(seconds).most_common(5))
     emulated = f"\n    emulated in {sum(seconds.values()):.1f} CPU s: {families}" if seconds else ""
     return (
-        f"{row['network']}: {row['kernels']} kernels for {row['layers']} layers, {row['reformats']} reformats, {row['moves']} "
-        f"copies; sparse {row['sparse']} of {row['eligible']}{touched}\n"
+        f"{row['network']}: {row['kernels']} launches, {row['reformats']} reformats, {row['moves']} copies; sparse "
+        f"{row['sparse']} of {row['eligible']} eligible layers{touched}\n"
         f"    ~{row['total_us']:.1f} us {row['timing']}, {row['status']}; {beside}{emulated}"
     )
 

@@ -17,9 +17,10 @@ from gpu_runtime.explain.log import log_text
 from gpu_runtime.report import arena, data, drawing, notes, page
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics import codec
-from tests.conftest import model_path
+from tests.conftest import DIGITS, model_path
 from tests.engines import SPARSE_DEVICE, build
-from tests.example_plan import example_plan, measured
+from tests.example_plan import example_plan
+from tests.example_plan import measured as as_if_timed
 from tests.example_plan import record as made
 from tests.reference_run import model, node
 
@@ -80,6 +81,19 @@ def test_candidates_hold_the_chosen_one_and_its_time(record):
     assert any(shown.tactics[n].sparse for layer in with_choice for n, *_ in layer.forms[0].candidates)
 
 
+def test_the_premium_for_doubt_stands_beside_a_candidate_s_time_not_in_it():
+    """As it is shown: a time, plus a premium."""
+    engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", device=SPARSE_DEVICE, shapes={"x": (256, 1, 8, 8)})
+    shown, doubted = data.page(engine.record), 0
+    for layer in shown.layers:
+        for number, us, premium in layer.forms[0].candidates if layer.forms else ():
+            assert premium == 0 or shown.tactics[number].sparse
+            if number == layer.tactic:
+                assert us == pytest.approx(layer.us)
+                doubted += layer.layers * (premium > 0)
+    assert doubted == len(engine.sparsity.picked) > 0
+
+
 def test_what_pruning_took_is_known_per_layer(record):
     found = {layer.name: layer for layer in data.page(record).layers}
     pruned = found["Convolution110 + ReLU114"]
@@ -137,7 +151,7 @@ def test_the_page_s_scripts_have_no_words_of_doubt_of_their_own():
 
 
 def test_measured_picks_have_no_word():
-    found = made(measured(example_plan() | {"sparsity": example_plan()["sparsity"] | {"rows": [
+    found = made(as_if_timed(example_plan() | {"sparsity": example_plan()["sparsity"] | {"rows": [
         row | {"p_sparse_faster": None} for row in example_plan()["sparsity"]["rows"]]}}))  # fmt: skip
     assert "1 runs sparse\n" in (text := log_text(found, 120, 60)) and "1 picked: sparse kernels are" in text
     assert data.page(found).layers[2].kind == "sparse" and not data.page(found).verdict.sure

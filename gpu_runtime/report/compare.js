@@ -28,7 +28,7 @@ function pairRow(a, b, pair, most) {
 }
 
 function about(letter, verdict) {
-  return `${letter}: ${verdict.model}, --sparsity=${verdict.sparsity}, ${verdict.timing}, ${verdict.picked} of ${verdict.eligible} sparse`;
+  return `${letter}: ${verdict.model}, --sparsity=${verdict.sparsity}, ${verdict.timing}, ${verdict.picked} of ${verdict.eligible} eligible layers sparse`;
 }
 
 function compareHead(a, b, pairs) {

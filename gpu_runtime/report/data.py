@@ -51,7 +51,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Candidates of one way to fuse a layer: [number of the tactic, microseconds, of them the premium for doubt] each."""
+    """Candidates of one way to fuse a layer: [number of the tactic, microseconds, the premium for doubt beside them] each."""
 
     op: str
     candidates: tuple[tuple[int, float, float], ...]
@@ -241,7 +241,7 @@ class _Forms:
             tactic = self.choices.tactics[number] if self.choices else None
             if tactic:
                 mine = self.tactics.number(tactic)
-                found = (mine, ps / 1e6, premium_ps / 1e6)
+                found = (mine, (ps - premium_ps) / 1e6, premium_ps / 1e6)
                 best[mine] = min(best.get(mine, found), found, key=lambda c: c[1])
         return Form(printable(row.op), tuple(sorted(best.values(), key=lambda c: c[1])))
 
