@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import onnx
 import pytest
 
 import gpu_runtime as gr
@@ -10,6 +11,7 @@ from gpu_runtime.report import page
 from tests.browser import CHROMIUM, Browser
 from tests.conftest import model_path
 from tests.engines import SPARSE_DEVICE
+from tests.test_counts import SMALL
 from tests.test_report_page import hostile
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
@@ -67,6 +69,24 @@ def test_it_loads_without_errors_fetches_nothing_and_fits(browser, pages, name, 
     assert browser.evaluate("['roofline', 'pruning', 'memory'].every(id => document.querySelector(`#${id} svg`))")
     dark = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
     assert dark == (theme == "dark")
+
+
+def test_layers_are_counted_as_nodes_and_doubt_has_the_log_s_words(browser, tmp_path):
+    """Three merged siblings and a pick among them, in the tile, the sentence and the filters."""
+    onnx.save(SMALL["siblings"], tmp_path / "m.onnx")
+    record = gr.build(tmp_path / "m.onnx", device=SPARSE_DEVICE, sparsity="enable").record
+    merged = next(row for row in record.sparsity.rows if len(row.layers) == 3)
+    picked = replace(merged, verdict="sparse", reason="picked", p_sparse_faster=0.8)
+    rows = tuple(picked if row is merged else row for row in record.sparsity.rows)
+    plan = replace(record.plan, sparsity=replace(record.sparsity, rows=rows, picked=picked.layers))
+    record = replace(record, plans=(plan,))
+    (tmp_path / "m.html").write_bytes(page.report(record))
+    browser.open(tmp_path / "m.html")
+    told = browser.evaluate("document.getElementById('verdict').textContent")
+    assert "3 of 3eligible layers run sparse: certain 0, likely 3, toss-up 0" in told
+    assert "3 of 6 layers with weights are eligible, 3 run sparse (certain 0, likely 3, toss-up 0)" in told
+    chips = browser.evaluate("[...document.querySelectorAll('.chip')].map(c => c.textContent)")
+    assert chips[:2] == ["sparse, likely 3", "not eligible 3"] and browser.problems == []
 
 
 def test_rows_are_sorted_by_a_click_on_a_heading(shown, records):
