@@ -94,12 +94,15 @@ def of_the_file(path) -> tuple[set[str], int]:
 
 
 def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
-    """Every surface says the same counts, which are the file's; `mode` is not force, or the file is what was pruned."""
+    """Every surface says the same counts, which are the file's. `mode`: not force, which changes the weights."""
     engine = gr.build(path, sparsity=mode, device=device, shapes=shapes)
     (outlook,) = pipeline.compare(path, [device], sparsity=mode, shapes=shapes)
     record, (fit, every) = engine.record, of_the_file(path)
-    assert set(engine.sparsity.eligible) == fit and len(engine.sparsity.layers) == len(set(engine.sparsity.layers)) == every
-    able, picked = len(fit), len(engine.sparsity.picked)
+    able, picked = len(engine.sparsity.eligible), len(engine.sparsity.picked)
+    assert len(engine.sparsity.layers) == len(set(engine.sparsity.layers)) == every and set(engine.sparsity.eligible) <= fit
+    for layer in fit - set(engine.sparsity.eligible):  # a product behind a Flatten is a convolution, over other fours
+        (row,) = (row for row in engine.sparsity.rows if layer in row.layers)
+        assert row.layers == (layer,) and row.pattern_share < row.stored_share == 1, row
     summary = engine.sparsity.summary
     assert (summary.eligible, summary.layers, summary.picked) == (able, every, picked)
     texts = {
