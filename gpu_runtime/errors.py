@@ -32,7 +32,7 @@ class _Missing(FileNotFoundError):
     """Of a path where no file is: the message, `errno` and `filename`."""
 
     def __init__(self, message: object = "", filename: object = None):
-        super().__init__(message)
+        super().__init__(printable(str(message), keep="\n"))
         self.errno, self.filename = errno.ENOENT, filename
 
     def __str__(self) -> str:

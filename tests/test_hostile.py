@@ -12,7 +12,10 @@ from gpu_runtime.frontend import pattern
 from tactics.measure.cache import Cache
 from tests import hostile
 
-EXPECTED = ("ModelError", "EngineError", "CompileError", "OSError", "FileNotFoundError", "IsADirectoryError", "ValueError")
+EXPECTED = (
+    "ModelError", "NoModelError", "EngineError", "NoEngineError", "CompileError", "OSError", "FileNotFoundError",
+    "IsADirectoryError", "ValueError",
+)  # fmt: skip
 LIMIT_S = 30.0  # on a busy machine; idle, the slowest takes about 4
 
 

@@ -354,7 +354,7 @@ except KeyboardInterrupt:
 
 def build(tmp_path, fake):
     """A process of its own that measures 29 problems of 3 slow tactics each; returned once some are in its cache."""
-    command = fake({t.name: "slow" for t in tactics(3)})._command
+    command = fake({t.name: "slow" for t in tactics(3)})._worker._command
     code = BUILD.format(root=str(ROOT), path=str(fake.path), command=command)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
