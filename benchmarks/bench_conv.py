@@ -70,10 +70,18 @@ FIRST = ("14 3x3 256", "56 1x1 64>256", "28 3x3 128", "14 1x1 1024>256", "7 3x3 
 def problem(shape: str, batch: int) -> ConvProblem:
     _, c, size, k, r, stride = SHAPES[shape]
     return ConvProblem(
-        batch, c, size, size, k, r, r, stride=(stride, stride), pad=(r // 2,) * 4,
+        batch,
+        c,
+        size,
+        size,
+        k,
+        r,
+        r,
+        stride=(stride, stride),
+        pad=(r // 2,) * 4,
         epilogue=Epilogue(bias=True, act=Activation("relu")),
         sparse24=c % 4 == 0,
-    )  # fmt: skip
+    )
 
 
 def tactics(p: ConvProblem, device):
@@ -95,11 +103,20 @@ def facts(device, clock: Clock, torch=None) -> dict:
     if torch is not None:
         versions |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {
-        "gpu": device.title, "sm": device.sm, "sms": device.num_sms, "l2_bytes": device.l2_bytes, "driver": driver_version(),
-        "max_clock_mhz": device.clock_mhz, "clock_mhz_now": clock.mhz(), "power_w_now": watts and watts[0],
-        "power_limit_w": watts and watts[1], "clocks": "as found, not locked", "versions": versions,
-        "kernel_source": source_hash(), "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+        "gpu": device.title,
+        "sm": device.sm,
+        "sms": device.num_sms,
+        "l2_bytes": device.l2_bytes,
+        "driver": driver_version(),
+        "max_clock_mhz": device.clock_mhz,
+        "clock_mhz_now": clock.mhz(),
+        "power_w_now": watts and watts[0],
+        "power_limit_w": watts and watts[1],
+        "clocks": "as found, not locked",
+        "versions": versions,
+        "kernel_source": source_hash(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def ceilings(torch, clock: Clock) -> dict:
@@ -127,9 +144,12 @@ def ceilings(torch, clock: Clock) -> dict:
     gemm_ms, mhz = median_ms(lambda: torch.matmul(a, b)), clock.mhz()
     copy_ms = median_ms(lambda: to.copy_(source))
     return {
-        "gemm_tflops": 2e-9 * n**3 / gemm_ms, "gemm": "torch.matmul, fp16, 8192^3, random normal", "gemm_clock_mhz": mhz,
-        "copy_gbps": 2e-6 * size / copy_ms, "copy": f"torch copy_ of {size} bytes, counting bytes read and written",
-    }  # fmt: skip
+        "gemm_tflops": 2e-9 * n**3 / gemm_ms,
+        "gemm": "torch.matmul, fp16, 8192^3, random normal",
+        "gemm_clock_mhz": mhz,
+        "copy_gbps": 2e-6 * size / copy_ms,
+        "copy": f"torch copy_ of {size} bytes, counting bytes read and written",
+    }
 
 
 class Cudnn:
@@ -297,9 +317,14 @@ def main(argv: list[str] | None = None) -> int:
     timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
     result = {
-        "what": __doc__.strip(), "machine": facts(device, bench.clock, torch), "ceilings": ceilings(torch, bench.clock),
-        "overhead_us": bench.stopwatch.overhead_us, "rows": [], "left_out": [], "errors": {},
-    }  # fmt: skip
+        "what": __doc__.strip(),
+        "machine": facts(device, bench.clock, torch),
+        "ceilings": ceilings(torch, bench.clock),
+        "overhead_us": bench.stopwatch.overhead_us,
+        "rows": [],
+        "left_out": [],
+        "errors": {},
+    }
     print(f"{device}: {result['ceilings']['gemm_tflops']:.0f} TFLOP/s, {result['ceilings']['copy_gbps']:.0f} GB/s", flush=True)
 
     def save() -> None:

@@ -36,10 +36,15 @@ from tactics.predict import predict
 MODELS = Path(os.environ.get("GPU_RUNTIME_MODELS", Path(__file__).parents[2] / "shared" / "models"))
 FREE = ("noop",)
 SIZES = {  # of inputs that a model leaves open, where none is given
-    "carn_m_x2": "1x3x64x64", "ppocr_cls": "1x3x48x192", "ppocrv3_det_en": "1x3x224x224", "prisma_seg": "1x3x256x256",
-    "realesr_animevideov3": "1x3x64x64", "realesr_animevideov3_fp16": "1x3x64x64", "resnet20_cifar10": "1x3x32x32",
+    "carn_m_x2": "1x3x64x64",
+    "ppocr_cls": "1x3x48x192",
+    "ppocrv3_det_en": "1x3x224x224",
+    "prisma_seg": "1x3x256x256",
+    "realesr_animevideov3": "1x3x64x64",
+    "realesr_animevideov3_fp16": "1x3x64x64",
+    "resnet20_cifar10": "1x3x32x32",
     "super_resolution_10": "1x1x224x224",
-}  # fmt: skip
+}
 
 
 def find(item: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]] | None]:
@@ -65,16 +70,26 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     plan, record, sparse = engine.plan, engine.record, engine.sparsity
     found, kinds, single = plan.solution, Counter(layer.type for layer in plan.layers), plan.solution.rivals.best_single_format
     row = {
-        "network": record.model.name, "input": "x".join(map(str, plan.inputs[0].shape)),
-        "timing": record.timing.label, "sparsity": sparsity,
+        "network": record.model.name,
+        "input": "x".join(map(str, plan.inputs[0].shape)),
+        "timing": record.timing.label,
+        "sparsity": sparsity,
         "kernels": len(plan.steps),
-        "layers": sum(n for kind, n in kinds.items() if kind not in FREE), "reformats": kinds["reformat"],
-        "moves": kinds["move"] + kinds["concat"], "sparse": len(sparse.picked),
-        "eligible": len(sparse.eligible), "total_us": round(found.total_us, 2),
-        "device": record.device.title, "status": found.status, "all_dense_us": round(found.rivals.all_dense_us, 2),
-        "single_format": single and {"format": str(single.format), "us": single.us}, "greedy_us": found.rivals.greedy_us,
-        "weight_bytes": record.weight_bytes, "activation_bytes": plan.memory.activation_bytes, "bounds": bounds(plan, device),
-    }  # fmt: skip
+        "layers": sum(n for kind, n in kinds.items() if kind not in FREE),
+        "reformats": kinds["reformat"],
+        "moves": kinds["move"] + kinds["concat"],
+        "sparse": len(sparse.picked),
+        "eligible": len(sparse.eligible),
+        "total_us": round(found.total_us, 2),
+        "device": record.device.title,
+        "status": found.status,
+        "all_dense_us": round(found.rivals.all_dense_us, 2),
+        "single_format": single and {"format": str(single.format), "us": single.us},
+        "greedy_us": found.rivals.greedy_us,
+        "weight_bytes": record.weight_bytes,
+        "activation_bytes": plan.memory.activation_bytes,
+        "bounds": bounds(plan, device),
+    }
     if run:
         rng = np.random.default_rng(0)
         types = {"fp32": np.float32, "fp16": np.float16}
@@ -133,10 +148,12 @@ def text(row: dict) -> str:
     )
 
 
+# fmt: off
 COLUMNS = (
     "network", "input", "launches", "reformats", "copies", "sparse / eligible", "MB", "plan", "all dense", "one format",
     "layer by layer",
-)  # fmt: skip
+)
+# fmt: on
 BEFORE = Path(__file__).with_name("topologies_before.json")
 BESIDE = "network", "launches before", "launches", "reformats", "predicted us", "limited by"
 
@@ -146,12 +163,23 @@ def page(rows: Sequence[dict]) -> str:
     lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     for r in rows:
         single = r["single_format"]
-        lines.append(_line((
-            r["network"], r["input"], r["kernels"], r["reformats"], r["moves"], f"{r['sparse']} / {r['eligible']}",
-            f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
-            f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", f"{r['all_dense_us']:.1f}",
-            f"{single['us']:.1f} {single['format']}" if single else "", f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
-        )))  # fmt: skip
+        lines.append(
+            _line(
+                (
+                    r["network"],
+                    r["input"],
+                    r["kernels"],
+                    r["reformats"],
+                    r["moves"],
+                    f"{r['sparse']} / {r['eligible']}",
+                    f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
+                    f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}",
+                    f"{r['all_dense_us']:.1f}",
+                    f"{single['us']:.1f} {single['format']}" if single else "",
+                    f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
+                )
+            )
+        )
     return "\n".join(lines)
 
 
@@ -161,10 +189,18 @@ def beside(rows: Sequence[dict]) -> str:
     lines = [_line(BESIDE), _line(["---"] * len(BESIDE))]
     for r in rows:
         limits = ", ".join(f"{bound} {share:.0%}" for bound, share in list(r["bounds"].items())[:3])
-        lines.append(_line((
-            r["network"], before[r["network"]] or "refused", r["kernels"], r["reformats"],
-            f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}", limits,
-        )))  # fmt: skip
+        lines.append(
+            _line(
+                (
+                    r["network"],
+                    before[r["network"]] or "refused",
+                    r["kernels"],
+                    r["reformats"],
+                    f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}",
+                    limits,
+                )
+            )
+        )
     return "\n".join(lines)
 
 

@@ -102,9 +102,12 @@ def _solved(cost: list[float], rows: list[tuple], top: np.ndarray, seconds: floa
     matrix = coo_array((values, (at, cols)), shape=(len(rows), len(cost))).tocsr()
     start = time.perf_counter()
     found = milp(
-        np.array(cost), constraints=LinearConstraint(matrix, [r[1] for r in rows], [r[2] for r in rows]),
-        integrality=np.ones(len(cost)), bounds=Bounds(0, top), options={"mip_rel_gap": 0, "time_limit": seconds},
-    )  # fmt: skip
+        np.array(cost),
+        constraints=LinearConstraint(matrix, [r[1] for r in rows], [r[2] for r in rows]),
+        integrality=np.ones(len(cost)),
+        bounds=Bounds(0, top),
+        options={"mip_rel_gap": 0, "time_limit": seconds},
+    )
     return (None if found.x is None else float(found.fun)), time.perf_counter() - start, found.status == 0
 
 
@@ -121,10 +124,17 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         best = plan.solve(graph)
         seconds.append(time.process_time() - start)
     row = {
-        "network": network.name, "device": device, "ops": len(graph.choices), "groups": len(graph.groups),
-        "plan_ms": round(1e3 * min(seconds), 1), "us": best.total_ps / 1e6, "status": best.status, "method": best.method,
-        "width": best.width, "gap": best.gap,
-    }  # fmt: skip
+        "network": network.name,
+        "device": device,
+        "ops": len(graph.choices),
+        "groups": len(graph.groups),
+        "plan_ms": round(1e3 * min(seconds), 1),
+        "us": best.total_ps / 1e6,
+        "status": best.status,
+        "method": best.method,
+        "width": best.width,
+        "gap": best.gap,
+    }
     rivals = tables.rivals(table)
     row["greedy_us"], row["single_us"] = rivals.greedy_us, rivals.best_single_format and rivals.best_single_format.us
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)

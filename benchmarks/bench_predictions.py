@@ -162,8 +162,10 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 def line(device: str, regime: str, us: np.ndarray, published: np.ndarray) -> str:
     e = np.log(us / published)
-    return (f"{device:<13} {regime:<10} {len(e):>5} {e.mean():>+7.3f} {e.std():>6.3f} {np.abs(e).mean():>6.3f} "
-            f"{rank_correlation(us, published):>6.3f}")  # fmt: skip
+    return (
+        f"{device:<13} {regime:<10} {len(e):>5} {e.mean():>+7.3f} {e.std():>6.3f} {np.abs(e).mean():>6.3f} "
+        f"{rank_correlation(us, published):>6.3f}"
+    )
 
 
 HEADER = f"{'device':<13} {'regime':<10} {'rows':>5} {'bias':>7} {'sd':>6} {'|err|':>6} {'rank':>6}"
@@ -189,9 +191,11 @@ def pairs(device: str, rows: Sequence[Row]) -> Iterator[str]:
     long = dense.published >= GAIN_US
     for name, at in ((f"< {GAIN_US:g} us", ~long), (f">= {GAIN_US:g} us", long)):
         if at.any():
-            yield (f"{device:<13} {name:<10} {at.sum():>5} gain {np.exp(np.log(seen[at]).mean()):.2f} predicted "
-                   f"{np.exp(np.log(gain[at]).mean()):.2f}: error {error[at].mean():+.3f}, sd {error[at].std():.3f}; "
-                   f"decisions confirmed {confirmed[at].mean():.1%}")  # fmt: skip
+            yield (
+                f"{device:<13} {name:<10} {at.sum():>5} gain {np.exp(np.log(seen[at]).mean()):.2f} predicted "
+                f"{np.exp(np.log(gain[at]).mean()):.2f}: error {error[at].mean():+.3f}, sd {error[at].std():.3f}; "
+                f"decisions confirmed {confirmed[at].mean():.1%}"
+            )
     for i in map(int, np.flatnonzero(np.abs(error) > 0.3)):
         yield f"{device:<13} {rows[i].label:<20} dense {rows[i].us:>8.1f} us, gain {seen[i]:.2f}, predicted {gain[i]:.2f}"
 
@@ -223,9 +227,11 @@ def our_kernels(device: str, rows: Sequence[Row]) -> str:
     """How our predictions stand to the library's times and estimates, and the share that promises to beat it by 10 %."""
     long = [r for r in rows if r.us >= LONG_US]
     us, peer = np.array([ours(r) for r in long]), judge(long)
-    return (f"{device:<13} {len(long):>5} rows: of the library's time {np.exp(np.log(us / peer.published).mean()):.2f}, of its "
-            f"estimate {np.exp(np.log(us / peer.us).mean()):.2f}; more than 10 % faster than it "
-            f"{faster(us, peer.published):.1%}")  # fmt: skip
+    return (
+        f"{device:<13} {len(long):>5} rows: of the library's time {np.exp(np.log(us / peer.published).mean()):.2f}, of its "
+        f"estimate {np.exp(np.log(us / peer.us).mean()):.2f}; more than 10 % faster than it "
+        f"{faster(us, peer.published):.1%}"
+    )
 
 
 def faster(us: np.ndarray, published: np.ndarray) -> float:
@@ -303,8 +309,10 @@ def main(folder: Path, fitting: bool, own: bool, write: bool) -> None:
     for device, found in by_device(judged, "layer").items():
         result = judge(found)
         click.echo("\n".join(regimes(device, result)))
-        click.echo(f"{device:<13} sum {result.us.sum() / result.published.sum():.3f} of the published, within 25 %: "
-                   f"{(np.abs(result.us / result.published - 1) < 0.25).mean():.0%}")  # fmt: skip
+        click.echo(
+            f"{device:<13} sum {result.us.sum() / result.published.sum():.3f} of the published, within 25 %: "
+            f"{(np.abs(result.us / result.published - 1) < 0.25).mean():.0%}"
+        )
     if write:
         draw(judged)
     if own:

@@ -92,10 +92,18 @@ class Row:
         share = found and {"centre": found.centre, "low": found.low, "high": found.high, "points": found.shares}
         clocks = found and {str(k): self.tile_clocks(found, k) for k in DEEP}
         return {
-            "kernel": str(self.kernel), "sm": self.sm, "tile": tile, "threads": self.threads, "blocks_per_sm": self.blocks,
-            **code, "per_product": asdict(self.counts), "machine_instructions_per_product": self.instructions,
-            "answers_equal": self.right, "share_of_peak": share, "tile_clocks": clocks,
-        }  # fmt: skip
+            "kernel": str(self.kernel),
+            "sm": self.sm,
+            "tile": tile,
+            "threads": self.threads,
+            "blocks_per_sm": self.blocks,
+            **code,
+            "per_product": asdict(self.counts),
+            "machine_instructions_per_product": self.instructions,
+            "answers_equal": self.right,
+            "share_of_peak": share,
+            "tile_clocks": clocks,
+        }
 
 
 def compiled(kernels: list[Kernel]) -> None:
@@ -145,34 +153,44 @@ def timed(kernels: list[Kernel], sm: str) -> list[Timed]:
     return [Timed(kernel.tile, kernel.sparse, *map(tuple, zip(*of, strict=True))) for kernel, of in clocks.items()]
 
 
+# fmt: off
 HEADS = (("block", "KiB"), ("blocks", "per SM"), ("PTX", "instr."), ("", "loads"), ("", "copies"), ("shared", "bytes"),
-         ("wave-", "fronts"), ("", "excess"))  # fmt: skip
-HEADER = "\n".join([
-    f"{'':<{NAME_WIDTH}}       " + " ".join(f"{above:>6}" for above, _ in HEADS),
-    f"{'kernel':<{NAME_WIDTH}}  regs " + " ".join(f"{below:>6}" for _, below in HEADS) + "  answer",
-])  # fmt: skip
+         ("wave-", "fronts"), ("", "excess"))
+# fmt: on
+HEADER = "\n".join(
+    [
+        f"{'':<{NAME_WIDTH}}       " + " ".join(f"{above:>6}" for above, _ in HEADS),
+        f"{'kernel':<{NAME_WIDTH}}  regs " + " ".join(f"{below:>6}" for _, below in HEADS) + "  answer",
+    ]
+)
 
 
 def line(row: Row) -> str:
     c = row.counts
     blocks = str(row.blocks) if row.blocks else "none"
-    return (f"{row.kernel!s:<{NAME_WIDTH}} {row.code.regs:>5} {row.smem / 1024:>6.0f} {blocks:>6} {c.instructions:>6.2f} "
-            f"{c.loads:>6.3f} {c.copies:>6.3f} {c.shared_bytes:>6.0f} {c.wavefronts:>6.2f} {c.excess + c.excess_end:>6} "
-            f" {'equal' if row.right else 'WRONG'}")  # fmt: skip
+    return (
+        f"{row.kernel!s:<{NAME_WIDTH}} {row.code.regs:>5} {row.smem / 1024:>6.0f} {blocks:>6} {c.instructions:>6.2f} "
+        f"{c.loads:>6.3f} {c.copies:>6.3f} {c.shared_bytes:>6.0f} {c.wavefronts:>6.2f} {c.excess + c.excess_end:>6} "
+        f" {'equal' if row.right else 'WRONG'}"
+    )
 
 
 def share_line(row: Row, found: Simulated | None) -> str:
     if found is None:
         return f"{row.kernel!s:<{NAME_WIDTH}} does not fit an SM"
     clocks = " ".join(f"{row.tile_clocks(found, k):>7.0f}" for k in DEEP)
-    return (f"{row.kernel!s:<{NAME_WIDTH}} {row.instructions:>7.2f} {found.low:>7.1%} {found.centre:>7.1%} {found.high:>7.1%} "
-            f"{clocks}")  # fmt: skip
+    return (
+        f"{row.kernel!s:<{NAME_WIDTH}} {row.instructions:>7.2f} {found.low:>7.1%} {found.centre:>7.1%} {found.high:>7.1%} "
+        f"{clocks}"
+    )
 
 
-SHARES = "\n".join([
-    f"{'':<{NAME_WIDTH}}   SASS  share of the tensor peak  clocks of a tile, K =",
-    f"{'kernel':<{NAME_WIDTH}}  instr.     low  centre    high " + " ".join(f"{k:>7}" for k in DEEP),
-])  # fmt: skip
+SHARES = "\n".join(
+    [
+        f"{'':<{NAME_WIDTH}}   SASS  share of the tensor peak  clocks of a tile, K =",
+        f"{'kernel':<{NAME_WIDTH}}  instr.     low  centre    high " + " ".join(f"{k:>7}" for k in DEEP),
+    ]
+)
 
 
 def shares(found: list[Row], at: dict[Row, Simulated], sm: str) -> str:

@@ -30,13 +30,19 @@ SIDE, CHANNELS = 8, 16
 NODES = (1000, 5000, 20000)
 # (module, function) whose time is a stage's, less that of other stages inside it.
 STAGES = {
-    "import": ("gpu_runtime.frontend.importer", "read"), "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
-    "lower": ("gpu_runtime.lowering.lower", "lower"), "ranges": ("gpu_runtime.precision.ranges", "fit"),
-    "alternatives": ("gpu_runtime.pipeline", "alternatives"), "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
-    "solve": ("tactics.planner.plan", "solve"), "rivals": ("gpu_runtime.planning.tables", "rivals"),
-    "reasons": ("gpu_runtime.explain.reasons", "sparsity"), "assemble": ("gpu_runtime.assembly.assemble", "assemble"),
-    "store": ("gpu_runtime.explain.what_if", "store"), "seal": ("gpu_runtime.pipeline", "seal"),
-}  # fmt: skip
+    "import": ("gpu_runtime.frontend.importer", "read"),
+    "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
+    "lower": ("gpu_runtime.lowering.lower", "lower"),
+    "ranges": ("gpu_runtime.precision.ranges", "fit"),
+    "alternatives": ("gpu_runtime.pipeline", "alternatives"),
+    "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
+    "solve": ("tactics.planner.plan", "solve"),
+    "rivals": ("gpu_runtime.planning.tables", "rivals"),
+    "reasons": ("gpu_runtime.explain.reasons", "sparsity"),
+    "assemble": ("gpu_runtime.assembly.assemble", "assemble"),
+    "store": ("gpu_runtime.explain.what_if", "store"),
+    "seal": ("gpu_runtime.pipeline", "seal"),
+}
 
 
 class _Net:
@@ -219,9 +225,14 @@ def run(kind: str, nodes: int, sparsity: str, device: str) -> dict:
             engine = build(path, sparsity=sparsity, device=device)
             seconds = time.process_time() - start
     return {
-        "kind": kind, "nodes": nodes, "layers": len(engine.plan.layers), "seconds": seconds, "stages": stages,
-        "ms_per_node": 1e3 * seconds / nodes, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
+        "kind": kind,
+        "nodes": nodes,
+        "layers": len(engine.plan.layers),
+        "seconds": seconds,
+        "stages": stages,
+        "ms_per_node": 1e3 * seconds / nodes,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def main() -> None:
@@ -238,12 +249,27 @@ def main() -> None:
     print("kind      nodes layers  total " + " ".join(f"{s[:7]:>7}" for s in STAGES) + " ms/node peak MB", flush=True)
     for kind in args.kinds:
         for nodes in args.nodes:
-            command = (sys.executable, "-m", "benchmarks.bench_scale", "--one", "--kinds", kind, "--nodes", str(nodes),
-                       "--sparsity", args.sparsity, "--device", args.device)  # fmt: skip
+            command = (
+                sys.executable,
+                "-m",
+                "benchmarks.bench_scale",
+                "--one",
+                "--kinds",
+                kind,
+                "--nodes",
+                str(nodes),
+                "--sparsity",
+                args.sparsity,
+                "--device",
+                args.device,
+            )
             row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             stages = " ".join(f"{s:7.2f}" for s in row["stages"].values())
-            print(f"{kind:9} {nodes:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
-                  f"{row['peak_mb']:7.0f}", flush=True)  # fmt: skip
+            print(
+                f"{kind:9} {nodes:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
+                f"{row['peak_mb']:7.0f}",
+                flush=True,
+            )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, Python {platform.python_version()}"
     print(f"{time.strftime('%Y-%m-%d')}: {machine}")

@@ -172,8 +172,13 @@ def in_order(rows: Mapping[Loop, Mapping[str, list]]) -> dict[str, dict]:
 def found(known: Mapping[str, Mapping]) -> Iterator[tuple[Loop, dict[str, list]]]:
     """Loops with their rows as they are done, in two processes: those of other sources, and those that lack a machine."""
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        open_ones = [loop for loop in loops() if _known(known, loop).keys() != loop.machines.keys()
-                     or loop.machines and known[loop.kernel]["source"] != source(loop.kernel)]
+        open_ones = [
+            loop
+            for loop in loops()
+            if _known(known, loop).keys() != loop.machines.keys()
+            or loop.machines
+            and known[loop.kernel]["source"] != source(loop.kernel)
+        ]
         futures = [pool.submit(of_loop, loop, ARCHITECTURES, _known(known, loop)) for loop in open_ones]
         try:
             for done in as_completed(futures):

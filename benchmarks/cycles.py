@@ -180,9 +180,21 @@ def _shown(value: object) -> str:
 @click.option("--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop")
 @click.option("--brief", is_flag=True, help="without the listing and the sweep")
 @click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
-def main(kernel: str, tile_name: str, sm: str, device: str | None, defined: tuple[str, ...], function: str, threads: int | None,
-         smem: int, registers: int | None, blocks: int | None, stages: int | None, brief: bool,
-         figures: bool) -> None:  # fmt: skip
+def main(
+    kernel: str,
+    tile_name: str,
+    sm: str,
+    device: str | None,
+    defined: tuple[str, ...],
+    function: str,
+    threads: int | None,
+    smem: int,
+    registers: int | None,
+    blocks: int | None,
+    stages: int | None,
+    brief: bool,
+    figures: bool,
+) -> None:
     """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip or conv_strip_sparse24 with a TILE, or a file that
     ends in .cubin."""
     try:

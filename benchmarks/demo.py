@@ -54,16 +54,19 @@ def closing(record: EngineRecord) -> str:
 
     cells = [
         [r.layer, f"{r.verdict}: {r.reason}", best(r.best_dense), best(r.best_sparse), wording.cost_text(r, record)]
-        for r in kinds if r
-    ]  # fmt: skip
+        for r in kinds
+        if r
+    ]
     total, dense = found.total_us, found.rivals.all_dense_us
     verdict = proven(record.plan, timing) if found.status == "proven" else found.status
-    return "\n".join([
-        f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
-        *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, right=(4,)),
-        f"total {us_text(total, timing)}, {verdict}; without sparse tactics {us_text(dense, timing)} "
-        f"({versus(dense, total)})",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
+            *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, right=(4,)),
+            f"total {us_text(total, timing)}, {verdict}; without sparse tactics {us_text(dense, timing)} "
+            f"({versus(dense, total)})",
+        ]
+    )
 
 
 def main() -> None:

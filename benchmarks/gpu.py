@@ -109,8 +109,14 @@ def compile_part(out: Path, small: bool) -> int:
         Emulated(device)
     except Exception as e:  # the other parts go on without it
         emulator = f"{type(e).__name__}: {e}"[:1000]
-    data = {"kernels": len(wanted), "failed": failed, "seconds": kernels_s, "cores": os.cpu_count(), "emulator": emulator,
-            "emulator_seconds": time.monotonic() - begun - kernels_s}  # fmt: skip
+    data = {
+        "kernels": len(wanted),
+        "failed": failed,
+        "seconds": kernels_s,
+        "cores": os.cpu_count(),
+        "emulator": emulator,
+        "emulator_seconds": time.monotonic() - begun - kernels_s,
+    }
     hardware.write(out / "compile.json", hardware.header(device) | data)
     print(f"{len(wanted)} kernels in {kernels_s:.1f} s, {len(failed)} failed; emulator: {emulator}")
     return 1 if failed or emulator != "built" else 0
@@ -118,8 +124,22 @@ def compile_part(out: Path, small: bool) -> int:
 
 def tests_part(out: Path, name: str, files: str, expression: str, seconds: float) -> int | None:
     """pytest over the gpu marker; its output's end goes into OUT/<name>.json."""
-    command = [sys.executable, "-m", "pytest", files, "-m", "gpu", "-k", expression, "-rs", "--tb=short",
-               "-p", "no:cacheprovider", "--continue-on-collection-errors", "--durations=8"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        files,
+        "-m",
+        "gpu",
+        "-k",
+        expression,
+        "-rs",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+        "--durations=8",
+    ]
     begun = time.monotonic()
     code, text = run(command, seconds)
     last = [row for row in text.splitlines() if row.strip()][-1:] or [""]
@@ -166,8 +186,20 @@ def one_part(name: str, out: Path, seconds: float, small: bool) -> tuple[int | N
         expression = "sanitizer" if name == "sanitizer" else SMALL_TESTS if small else "not sanitizer"
         return tests_part(out, name, "tests/test_gpu.py" if small else "tests", expression, seconds), ""
     if name == "conv":
-        return run([sys.executable, "-m", "benchmarks.bench_conv", "--seconds", str(seconds - 15),
-                    "--out", str(out / "conv.json"), "--cache", str(out / "timings.jsonl")], seconds)  # fmt: skip
+        return run(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.bench_conv",
+                "--seconds",
+                str(seconds - 15),
+                "--out",
+                str(out / "conv.json"),
+                "--cache",
+                str(out / "timings.jsonl"),
+            ],
+            seconds,
+        )
     own = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--part", name, "--seconds", str(max(1.0, seconds - 5))]
     return run([*own, *(["--small"] if small else [])], seconds)
 

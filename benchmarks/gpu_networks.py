@@ -77,9 +77,11 @@ def two_layers(path: Path) -> Path:
     rng, make = np.random.default_rng(0), onnx.helper
     shapes = {"w1": (32, 16, 3, 3), "w2": (16, 32, 1, 1)}
     weights = [onnx.numpy_helper.from_array(rng.normal(0, 0.1, s).astype(np.float32), name) for name, s in shapes.items()]
-    nodes = [make.make_node("Conv", ["x", "w1"], ["a"], name="first", pads=[1] * 4),
-             make.make_node("Relu", ["a"], ["b"]),
-             make.make_node("Conv", ["b", "w2"], ["logits"], name="second")]  # fmt: skip
+    nodes = [
+        make.make_node("Conv", ["x", "w1"], ["a"], name="first", pads=[1] * 4),
+        make.make_node("Relu", ["a"], ["b"]),
+        make.make_node("Conv", ["b", "w2"], ["logits"], name="second"),
+    ]
     x, y = (make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 16, 6, 6)) for name in ("x", "logits"))
     graph = make.make_graph(nodes, "two_layers", [x], [y], weights)
     onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8), path)
@@ -207,10 +209,14 @@ def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Cal
             save()
             per_layer = ctx.profile(feeds, 2 if small else 10)
         row["layers"] = [
-            {"name": la.name, "tactic": la.tactic_name, "planned_us": la.time_us,
-             "profiled_us": round(statistics.median(times[i] for times in per_layer), 2)}
+            {
+                "name": la.name,
+                "tactic": la.tactic_name,
+                "planned_us": la.time_us,
+                "profiled_us": round(statistics.median(times[i] for times in per_layer), 2),
+            }
             for i, la in enumerate(engine.plan.layers)
-        ]  # fmt: skip
+        ]
         save()
         row["error_to_emulator"] = compared(outputs, lambda: emulated(engine, feeds))
         save()

@@ -1,6 +1,6 @@
 """Results of `make gpu` on a GPU, and the guard that nothing else is taken for one.
 
-    python -m benchmarks.hardware [benchmarks/results]      what was measured, in words; refused where it was emulated
+python -m benchmarks.hardware [benchmarks/results]      what was measured, in words; refused where it was emulated
 """
 
 from __future__ import annotations

@@ -32,12 +32,17 @@ def _he(rng, shape):
 
 # (operator, input) -> the values of a weight of some shape
 VALUES = {
-    ("Conv", 1): _he, ("Conv", 2): _centred(0.1),
-    ("Gemm", 1): lambda rng, shape: rng.standard_normal(shape) / math.sqrt(shape[1]), ("Gemm", 2): _centred(0.1),
-    ("BatchNormalization", 1): _around(0.5), ("BatchNormalization", 2): _centred(0.1),
-    ("BatchNormalization", 3): _centred(0.1), ("BatchNormalization", 4): _around(1.0),
-    ("Mul", 1): _around(1.0), ("Add", 1): _centred(0.1),
-}  # fmt: skip
+    ("Conv", 1): _he,
+    ("Conv", 2): _centred(0.1),
+    ("Gemm", 1): lambda rng, shape: rng.standard_normal(shape) / math.sqrt(shape[1]),
+    ("Gemm", 2): _centred(0.1),
+    ("BatchNormalization", 1): _around(0.5),
+    ("BatchNormalization", 2): _centred(0.1),
+    ("BatchNormalization", 3): _centred(0.1),
+    ("BatchNormalization", 4): _around(1.0),
+    ("Mul", 1): _around(1.0),
+    ("Add", 1): _centred(0.1),
+}
 
 
 def light(name: str, seed: int = 0) -> onnx.ModelProto:

@@ -27,11 +27,13 @@ from tactics.kernels import KERNELS
 
 BEFORE = Path(__file__).with_name("loops_before.json")
 STRIPS = tuple(kernel for kernel in KERNELS if kernel.startswith("conv_strip"))
+# fmt: off
 NAMES = (
     "super_resolution", "resnet18_n10", "resnet50_g1", "conv512", "forum", "light_resnet50", "light_vgg19",
     "light_inception_v1", "light_densenet121", "resnet20_cifar10:128x3x32x32", "super_resolution_10:8x1x224x224",
     "realesr_animevideov3:1x3x256x256", "carn_m_x2:1x3x256x256",
-)  # fmt: skip
+)
+# fmt: on
 PROCESSES = 2
 
 

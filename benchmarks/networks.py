@@ -54,8 +54,12 @@ class Net:
 
     def norm(self, x: str, name: str) -> str:
         c = self.channels[x]
-        parts = (0.5 + self.rng.random(c), 0.1 * self.rng.standard_normal(c), 0.1 * self.rng.standard_normal(c),
-                 0.5 + self.rng.random(c))  # fmt: skip
+        parts = (
+            0.5 + self.rng.random(c),
+            0.1 * self.rng.standard_normal(c),
+            0.1 * self.rng.standard_normal(c),
+            0.5 + self.rng.random(c),
+        )
         names = [self.weight(f"{name}.{p}", v) for p, v in zip(("scale", "bias", "mean", "var"), parts, strict=True)]
         return self.add("BatchNormalization", [x, *names], name, c)
 

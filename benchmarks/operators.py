@@ -1,6 +1,6 @@
 """The names of ONNX's operators that can be built, as docs/operators.md lists them.
 
-    python -m benchmarks.operators
+python -m benchmarks.operators
 """
 
 from __future__ import annotations

@@ -41,11 +41,14 @@ def record(engine: Engine) -> dict[str, object]:
     plan = engine.plan
     weights = (section.sha256 for section in engine.record.sections if section.kind == "weights")
     return {
-        "total_ps": round(plan.solution.total_us * 1e6), "steps": len(plan.steps),
+        "total_ps": round(plan.solution.total_us * 1e6),
+        "steps": len(plan.steps),
         "sparse": sum(layer.is_sparse for layer in plan.layers),
-        "launches": _digest(map(_step, plan.steps)), "weights": _digest(weights), "bytes": plan.memory.activation_bytes,
+        "launches": _digest(map(_step, plan.steps)),
+        "weights": _digest(weights),
+        "bytes": plan.memory.activation_bytes,
         "verdicts": _digest(f"{row.layer} {row.verdict} {row.reason}" for row in plan.sparsity.rows),
-    }  # fmt: skip
+    }
 
 
 def _step(step) -> str:
@@ -64,7 +67,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def found(name: str) -> dict[str, dict[str, object]]:
-    """"network device mode" -> record, of one network."""
+    """ "network device mode" -> record, of one network."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -24,10 +24,17 @@ CYCLED = 5.0  # copies of the weights that aiconfigurator cycles through
 STREAM_US = {"rtx4090": 5.9}
 # What the files call devices of ours. T4 and the like are named as they are, to be refused with the reason.
 DEVICES = {
-    "A100-PCIE-80GB": "a100_pcie", "A100-PCIE-40GB": "a100_40gb", "A100-80GB": "a100", "A100-40GB": "a100_40gb",
-    "RTX3090": "rtx3090", "RTX3070": "rtx3070", "RTX4090": "rtx4090", "RTX5090": "rtx5090", "L40": "l40s",
+    "A100-PCIE-80GB": "a100_pcie",
+    "A100-PCIE-40GB": "a100_40gb",
+    "A100-80GB": "a100",
+    "A100-40GB": "a100_40gb",
+    "RTX3090": "rtx3090",
+    "RTX3070": "rtx3070",
+    "RTX4090": "rtx4090",
+    "RTX5090": "rtx5090",
+    "L40": "l40s",
     "RTX-A6000": "rtx_a6000",
-}  # fmt: skip
+}
 CONV = re.compile(
     r"conv N(?P<n>\d+) C(?P<c>\d+) H(?P<h>\d+) W(?P<w>\d+) K(?P<k>\d+) R(?P<r>\d+) S(?P<s>\d+) stride(?P<stride>\d+) "
     r"pad(?P<pad>\d+) groups1(?: residual(?P<residual>[01]))? fp16"
@@ -96,8 +103,17 @@ def _gemm(r: dict[str, str], judge: bool) -> Row:
 
 def _pair(r: dict[str, str], judge: bool) -> Row:
     m, n, k = (int(r[x]) for x in "mnk")
-    return Row("pair", r["device"], f"{m}x{n}x{k}", float(r["dense_us"]), judge, product(m, n, k, 1.0), as_conv(m, n, k),
-               float(r["sparse_us"]), stream_us=STREAM_US.get(r["device"], 0.0))  # fmt: skip
+    return Row(
+        "pair",
+        r["device"],
+        f"{m}x{n}x{k}",
+        float(r["dense_us"]),
+        judge,
+        product(m, n, k, 1.0),
+        as_conv(m, n, k),
+        float(r["sparse_us"]),
+        stream_us=STREAM_US.get(r["device"], 0.0),
+    )
 
 
 def _published(r: dict[str, str], judge: bool) -> Row:
@@ -117,9 +133,10 @@ def _published(r: dict[str, str], judge: bool) -> Row:
 
 
 COLUMNS = {
-    "pair": {"device", "m", "n", "k", "dense_us", "sparse_us"}, "gemm": {"device", "m", "n", "k", "us"},
+    "pair": {"device", "m", "n", "k", "dense_us", "sparse_us"},
+    "gemm": {"device", "m", "n", "k", "us"},
     "published": {"kind", "device", "problem", "sparse", "time_us", "peer", "notes"},
-}  # fmt: skip
+}
 READ = {"pair": _pair, "gemm": _gemm, "published": _published}
 
 
@@ -181,8 +198,11 @@ def _resnet(name: str, n: int) -> Iterator[ConvProblem]:
             yield ConvProblem(n, width if deep else c, size, size, width, 3, 3, stride=(stride, stride), pad=(1,) * 4)
             size //= stride
             last = Epilogue(residual=True)
-            yield (ConvProblem(n, width, size, size, out, 1, 1, epilogue=last) if deep else
-                   ConvProblem(n, width, size, size, out, 3, 3, pad=(1,) * 4, epilogue=last))  # fmt: skip
+            yield (
+                ConvProblem(n, width, size, size, out, 1, 1, epilogue=last)
+                if deep
+                else ConvProblem(n, width, size, size, out, 3, 3, pad=(1,) * 4, epilogue=last)
+            )
             c = out
     yield ConvProblem(n, c, 1, 1, 1000, 1, 1)
 
@@ -200,6 +220,7 @@ def _vgg(name: str, n: int) -> Iterator[ConvProblem]:
 
 
 # Input channels, size, branches: output channels, rows, columns of each convolution, and of one without padding the stride.
+# fmt: off
 INCEPTION_V3 = (
     *((c, 35, (((64, 1, 1),), ((48, 1, 1), (64, 5, 5)), ((64, 1, 1), (96, 3, 3), (96, 3, 3)), ((pool, 1, 1),)))
       for c, pool in ((192, 32), (256, 64), (288, 64))),
@@ -209,7 +230,8 @@ INCEPTION_V3 = (
     (768, 17, (((192, 1, 1), (320, 3, 3, 2)), ((192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3, 2)))),
     *((c, 8, (((320, 1, 1),), ((384, 1, 1), (384, 1, 3)), ((384, 3, 1),), ((448, 1, 1), (384, 3, 3), (384, 1, 3)),
               ((384, 3, 1),), ((192, 1, 1),))) for c in (1280, 2048)),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def _inception_v3(name: str, n: int) -> Iterator[ConvProblem]:

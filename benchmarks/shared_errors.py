@@ -35,9 +35,10 @@ Floats = NDArray[np.float64]
 Group = tuple[str, str]  # a device, and what bounds a kernel there
 FOUND = Path(__file__).parent / "sass" / "found.json"
 KINDS = {
-    "layer": "layers of networks, with what products fitted", "gemm": "dense products, on the devices that they fitted",
+    "layer": "layers of networks, with what products fitted",
+    "gemm": "dense products, on the devices that they fitted",
     "pair": "gains of 2:4, on the devices that they fitted",
-}  # fmt: skip
+}
 DRAWS, SUMMED = 2000, (5, 10)
 REACH = NormalDist().inv_cdf((1 + RANGE) / 2)  # standard deviations to each side
 

@@ -220,13 +220,17 @@ def _compiled(kernel: str, values: Values, sm: str, ptx: str, cubin: bytes, log:
         return sum(int(m) for m in re.findall(pattern, log))
 
     return Compiled(
-        kernel, values, sm, ptx, cubin,
+        kernel,
+        values,
+        sm,
+        ptx,
+        cubin,
         regs=number(r"Used (\d+) registers"),
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         local_bytes=number(r"(\d+) bytes stack frame"),
         static_smem=number(r"(\d+) bytes smem"),
         log=log,
-    )  # fmt: skip
+    )
 
 
 def _call(function: Callable, *args: object) -> Any:
@@ -241,8 +245,11 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
     nvrtc, path = _bindings(), source_path(kernel)
     source = path.read_text()
     options = [
-        f"--gpu-architecture={sm}", *OPTIONS, f"-I{cuda_include()}", *(f"-D{name}={value}" for name, value in values),
-    ]  # fmt: skip
+        f"--gpu-architecture={sm}",
+        *OPTIONS,
+        f"-I{cuda_include()}",
+        *(f"-D{name}={value}" for name, value in values),
+    ]
     # -lineinfo writes the names of all sources into PTX and binary, relative ones behind the current folder. So they come from
     # memory under absolute names of our own.
     headers = {header.name: header.read_text() for header in sources(path)[1:]}
@@ -251,9 +258,13 @@ def _nvrtc(kernel: str, values: Values, sm: str) -> tuple[str, bytes, str]:
         return INCLUDED.sub(lambda m: f'{m[1]}{NAMED}/include/{m[2]}"' if m[2] in headers else m[0], text).encode()
 
     program = _call(
-        nvrtc.nvrtcCreateProgram, named(source), f"{NAMED}/{path.name}".encode(), len(headers), [*map(named, headers.values())],
+        nvrtc.nvrtcCreateProgram,
+        named(source),
+        f"{NAMED}/{path.name}".encode(),
+        len(headers),
+        [*map(named, headers.values())],
         [f"{NAMED}/include/{name}".encode() for name in headers],
-    )  # fmt: skip
+    )
     try:
         encoded = [o.encode() for o in options]
         status = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)[0]

@@ -93,6 +93,7 @@ LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 HOPPER_SYNC = "ptxas 13.0 spaces mma.sync m16n8k16 by 6 clocks for sm_90a, two thirds of the wgmma peak"
 GRAPHS = "graph launches of small kernels as gpu-benches measured them (A100 1.34, A40 1.1, L40 0.93, H200 1.26 us)"
 GA100_L2 = "GA100 whitepaper (5120 B/clk L2)"
+# fmt: off
 NAMED = {
     d.name: d
     for d in (
@@ -175,14 +176,16 @@ NAMED = {
             "(full rate), 128 MB L2; Server Edition datasheet: 1597 GB/s; launch as the L40's", assumed=f"{LAUNCH}, {L2}",
         ),
     )
-}  # fmt: skip
+}
+# fmt: on
 
 TURING = "compute capability 7.5: expected 8.0 or newer, 2:4 sparse tensor cores and cp.async begin there"
 REFUSED = {"t4": TURING, "rtx2080ti": TURING, "v100": TURING.replace("7.5", "7.0")}
 
 # Shared-memory limits by compute capability, for compiling and launching on devices that are not in the table.
+# fmt: off
 SMEM_PER_BLOCK = {80: 163 * KIB, 86: 99 * KIB, 87: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB,
-                  120: 99 * KIB}  # fmt: skip
+                  120: 99 * KIB}
 
 # What the driver calls the named devices.
 DRIVER_NAMES = {
@@ -191,7 +194,8 @@ DRIVER_NAMES = {
     "NVIDIA GeForce RTX 5090": "rtx5090", "NVIDIA A100 80GB PCIe": "a100_pcie", "NVIDIA A100-SXM4-40GB": "a100_40gb",
     "NVIDIA A40": "a40", "NVIDIA RTX A6000": "rtx_a6000", "NVIDIA GeForce RTX 3070": "rtx3070", "NVIDIA L40S": "l40s",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000",
-}  # fmt: skip
+}
+# fmt: on
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -221,7 +225,7 @@ RELATIVES = {
     (120, False): Relative("rtx5090", 512, "RTX PRO 6000 Blackwell whitepaper: 503.8 TFLOP/s, full rate"),
     (120, True): Relative("rtx5090", 256, "RTX Blackwell whitepaper: half rate"),
     (121, False): Relative("rtx5090", 512, "DGX Spark datasheet: 1 PFLOP/s sparse FP4, an eighth of it dense FP16"),
-}  # fmt: skip
+}
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 
@@ -325,17 +329,26 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
     told: dict[str, Any] = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
     guessed = ", ".join([*(field for field, value in told.items() if value <= 0), LAUNCH, L2, "mma_sync_share"])
     return Device(
-        name=title.lower().replace(" ", "-"), title=title, sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""), num_sms=sms,
-        l2_bytes=p["l2CacheSize"] or like.l2_bytes, l2_bytes_per_clk=round(like.l2_bytes_per_clk * sms / like.num_sms),
-        smem_per_block=p["sharedMemPerBlockOptin"], smem_per_sm=p["sharedMemPerMultiprocessor"],
+        name=title.lower().replace(" ", "-"),
+        title=title,
+        sm=f"sm_{cc}" + ("a" if cc in (90, 100, 103) else ""),
+        num_sms=sms,
+        l2_bytes=p["l2CacheSize"] or like.l2_bytes,
+        l2_bytes_per_clk=round(like.l2_bytes_per_clk * sms / like.num_sms),
+        smem_per_block=p["sharedMemPerBlockOptin"],
+        smem_per_sm=p["sharedMemPerMultiprocessor"],
         max_threads_per_sm=p["maxThreadsPerMultiProcessor"],
-        mma_fma_per_clk=like.mma_fma_per_clk if known else relative.mma_fma_per_clk, mma_sync_share=like.mma_sync_share,
-        launch_us=like.launch_us, regs_per_sm=p["regsPerMultiprocessor"], measured=True,
+        mma_fma_per_clk=like.mma_fma_per_clk if known else relative.mma_fma_per_clk,
+        mma_sync_share=like.mma_sync_share,
+        launch_us=like.launch_us,
+        regs_per_sm=p["regsPerMultiprocessor"],
+        measured=True,
         **{field: value if value > 0 else getattr(like, field) for field, value in told.items()},
-        sources=f"CUDA driver; else {like.title}: {like.sources}" if known else
-        f"CUDA driver; products per clock: {relative.source}; else as {like.title}",
+        sources=f"CUDA driver; else {like.title}: {like.sources}"
+        if known
+        else f"CUDA driver; products per clock: {relative.source}; else as {like.title}",
         assumed=like.assumed if known else guessed,
-    )  # fmt: skip
+    )
 
 
 def relative(device: Device) -> Device:

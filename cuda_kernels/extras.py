@@ -12,9 +12,13 @@ NVRTC = f"compiling kernels takes an extra with NVRTC: {CUDA}, or the extra emul
 CUPY = f"running on a GPU takes it: {CUDA}"
 # Module -> its package, and what takes it, with the cure.
 EXTRAS = {
-    "onnx": ("onnx", BUILD), "onnx_ir": ("onnx-ir", BUILD), "onnxscript": ("onnxscript", BUILD), "scipy": ("SciPy", BUILD),
-    "cuda": ("cuda-bindings", NVRTC), "cupy": ("CuPy", CUPY),
-}  # fmt: skip
+    "onnx": ("onnx", BUILD),
+    "onnx_ir": ("onnx-ir", BUILD),
+    "onnxscript": ("onnxscript", BUILD),
+    "scipy": ("SciPy", BUILD),
+    "cuda": ("cuda-bindings", NVRTC),
+    "cupy": ("CuPy", CUPY),
+}
 
 
 def why_missing(module: str | None) -> str | None:

@@ -185,5 +185,7 @@ def warn_once(e: OSError) -> None:
         _TOLD.add(root)
         warnings.warn(
             f"the cache folder {root} cannot be written ({e.strerror or e}): what is compiled or measured lasts as long as "
-            "this process; set GPU_RUNTIME_CACHE to a folder that can be", RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            "this process; set GPU_RUNTIME_CACHE to a folder that can be",
+            RuntimeWarning,
+            stacklevel=3,
+        )

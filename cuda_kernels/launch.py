@@ -94,19 +94,32 @@ class Emulated:
     name = "emulator"
 
     def __init__(
-        self, device: Device, checks: bool = True, async_mode: str = "eager", seed: int = 0, threads: int | None = None,
-        resident_blocks: int = 0, low_ends: Sequence[str] = (), high_ends: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        device: Device,
+        checks: bool = True,
+        async_mode: str = "eager",
+        seed: int = 0,
+        threads: int | None = None,
+        resident_blocks: int = 0,
+        low_ends: Sequence[str] = (),
+        high_ends: Sequence[str] = (),
+    ) -> None:
         from cuda_kernels import emulator
 
         self.device = device
         self.arch = virtual(device.sm)
         self._emulator = emulator
         self._options = emulator.Options(
-            checks=checks, async_mode=async_mode, seed=seed, threads=threads, resident_blocks=resident_blocks,
-            smem_limit=device.smem_per_block, dependent=device.dependent_launch, low_ends=tuple(low_ends),
+            checks=checks,
+            async_mode=async_mode,
+            seed=seed,
+            threads=threads,
+            resident_blocks=resident_blocks,
+            smem_limit=device.smem_per_block,
+            dependent=device.dependent_launch,
+            low_ends=tuple(low_ends),
             high_ends=tuple(high_ends),
-        )  # fmt: skip
+        )
         self._memory = emulator.Memory()
         self.stats: list[Stats] = []  # one record per launch, in order; cleared by whoever reads them
 

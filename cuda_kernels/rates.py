@@ -83,10 +83,20 @@ PAIRS = "fitted to vllmbench's pairs of cuBLASLt and cuSPARSELt products"
 FULL, HALF = (2.0, 1.96), (1.97, 1.47)  # sparse_rate and sparse_us where the dense rate is full, and half (GeForce)
 A100_LIB = Library(0.984, FULL[0], 24.5, 3800, 474, 3370, 0.681, False, FULL[1], f"{FITTED} on an A100 SXM, sparse {PAIRS}")
 L40S_LIB = Library(0.628, HALF[0], 15.0, 2240, 4000, 0, 0.748, False, HALF[1], f"{FITTED} on an L40S, sparse as rtx4090")
-RTX4090_LIB = replace(L40S_LIB, math_share=1.027, dram_share=0.9, source="as l40s; math, above the boost clock, DRAM, without "
-                      f"the L40S's error correction, and sparse {PAIRS} (RTX 4090)")  # fmt: skip
-GA102_LIB = replace(A100_LIB, l2=1350, dram_share=0.92, math_share=0.98, sparse_rate=HALF[0],
-                    source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)")  # fmt: skip
+RTX4090_LIB = replace(
+    L40S_LIB,
+    math_share=1.027,
+    dram_share=0.9,
+    source=f"as l40s; math, above the boost clock, DRAM, without the L40S's error correction, and sparse {PAIRS} (RTX 4090)",
+)
+GA102_LIB = replace(
+    A100_LIB,
+    l2=1350,
+    dram_share=0.92,
+    math_share=0.98,
+    sparse_rate=HALF[0],
+    source="as a100; math: CUTLASS convolutions on an RTX 3070; DRAM: A40 (gpu-benches)",
+)
 A10_LIB = replace(GA102_LIB, math_share=0.66, source="as rtx3070; math at the middle of the clocks that 150 W hold")
 A40_LIB = replace(GA102_LIB, math_share=0.88, source="as rtx3070; math at the middle of the clocks that 300 W hold")
 H100_LIB = Library(1.0, FULL[0], 59.8, 6240, 1510, 2700, 0.765, True, FULL[1], f"{FITTED} on an H100 SXM; sparse as a100")
@@ -114,6 +124,7 @@ ANALOGY = 0.09  # of a gain that was timed on other chips only: half of what lie
 GA102 = Rates(1190, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", GA102_LIB, ANALOGY)
 AD102 = Rates(2240, 32, 0.92, 0.87, 2.0, 1.0, 0.5, 0.35, "", L40S_LIB, ANALOGY)
 
+# fmt: off
 RATES = {
     "a100": Rates(3800, 35, 0.87, 0.87, 2.0, 1.0, 0.5, 0.35, f"{BENCHES}; {MAMF}; {SPARSE_RATE}; {FIXED}", A100_LIB),
     "a100_pcie": Rates(
@@ -148,7 +159,8 @@ RATES = {
                        library=replace(PRO_LIB, math_share=0.98, source="as rtx_pro_6000; math as rtx4090")),
     "rtx_pro_6000": replace(AD102, l2=2500, sync_share=0.87, source=f"L2 {FITTED}; {STREAM}; {SPARSE_RATE}; {FIXED}",
                             library=PRO_LIB),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def rates(device: Device) -> Rates:

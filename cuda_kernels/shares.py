@@ -25,8 +25,12 @@ from cuda_kernels.device import Device, relative
 
 TABLE = Path(__file__).parent / "shares.json"
 LOOPS: Mapping[str, Mapping[str, int]] = {
-    "vectors": {}, "linear": {"IN_LINEAR": 1}, "scaled": {"PRO": 1}, "gated": {"GATE": 1}, "normalized": {"NORM": 1},
-}  # fmt: skip
+    "vectors": {},
+    "linear": {"IN_LINEAR": 1},
+    "scaled": {"PRO": 1},
+    "gated": {"GATE": 1},
+    "normalized": {"NORM": 1},
+}
 Rows = Mapping[str, Mapping[str, Mapping[str, list]]]  # by tile, loop and machine
 
 

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
     __version__: str
 
+# fmt: off
 __all__ = [
     "CompileError", "Context", "Engine", "EngineError", "InferenceSession", "InternalError", "ModelError", "RunFuture",
     "TensorSpec", "build", "installed_version", "load",
-]  # fmt: skip
+]
+# fmt: on
 # Name -> its module, imported when the name is first asked for: running engines takes neither onnx nor the planner.
 PLACES = {
     **dict.fromkeys(("CompileError", "EngineError", "InternalError", "ModelError"), "gpu_runtime.errors"),

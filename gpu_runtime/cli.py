@@ -31,10 +31,12 @@ from gpu_runtime.commands.targets import KEPT, WRITTEN, written
 from gpu_runtime.errors import InternalError
 from gpu_runtime.text import WIDTH
 
+# fmt: off
 COMMANDS = (
     build_command, run_command, inspect_command, explain_command, plan_command, inspect_sparsity_command, report_command,
     prune_command, compare_command, bench_command, doctor_command,
-)  # fmt: skip
+)
+# fmt: on
 
 
 @click.group(context_settings=HELP)

@@ -100,9 +100,15 @@ class Engine(EngineData):
         return tuple(b.spec for b in self.plan.outputs)
 
     def context(
-        self, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
-        progress: Counter | None = None, **options: Any,
-    ) -> Context:  # fmt: skip
+        self,
+        *,
+        device: str | None = None,
+        graph: bool = True,
+        nvtx: bool = False,
+        poison: bool = False,
+        progress: Counter | None = None,
+        **options: Any,
+    ) -> Context:
         """Something that runs this engine; see Context for the options.
 
         >>> with engine.context(device="emulator") as ctx:
@@ -115,8 +121,9 @@ class Engine(EngineData):
             return Context(self, device=device, graph=graph, nvtx=nvtx, poison=poison, progress=progress, **options)
 
 
-def pack(arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0) -> tuple[
-        np.ndarray, tuple[Section, ...]]:  # fmt: skip
+def pack(
+    arrays: Mapping[str, np.ndarray], kind: Literal["weights", "cubin"] = "weights", first: int = 0
+) -> tuple[np.ndarray, tuple[Section, ...]]:
     """Arrays -> (uint8 arena, sections of that kind, the first at `first`); each begins at a multiple of ALIGN bytes."""
     sections, end = [], first
     for name, array in arrays.items():

@@ -29,16 +29,23 @@ from gpu_runtime.text import printable
 from tactics.format import DTYPES
 
 ORT_TYPES = {
-    "fp32": "tensor(float)", "fp16": "tensor(float16)", "uint8": "tensor(uint8)", "int32": "tensor(int32)",
-    "int64": "tensor(int64)", "bool": "tensor(bool)",
-}  # fmt: skip
+    "fp32": "tensor(float)",
+    "fp16": "tensor(float16)",
+    "uint8": "tensor(uint8)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+    "bool": "tensor(bool)",
+}
 # onnxruntime's providers -> where that is here.
 PROVIDERS = {"TensorrtExecutionProvider": "cuda", "CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "emulator"}
 NAMES = {"cuda": "CUDAExecutionProvider", "emulator": "CPUExecutionProvider"}
 ON_GPU = "session.context.run takes arrays on the GPU, and out= for outputs"
 # What onnxruntime's class has and this one has not -> what there is instead.
 UNSUPPORTED = {
-    "io_binding": ON_GPU, "run_with_iobinding": ON_GPU, "run_with_ort_values": ON_GPU, "run_with_ortvaluevector": ON_GPU,
+    "io_binding": ON_GPU,
+    "run_with_iobinding": ON_GPU,
+    "run_with_ort_values": ON_GPU,
+    "run_with_ortvaluevector": ON_GPU,
     "create_ortvalue_from_shape_and_type": ON_GPU,
     "run_async": "session.context.run_async returns a future",
     "get_modelmeta": "session.engine.record.model has the model's name and hash; read other metadata from the ONNX file",
@@ -46,7 +53,7 @@ UNSUPPORTED = {
     "set_providers": "make another session",
     "end_profiling": "session.context.profile measures layers on a GPU",
     "get_profiling_start_time_ns": "session.context.profile measures layers on a GPU",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,13 @@ class InferenceSession:
     """
 
     def __init__(
-        self, path_or_bytes: Any, sess_options: object = None, providers: Sequence[Any] | None = None,
-        provider_options: Sequence[Mapping[Any, Any]] | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path_or_bytes: Any,
+        sess_options: object = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        **options: Any,
+    ) -> None:
         _no_effect("sess_options", sess_options)
         _no_effect("provider_options", provider_options)
         place = _place(providers)

@@ -166,17 +166,25 @@ def named_shortly(network: Network) -> Network:
 
     ops = tuple(
         replace(
-            op, name=of(op.name), inputs=tuple(map(of, op.inputs)), output=of(op.output), layer=of(op.layer),
-            when=tuple((of(group), of(option)) for group, option in op.when), layers=tuple(map(of, op.layers)),
+            op,
+            name=of(op.name),
+            inputs=tuple(map(of, op.inputs)),
+            output=of(op.output),
+            layer=of(op.layer),
+            when=tuple((of(group), of(option)) for group, option in op.when),
+            layers=tuple(map(of, op.layers)),
         )
         for op in network.ops
-    )  # fmt: skip
+    )
     return replace(
-        network, ops=ops, tensors={of(t): shape for t, shape in network.tensors.items()},
+        network,
+        ops=ops,
+        tensors={of(t): shape for t, shape in network.tensors.items()},
         groups=tuple((of(group), tuple(map(of, options))) for group, options in network.groups),
-        only={of(t): fmt for t, fmt in network.only.items()}, wide=frozenset(map(of, network.wide)),
+        only={of(t): fmt for t, fmt in network.only.items()},
+        wide=frozenset(map(of, network.wide)),
         reads_wide=frozenset(map(of, network.reads_wide)),
-    )  # fmt: skip
+    )
 
 
 def _names(network: Network) -> set[str]:

@@ -16,8 +16,7 @@ import numpy as np
 
 from cuda_kernels import device as devices
 from cuda_kernels.compile import compile_many, installed_nvrtc, source_hash
-from cuda_kernels.device import DEFAULT_DEVICE, Device
-from cuda_kernels.files import cache_dir
+from cuda_kernels.device import Device
 from gpu_runtime import installed_version
 from gpu_runtime.engine import Engine, seal
 from gpu_runtime.errors import ModelError, bounded
@@ -26,7 +25,8 @@ from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
 from gpu_runtime.progress import Listener, Progress, compiling, nobody
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
-from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer, Timing
+from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer
+from gpu_runtime.target import make_timer, pick_device, timing_record
 from gpu_runtime.text import clipped, printable
 from tactics import predict
 from tactics.format import DTYPES
@@ -184,9 +184,16 @@ class _Planner:
         from tactics.planner import plan
 
         table = tables.tabulate(
-            network, self.target, self.timer, sparse=self.sparsity != "disable", io=self.ends, exhaustive=self.exhaustive,
-            scratch=self.scratch, risk=self.risk, progress=lambda *op: self.progress(Progress("time", *op)),
-        )  # fmt: skip
+            network,
+            self.target,
+            self.timer,
+            sparse=self.sparsity != "disable",
+            io=self.ends,
+            exhaustive=self.exhaustive,
+            scratch=self.scratch,
+            risk=self.risk,
+            progress=lambda *op: self.progress(Progress("time", *op)),
+        )
         self.progress(Progress("plan", network.name))
         return table, plan.solve(table.graph)
 
@@ -215,9 +222,13 @@ def _read(
 
 
 def _fitted(
-    source: Path | Source, imported: importer.Imported, calibration: Mapping[str, Any] | None, *, prune: bool,
+    source: Path | Source,
+    imported: importer.Imported,
+    calibration: Mapping[str, Any] | None,
+    *,
+    prune: bool,
     progress: Listener,
-) -> tuple[Network, ranges.Ranges]:  # fmt: skip
+) -> tuple[Network, ranges.Ranges]:
     """The network in types that hold its tensors, and what these reach; warns of what FP16 cannot hold. Operators near their
     cliffs are kept in FP32, unless the plan itself is to be compared with FP32."""
     from gpu_runtime.fusion import fuse
@@ -260,9 +271,7 @@ def _ends(
     return ends
 
 
-def _settled(
-    network: Network, found: ranges.Ranges, calibration: Mapping[str, Any] | None, planner: _Planner
-) -> _Planned:
+def _settled(network: Network, found: ranges.Ranges, calibration: Mapping[str, Any] | None, planner: _Planner) -> _Planned:
     """Plans are made, run on the calibration input and compared with FP32 until no layer asks for more FP32, ROUNDS times at
     most; `found` is completed with what was compared."""
     table, chosen = planner(alternatives(network))
@@ -320,10 +329,20 @@ def alternatives(network: Network) -> Network:
     )
 
     for offer in (
-        attention.offer, blocks.offer, channels.offer, upsampling.offer, shared_concats.share, siblings.merge,
-        pieces.offer, squeeze_excite.offer, grid.offer, back_to_back.offer, squeeze_excite.gates, chained.offer,
+        attention.offer,
+        blocks.offer,
+        channels.offer,
+        upsampling.offer,
+        shared_concats.share,
+        siblings.merge,
+        pieces.offer,
+        squeeze_excite.offer,
+        grid.offer,
+        back_to_back.offer,
+        squeeze_excite.gates,
+        chained.offer,
         norms.offer,
-    ):  # fmt: skip
+    ):
         network = offer(network)
     return named_shortly(network)
 
@@ -337,9 +356,14 @@ def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner
     planner.progress(Progress("explain", table.network.name))
     beside = tables.rivals(table)
     explained = reasons.sparsity(
-        table, chosen, planner.sparsity, measured=table.device.measured, all_dense_us=beside.all_dense_us,
-        single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only}, stored=imported.stored,
-    )  # fmt: skip
+        table,
+        chosen,
+        planner.sparsity,
+        measured=table.device.measured,
+        all_dense_us=beside.all_dense_us,
+        single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
+        stored=imported.stored,
+    )
     energy = imported.before.lost_energy if imported.before else None
     explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
     return explained, replace(_solution(chosen), rivals=beside)
@@ -355,9 +379,13 @@ def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner
 
 
 def _packed(
-    model: Model, planned: _Planned, explained: tuple[SparsityRecord, Solution], flags: Flags,
-    progress: Listener, embed_cubins: bool,
-) -> Engine:  # fmt: skip
+    model: Model,
+    planned: _Planned,
+    explained: tuple[SparsityRecord, Solution],
+    flags: Flags,
+    progress: Listener,
+    embed_cubins: bool,
+) -> Engine:
     """Weights packed, memory placed, launches derived, all of it checked as reading would."""
     from gpu_runtime.assembly import assemble
     from gpu_runtime.explain import what_if
@@ -384,14 +412,25 @@ def _packed(
 
 
 def _record(
-    model: Model, target: Device, data: assemble.Assembled, explained: tuple[SparsityRecord, Solution], flags: Flags,
-    reached: ranges.Ranges | None = None, choices: Choices | None = None,
-) -> EngineRecord:  # fmt: skip
+    model: Model,
+    target: Device,
+    data: assemble.Assembled,
+    explained: tuple[SparsityRecord, Solution],
+    flags: Flags,
+    reached: ranges.Ranges | None = None,
+    choices: Choices | None = None,
+) -> EngineRecord:
     sparsity, solution = explained
     found = PlanRecord(
-        data.inputs, data.outputs, data.layers, data.memory, solution, sparsity,
-        _range_record(reached) if reached else None, choices,
-    )  # fmt: skip
+        data.inputs,
+        data.outputs,
+        data.layers,
+        data.memory,
+        solution,
+        sparsity,
+        _range_record(reached) if reached else None,
+        choices,
+    )
     producer = Producer(installed_version(), installed_nvrtc())
     return EngineRecord(model, target, timing_record(target), producer, source_hash(), flags, data.sections, (found,))
 
@@ -405,44 +444,3 @@ def _range_record(found: ranges.Ranges) -> RangeRecord:
 
 def _solution(chosen: plan.Plan) -> Solution:
     return Solution(chosen.us, chosen.status, chosen.method, chosen.width, chosen.gap)
-
-
-def pick_device(device: str | Device | None) -> Device:
-    """None: the GPU at hand, denied what `gpu-runtime doctor` saw fail there, else the default named one; a name: that device,
-    for prediction."""
-    if isinstance(device, Device):
-        return device
-    if not isinstance(device, str | None):
-        raise TypeError(f"device: expected a name such as 'a100', or None for the GPU at hand, got {device!r}")
-    if device is not None:
-        return devices.named(device)
-    if not devices.has_gpu():
-        return devices.named(DEFAULT_DEVICE)
-    from gpu_runtime.doctor import findings
-
-    return findings.applied(devices.current())
-
-
-def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
-    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
-    the kernels that are compiled for it."""
-    from tactics.measure import timing
-
-    if not device.measured:
-        return timing.predicted(device)
-    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
-    return timing.measured(device, timing.Cache(path), progress=compiling(progress))
-
-
-def timing_record(device: Device) -> Timing:
-    """How the plan's times came about; `label` is what every printed time carries."""
-    if device.measured:
-        from tactics.measure import timing
-
-        found = timing.environment()
-        title = device.title + (", emulated driver" if timing.is_emulated() else "")
-        return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])
-    return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
-
-
-__all__ = ["DEFAULT_DEVICE", "ModelError", "alternatives", "build", "compare", "pick_device"]

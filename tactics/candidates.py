@@ -56,9 +56,7 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
 
 @lru_cache(maxsize=4096)
-def _split(
-    problem: Problem, device: Device, dtypes: tuple[str, ...]
-) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
+def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[tuple[Tactic, ...], tuple[Rejection, ...]]:
     good: list[Tactic] = []
     bad: list[Rejection] = []
     if dtypes and not isinstance(problem, LibraryProblem):  # a library function takes either type anyway

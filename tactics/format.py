@@ -15,9 +15,13 @@ import numpy as np
 
 # uint8 exists for network inputs only; its values are used as they are. What follows it, library functions read and write.
 DTYPES: dict[str, np.dtype[Any]] = {
-    "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32), "uint8": np.dtype(np.uint8),
-    "int32": np.dtype(np.int32), "int64": np.dtype(np.int64), "bool": np.dtype(np.bool_),
-}  # fmt: skip
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+    "uint8": np.dtype(np.uint8),
+    "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
+    "bool": np.dtype(np.bool_),
+}
 TRT_TYPES = {"fp16": "Half", "fp32": "Float", "uint8": "UInt8", "int32": "Int32", "int64": "Int64", "bool": "Bool"}
 TRT_NAMES = TRT_TYPES | {"fp16": "FP16", "fp32": "FP32", "bool": "BOOL"}  # in the names of formats
 

@@ -23,6 +23,7 @@ from tactics.tactic import Tactic
 
 FP32, HALF = Format("fp32", "chw"), Format("fp16", "chw")
 
+
 def reason(problem: Problem) -> str:
     """Why no kernel runs this problem on FP32 tensors, or an empty string."""
     kind = type(problem)

@@ -79,6 +79,7 @@ def _conv(name: str, family: str, problem: type[Problem] = ConvProblem, supports
 
 
 # Families of one problem in the order in which their candidates are named.
+# fmt: off
 ROWS = (
     _conv("conv_dense", "conv_gemm", supports=GEMM),
     _conv("conv_sparse24", "conv_gemm", supports=GEMM),
@@ -113,7 +114,8 @@ ROWS = (
     Kernel("attention", "attention.tokens", (AttentionProblem,)),
     Kernel("cross_covariance", "attention.channels", (AttentionProblem,)),
     Kernel("library", "array_function", (LibraryProblem,), placed=False),
-)  # fmt: skip
+)
+# fmt: on
 KERNELS = {kernel.name: kernel for kernel in ROWS}
 OF_FP32 = {problem: kernel for kernel in ROWS for problem in kernel.fp32}  # each problem with FP32 tensors -> its one kernel
 ANY_FP16 = ("conv_fp32", "transpose_fp32")  # of FP32 tensors: these take an FP16 tensor in any layout

@@ -22,10 +22,12 @@ from cuda_kernels.rates import Library
 Floats = NDArray[np.float64]
 K_STEP = 64
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
+# fmt: off
 SHAPES = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 64), (64, 32), (32, 128),
     (128, 32), (16, 64), (16, 128), (64, 16),
-)  # fmt: skip
+)
+# fmt: on
 TILES = np.array([(*shape, split) for shape in SHAPES for split in SPLITS], np.float64).T
 PASS = 128  # rows and columns of cuSPARSELt's tiles, as far as reading weights again shows them
 SPARSE_BYTES = 9 / 16  # of the dense weights: half of the values, two bits of metadata for each
@@ -78,11 +80,14 @@ def estimate(
     dram = moved / (device.dram_gbps * 1e3 * lib.dram_share)
     total = _norm(sm, dram)
     best = np.arange(len(work.m)), total.argmin(1)
-    parts = np.stack([
-        device.launch_us + ((rounds * lib.block_clk + lib.fill_clk) / device.clock_mhz)[best],
-        (rounds * math / device.clock_mhz)[best], (rounds * (loads + stores) / device.clock_mhz)[best],
-        np.broadcast_to(dram, total.shape)[best],
-    ])  # fmt: skip
+    parts = np.stack(
+        [
+            device.launch_us + ((rounds * lib.block_clk + lib.fill_clk) / device.clock_mhz)[best],
+            (rounds * math / device.clock_mhz)[best],
+            (rounds * (loads + stores) / device.clock_mhz)[best],
+            np.broadcast_to(dram, total.shape)[best],
+        ]
+    )
     extra = device.launch_us + (lib.sparse_us if sparse else 0.0)
     return extra + total[best], np.array(["launch", "math", "l2", "dram"])[parts.argmax(0)]
 

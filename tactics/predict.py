@@ -99,11 +99,12 @@ def saved_range(saved_us: float, picks: Sequence[Pick], device: Device) -> tuple
         of_both = [p.saved_us * PUBLISHED[name] for p in picks if regime(p.dense_bound) == name]
         variance += sum(SHARED * sum(errors) ** 2 + (1 - SHARED) * sum(e * e for e in errors) for errors in (of_ratio, of_both))
     whole = (  # one unknown of the device each
-        [p.us * OURS for p in picks], [p.saved_us * OURS for p in picks],
+        [p.us * OURS for p in picks],
+        [p.saved_us * OURS for p in picks],
         [p.us * r.sparse_rate_sigma for p, at in zip(picks, own, strict=True) if at == "math"],
         [p.us * r.sparse_us_sigma / max(p.us, device.launch_us) for p in picks],
         [p.saved_us * r.held_sigma for p in picks if regime(p.dense_bound) == "math"],
-    )  # fmt: skip
+    )
     variance += sum(sum(errors) ** 2 for errors in whole)
     reach = NormalDist().inv_cdf((1 + RANGE) / 2) * math.sqrt(variance)
     return saved_us - reach, saved_us + reach

@@ -25,17 +25,19 @@ ROUNDING = 4.0  # limits that meet add up: the norm of this order of all, as lib
 FEW_WARPS, FULL_WARPS = 0.7, 8  # the tensor cores' rate with few warps of an SM at work, and from how many it is whole
 
 
-def result(
-    device: Device, parts: dict[str, float], num_launches: int = 1, sparse: bool = False
-) -> dict[str, float | str]:
+def result(device: Device, parts: dict[str, float], num_launches: int = 1, sparse: bool = False) -> dict[str, float | str]:
     """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`. `sparse`: with the
     fixed cost of a sparse kernel, which its launch has."""
     launch = device.launch_us * num_launches + (rates(device).sparse_us if sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
     busy = together(parts.values())
     bound = "launch" if parts[bound] < launch else bound
-    return {"launch_us": launch, **{f"{k}_us": v for k, v in parts.items()}, "bound": bound,
-            "total_us": round((launch + busy) / RESOLUTION_US) * RESOLUTION_US}  # fmt: skip
+    return {
+        "launch_us": launch,
+        **{f"{k}_us": v for k, v in parts.items()},
+        "bound": bound,
+        "total_us": round((launch + busy) / RESOLUTION_US) * RESOLUTION_US,
+    }
 
 
 def together(limits: Iterable[float]) -> float:

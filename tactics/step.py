@@ -85,9 +85,15 @@ def linear(fmt: Format) -> bool:
 
 
 def launch(
-    kernel: str, values: Mapping[str, int], grid: tuple[int, int, int], block: int, smem: int, args: Mapping[str, Arg],
-    workspace: int = 0, counters: int = 0,
-) -> Launch:  # fmt: skip
+    kernel: str,
+    values: Mapping[str, int],
+    grid: tuple[int, int, int],
+    block: int,
+    smem: int,
+    args: Mapping[str, Arg],
+    workspace: int = 0,
+    counters: int = 0,
+) -> Launch:
     """A launch of blocks of `block` threads. Raises ValueError where `args` are not the members of the kernel's parameters."""
     fixed = tuple(sorted(values.items()))
     return Launch(kernel, fixed, grid, (block, 1, 1), smem, arrange(kernel, fixed, args), workspace, counters)
@@ -129,10 +135,14 @@ def conv_pointers(p: ConvProblem, name: str = "") -> Args:
     """The addresses in every convolution's struct; `name` is appended to the names of the weight sections."""
     more: Args = {vector: ("weights", vector + name) for vector in AFFINE} if p.epilogue.affine else {}
     return more | {
-        "nonfinite": NONFINITE, "x": ("in", 0), "w": ("weights", "w" + name), "bias": ("weights", "b" + name),
+        "nonfinite": NONFINITE,
+        "x": ("in", 0),
+        "w": ("weights", "w" + name),
+        "bias": ("weights", "b" + name),
         "slope": ("weights", "slope" + name) if p.epilogue.act.name == "prelu" else NULL,
-        "residual": ("in", 1) if p.epilogue.residual else NULL, "y": ("out", 0),
-    }  # fmt: skip
+        "residual": ("in", 1) if p.epilogue.residual else NULL,
+        "y": ("out", 0),
+    }
 
 
 def window_args(p: ConvProblem | PoolProblem) -> Args:

@@ -12,6 +12,7 @@ def _tiles(*sizes: tuple[int, ...]) -> tuple[Tile, ...]:
 
 # Registers of a thread by (sparse, rows, pixels and K of the tile, warps along pixels): the most of any architecture in the
 # record of what is compiled (tests/golden/compiled.json), of vectors in and out.
+# fmt: off
 REGISTERS = {
     (False, 16, 128, 64, 4): 118, (False, 32, 64, 64, 4): 96, (False, 32, 128, 64, 4): 142, (False, 64, 32, 64, 2): 92,
     (False, 64, 64, 64, 2): 127, (False, 64, 128, 64, 2): 192, (False, 64, 256, 32, 4): 254, (False, 128, 64, 64, 2): 195,
@@ -20,7 +21,7 @@ REGISTERS = {
     (True, 64, 32, 64, 2): 108, (True, 64, 64, 64, 2): 124, (True, 64, 128, 64, 2): 186, (True, 64, 256, 64, 4): 248,
     (True, 128, 64, 64, 2): 168, (True, 128, 128, 64, 2): 244, (True, 128, 128, 64, 4): 168, (True, 128, 256, 64, 4): 244,
     (True, 256, 128, 64, 2): 243,
-}  # fmt: skip
+}
 
 # Tiles to try. Large ones reuse most per byte, small ones fill the GPU when a layer is small; few warps leave more registers
 # to each. 16 and 32 rows serve layers with few output channels.
@@ -29,29 +30,40 @@ DENSE_TILES = _tiles(
     (128, 128, 32, 2, 2, 4), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 256, 32, 1, 4, 4),
     (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4),
     (16, 128, 64, 1, 4, 4),
-)  # fmt: skip
+)
 SPARSE_TILES = _tiles(
     (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (128, 256, 64, 2, 4, 2), (128, 128, 64, 2, 4, 3),
     (128, 128, 64, 2, 2, 3), (64, 256, 64, 1, 4, 3), (64, 256, 64, 1, 4, 2), (128, 64, 64, 2, 2, 4),
     (64, 128, 64, 2, 2, 4), (64, 64, 64, 2, 2, 4),
     (64, 32, 64, 2, 2, 4), (32, 128, 64, 1, 4, 4), (32, 64, 64, 1, 4, 4), (16, 128, 64, 1, 4, 4),
-)  # fmt: skip
+)
+# fmt: on
 # Of strips (conv_strip.cu, conv_strip_sparse24.cu). Simulated, they beat the tile of this size above on an A100, an H100 and
 # a B200 (benchmarks/NOTES.md); with two stages the copies, which begin a step later in a turn, do not arrive in time.
 STRIP_DENSE_TILES = _tiles(
-    (128, 256, 64, 2, 4, 3), (256, 128, 64, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 64, 64, 2, 2, 3),
+    (128, 256, 64, 2, 4, 3),
+    (256, 128, 64, 4, 2, 3),
+    (128, 128, 64, 2, 4, 3),
+    (128, 64, 64, 2, 2, 3),
     (64, 128, 64, 2, 2, 3),
-)  # fmt: skip
+)
 STRIP_SPARSE_TILES = _tiles(
-    (128, 256, 64, 2, 4, 3), (256, 128, 64, 4, 2, 3), (128, 128, 64, 2, 4, 3), (128, 128, 64, 2, 2, 3),
-    (64, 256, 64, 1, 4, 3), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3),
-)  # fmt: skip
+    (128, 256, 64, 2, 4, 3),
+    (256, 128, 64, 4, 2, 3),
+    (128, 128, 64, 2, 4, 3),
+    (128, 128, 64, 2, 2, 3),
+    (64, 256, 64, 1, 4, 3),
+    (128, 64, 64, 2, 2, 3),
+    (64, 128, 64, 2, 2, 3),
+)
 # Of strips, as REGISTERS.
+# fmt: off
 STRIP_REGISTERS = {
     (False, 64, 128, 64, 2): 176, (False, 128, 64, 64, 2): 174, (False, 128, 128, 64, 4): 172, (False, 128, 256, 64, 4): 230,
     (False, 256, 128, 64, 2): 232, (True, 64, 128, 64, 2): 175, (True, 64, 256, 64, 4): 236, (True, 128, 64, 64, 2): 180,
     (True, 128, 128, 64, 2): 234, (True, 128, 128, 64, 4): 183, (True, 128, 256, 64, 4): 234, (True, 256, 128, 64, 2): 234,
-}  # fmt: skip
+}
+# fmt: on
 MOST_REGISTERS = 248  # of a thread as recorded and what a norm keeps besides, of what compiles without spills
 
 

@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# fmt: off
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-extensions", "--remote-debugging-pipe", "--window-size=1400,1000",
-)  # fmt: skip
+)
+# fmt: on
 PATIENCE_S = 40
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "ArrowDown": (40, ""), "ArrowUp": (38, ""), "End": (35, ""), "Home": (36, "")}
 

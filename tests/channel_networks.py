@@ -132,11 +132,13 @@ def over_channels(d: Drawn):
     return d.add("ReduceMean", f"{x} {d.given([1])}", (n, 1, h, w))
 
 
+# fmt: off
 RULES = (
     same_conv, same_conv, same_conv, same_conv, same_conv, again, total, total, total, affine, drawn.norm, drawn.pointwise,
     drawn.concat, drawn.concat, drawn.split, shuffled, excited, classified, padded, taken, last_axis, over_channels,
     drawn.pool, drawn.resize, drawn.slice_, drawn.mean,
-)  # fmt: skip
+)
+# fmt: on
 
 
 def network(seed: int, nodes: tuple[int, int] = (8, 24)) -> onnx.ModelProto:

@@ -97,9 +97,15 @@ def measured(c: Compiled) -> Taken:
         return sum(n for op, n in ops.items() if op.startswith(start) and op.endswith(end))
 
     return Taken(
-        c.regs, c.static_smem, c.spill_bytes + c.local_bytes, sum(ops.values()), count("HMMA.16816", ""), count("HMMA.SP", ""),
-        count("LDGSTS", "128"), count("LDSM", ".4"),
-    )  # fmt: skip
+        c.regs,
+        c.static_smem,
+        c.spill_bytes + c.local_bytes,
+        sum(ops.values()),
+        count("HMMA.16816", ""),
+        count("HMMA.SP", ""),
+        count("LDGSTS", "128"),
+        count("LDSM", ".4"),
+    )
 
 
 def disassemble(cubin: bytes) -> collections.Counter:

@@ -140,9 +140,10 @@ def made(tmp_path_factory) -> dict[str, bytes]:
     rng = np.random.default_rng(0)
     weights = {"w1": rng.normal(0, 0.1, (16, 8, 3, 3)), "w2": rng.normal(0, 1, (8, 16, 1, 1))}
     nodes = [
-        node("Conv", "x w1", "a", name="first", pads=[1, 1, 1, 1]), node("Relu", "a", "b", name="act"),
+        node("Conv", "x w1", "a", name="first", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b", name="act"),
         node("Conv", "b w2", "y", name="second"),
-    ]  # fmt: skip
+    ]
     onnx.save(
         model(nodes, {"x": (1, 8, 6, 6)}, "y", {k: w.astype(np.float32) for k, w in weights.items()}), folder / "tiny.onnx"
     )

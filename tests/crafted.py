@@ -34,16 +34,31 @@ FREE = {"name", "nodes", "layer", "time_us", "weights_count", "title", "sources"
 def _joined():
     """Split-K, a residual, 2:4, pieces of a Concat in place and parts of a Split, a pool and a library function."""
     rng = np.random.default_rng(3)
-    w = {name: (rng.standard_normal(shape) / 16).astype(np.float32) for name, shape in {
-        "deep": (32, 512, 3, 3), "a": (32, 32, 3, 3), "b": (32, 32, 3, 3), "c": (64, 64, 1, 1), "d": (32, 1, 3, 3)}.items()}
+    w = {
+        name: (rng.standard_normal(shape) / 16).astype(np.float32)
+        for name, shape in {
+            "deep": (32, 512, 3, 3),
+            "a": (32, 32, 3, 3),
+            "b": (32, 32, 3, 3),
+            "c": (64, 64, 1, 1),
+            "d": (32, 1, 3, 3),
+        }.items()
+    }
     nodes = [
-        node("Conv", "x deep", "h", pads=(1, 1, 1, 1)), node("Relu", "h", "r"),
-        node("Conv", "r a", "p", pads=(1, 1, 1, 1)), node("Conv", "p d", "s", pads=(1, 1, 1, 1), group=32),
-        node("Add", "s r", "t"), node("Conv", "t b", "q", pads=(1, 1, 1, 1)), node("Concat", "t q", "j", axis=1),
-        node("Conv", "j c", "k"), node("MaxPool", "k", "m", kernel_shape=(2, 2), strides=(2, 2)),
-        node("LRN", "m", "l", size=5), node("Split", "l", "u v", axis=1), node("Conv", "u a", "e", pads=(1, 1, 1, 1)),
+        node("Conv", "x deep", "h", pads=(1, 1, 1, 1)),
+        node("Relu", "h", "r"),
+        node("Conv", "r a", "p", pads=(1, 1, 1, 1)),
+        node("Conv", "p d", "s", pads=(1, 1, 1, 1), group=32),
+        node("Add", "s r", "t"),
+        node("Conv", "t b", "q", pads=(1, 1, 1, 1)),
+        node("Concat", "t q", "j", axis=1),
+        node("Conv", "j c", "k"),
+        node("MaxPool", "k", "m", kernel_shape=(2, 2), strides=(2, 2)),
+        node("LRN", "m", "l", size=5),
+        node("Split", "l", "u v", axis=1),
+        node("Conv", "u a", "e", pads=(1, 1, 1, 1)),
         node("Add", "e v", "y"),
-    ]  # fmt: skip
+    ]
     return model(nodes, {"x": (1, 512, 7, 7)}, "y", w)
 
 
@@ -86,6 +101,7 @@ def places(value, at: tuple = ()):
 
 def change(rng: np.random.Generator, plan: dict, heads=HEADS) -> tuple:
     """One fact of the plan is another; -> its path."""
+
     def pick(items):
         return items[int(rng.integers(len(items)))]
 
@@ -137,9 +153,11 @@ def agree(plan: dict) -> None:
     for layer, data in zip(record.plan.layers, one["layers"], strict=True):
         if layer.tactic:
             for t, fmt, shape in zip(
-                (*data["inputs"], *data["outputs"]), (*layer.tactic.ins, layer.tactic.out),
-                (*layer.problem.in_shapes, layer.problem.out_shape), strict=True,
-            ):  # fmt: skip
+                (*data["inputs"], *data["outputs"]),
+                (*layer.tactic.ins, layer.tactic.out),
+                (*layer.problem.in_shapes, layer.problem.out_shape),
+                strict=True,
+            ):
                 t["shape4"], t["format"] = list(shape), str(fmt)
     tensors = [t for data in one["layers"] for t in codec.from_json(Layer, data).tensors]
     ends = [t.whole.offset + t.whole.nbytes for t in tensors]

@@ -85,8 +85,15 @@ def conv(d: Drawn):
         return None
     spread = (c // groups * r * s / 3) ** -0.5
     bias = d.constant(k, spread=0.3) if d.pick.random() < 0.6 else "_"
-    return d.add("Conv", f"{x} {d.constant(k, c // groups, r, s, spread=spread)} {bias}", (n, k, *out), pads=pads, group=groups,
-                 strides=[stride] * 2, dilations=[dilation] * 2)  # fmt: skip
+    return d.add(
+        "Conv",
+        f"{x} {d.constant(k, c // groups, r, s, spread=spread)} {bias}",
+        (n, k, *out),
+        pads=pads,
+        group=groups,
+        strides=[stride] * 2,
+        dilations=[dilation] * 2,
+    )
 
 
 def norm(d: Drawn):
@@ -99,10 +106,20 @@ def norm(d: Drawn):
 
 def pointwise(d: Drawn):
     x = d.any()
-    op, attributes = d.pick.choice((
-        ("Relu", {}), ("Relu", {}), ("Sigmoid", {}), ("Tanh", {}), ("LeakyRelu", {"alpha": 0.2}), ("HardSwish", {}),
-        ("Neg", {}), ("Abs", {}), ("Elu", {}), ("Softplus", {}),
-    ))  # fmt: skip
+    op, attributes = d.pick.choice(
+        (
+            ("Relu", {}),
+            ("Relu", {}),
+            ("Sigmoid", {}),
+            ("Tanh", {}),
+            ("LeakyRelu", {"alpha": 0.2}),
+            ("HardSwish", {}),
+            ("Neg", {}),
+            ("Abs", {}),
+            ("Elu", {}),
+            ("Softplus", {}),
+        )
+    )
     return d.add(op, x, d.shapes[x], **attributes)
 
 
@@ -260,8 +277,10 @@ def mean(d: Drawn):
 
 
 MOVES = (concat, concat, concat, split, reshape, reshape, reshape, transpose, transpose, slice_, pointwise)
+# fmt: off
 ALL = (conv, conv, conv, norm, pointwise, pointwise, binary, binary, concat, concat, split, pool, resize, slice_, transpose,
-       pad, reshape, softmax, gemm, shuffle, mean)  # fmt: skip
+       pad, reshape, softmax, gemm, shuffle, mean)
+# fmt: on
 
 
 def network(seed: int, rules=ALL, nodes: tuple[int, int] = (4, 12)) -> onnx.ModelProto:

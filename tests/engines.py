@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 import gpu_runtime as gr
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.engine import Engine
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tests.reference_run import ort_run, relative_error
 
 TYPES = {"fp32": np.float32, "fp16": np.float16, "uint8": np.uint8}

@@ -21,9 +21,15 @@ from tactics.problems.problem import (
 from tactics.problems.reductions import NormalizeProblem
 
 REASONS = (
-    "picked", "dense_faster", "reformat_outweighs", "within_noise", "no_sparse_tactic", "pattern_violation",
-    "channels_not_multiple_of_4", "grouped_conv",
-)  # fmt: skip
+    "picked",
+    "dense_faster",
+    "reformat_outweighs",
+    "within_noise",
+    "no_sparse_tactic",
+    "pattern_violation",
+    "channels_not_multiple_of_4",
+    "grouped_conv",
+)
 
 
 HEADER = ("model", "device", "timing", "producer", "source_hash", "flags", "sections")
@@ -50,18 +56,29 @@ def bound(name, shape, fmt, shape4, offset):
 def layer(name, problem, inputs, outputs, us, kernel=None, nodes=None, weights=0):
     formats = [t["format"].replace(":", ".") for t in (*inputs, *outputs)]
     return {
-        "name": name, "problem": problem and to_json(problem), "inputs": inputs, "outputs": outputs, "time_us": us,
-        "tactic": kernel and f"{kernel}__{'_'.join(formats)}", "nodes": [name] if nodes is None else nodes,
+        "name": name,
+        "problem": problem and to_json(problem),
+        "inputs": inputs,
+        "outputs": outputs,
+        "time_us": us,
+        "tactic": kernel and f"{kernel}__{'_'.join(formats)}",
+        "nodes": [name] if nodes is None else nodes,
         "weights_count": weights,
-    }  # fmt: skip
+    }
 
 
 def conv(shape4, kernel, k, act=NONE, residual=False, stride=1, sparse24=False):
     pad = (kernel // 2,) * 4
     return ConvProblem(
-        *shape4, k, kernel, kernel, (stride, stride), pad, sparse24=sparse24,
+        *shape4,
+        k,
+        kernel,
+        kernel,
+        (stride, stride),
+        pad,
+        sparse24=sparse24,
         epilogue=Epilogue(bias=True, residual=residual, act=act),
-    )  # fmt: skip
+    )
 
 
 def best(tactic, us, fmt="fp16:hwc8"):
@@ -72,9 +89,17 @@ def other(tactic, us, kernel, reformat, around, fmt="fp16:hwc8"):
     """What forcing a layer the other way changes."""
     cost = kernel + reformat + around
     return {
-        "total_us": 123 + cost, "cost_us": cost, "kernel_us": kernel, "reformat_us": reformat, "around_us": around,
-        "reformats": 0, "tactic": tactic, "in": fmt, "out": fmt, "us": us,
-    }  # fmt: skip
+        "total_us": 123 + cost,
+        "cost_us": cost,
+        "kernel_us": kernel,
+        "reformat_us": reformat,
+        "around_us": around,
+        "reformats": 0,
+        "tactic": tactic,
+        "in": fmt,
+        "out": fmt,
+        "us": us,
+    }
 
 
 def flip(us, needed, premium):
@@ -88,12 +113,32 @@ def floor(bound, mma=10.0, dram=2.0):
 
 def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
     return {
-        "layer": name, "layers": [name], "op": "Conv", "verdict": what, "reason": reason, "detail": None, "sentence": None,
-        "pattern_share": 1.0, "first_violation": None, "best_dense": dense, "best_sparse": sparse,
-        "other_cost_us": cost, "p_sparse_faster": None, "other": None, "flip": None, "lost_energy": 0.0,
-        "if_sparse": None, "stored_share": 1.0, "able": [] if what == "not_eligible" else [name],
-        "c": 64, "k": 64, "groups": 1, "kernel": [3, 3], "pattern_groups": 9216, "floor": None,
-    } | more  # fmt: skip
+        "layer": name,
+        "layers": [name],
+        "op": "Conv",
+        "verdict": what,
+        "reason": reason,
+        "detail": None,
+        "sentence": None,
+        "pattern_share": 1.0,
+        "first_violation": None,
+        "best_dense": dense,
+        "best_sparse": sparse,
+        "other_cost_us": cost,
+        "p_sparse_faster": None,
+        "other": None,
+        "flip": None,
+        "lost_energy": 0.0,
+        "if_sparse": None,
+        "stored_share": 1.0,
+        "able": [] if what == "not_eligible" else [name],
+        "c": 64,
+        "k": 64,
+        "groups": 1,
+        "kernel": [3, 3],
+        "pattern_groups": 9216,
+        "floor": None,
+    } | more
 
 
 def example_plan():
@@ -105,56 +150,193 @@ def example_plan():
     image, pooled, few = (8, 3, 112, 112), (8, 64, 28, 28), (8, 256, 1, 1)
     clip = Activation("clip", (0.0, 6.0))
     layers = [
-        layer("Reformatting CopyNode for Input Tensor 0 to /stem/Conv", ReformatProblem(*image, "fp32:chw", h8),
-              [tensor("image", image, "fp32:chw")], [tensor("x16", image, h8)], 5.25, "move", nodes=[]),
-        layer("/stem/Conv", conv(image, 3, 64, Activation("relu"), stride=2), [tensor("x16", image, h8)],
-              [tensor("a", big, h8)], 20.5, dense, ["/stem/Conv", "/stem/Relu"], weights=1728),
-        layer(wide, conv(big, 3, 64, Activation("relu"), sparse24=True), [tensor("a", big, h8)], [tensor("b", big, h8)],
-              31.25, sparse, weights=36864),
-        layer("/layer1/conv2", conv(big, 3, 64, clip, residual=True, sparse24=True),
-              [tensor("b", big, h8), tensor("a", big, h8)], [tensor("c", big, h8)], 30, dense, weights=36864),
-        layer("/pool/MaxPool", PoolProblem(*big, "max", 3, 3, (28, 28), (2, 2), (1, 1, 0, 0)), [tensor("c", big, h8)],
-              [tensor("d", pooled, h8)], 4.5, "pool"),
-        layer("Reformatting NoOp for Input Tensor 0 to /layer2/conv", None, [tensor("d", pooled, h8)],
-              [tensor("d16", pooled, h16)], 0, nodes=[]),
-        layer("/layer2/conv", conv(pooled, 1, 128, sparse24=True), [tensor("d16", pooled, h16)],
-              [tensor("e", mid, c32)], 18.75, dense, weights=8192),
-        layer("/layer2/Mul", PointwiseProblem(*mid, (Stage("mul", "t1"), Stage("sigmoid")), ("nchw", "nchw")),
-              [tensor("e", mid, c32), tensor("e", mid, c32)], [tensor("f", mid, c32)], 3.5, "pointwise"),
-        layer("/gap/GlobalAveragePool", PoolProblem(*mid, "avg", 28, 28, (1, 1)), [tensor("f", mid, c32)],
-              [tensor("g", small, h8)], 2.25, "pool_global"),
-        layer("/cat/Concat", ConcatProblem((128, 128), (8, 1, 1)), [tensor("g", small, h8), tensor("g", small, h8)],
-              [tensor("h", few, h8)], 1, "move"),
-        layer("/up/Resize", MoveProblem(*few, "upsample", (256, 2, 2), step=(1, 2, 2)), [tensor("h", few, h8)],
-              [tensor("u", (8, 256, 2, 2), h8)], 1, "move"),
-        layer("/cut/Slice", MoveProblem(8, 256, 2, 2, "window", (256, 1, 1)), [tensor("u", (8, 256, 2, 2), h8)],
-              [tensor("v", few, h8)], 1, "move"),
-        layer("/fc/Gemm", conv(few, 1, 10), [tensor("v", few, h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense,
-              weights=2560),
-        layer("/Softmax", NormalizeProblem(8, 10, 1, 1, "softmax", "c"), [tensor("z", (8, 10, 1, 1), h8)],
-              [tensor("prob", (8, 10, 1, 1), "fp32:chw")], 1.5, "reduce"),
-    ]  # fmt: skip
+        layer(
+            "Reformatting CopyNode for Input Tensor 0 to /stem/Conv",
+            ReformatProblem(*image, "fp32:chw", h8),
+            [tensor("image", image, "fp32:chw")],
+            [tensor("x16", image, h8)],
+            5.25,
+            "move",
+            nodes=[],
+        ),
+        layer(
+            "/stem/Conv",
+            conv(image, 3, 64, Activation("relu"), stride=2),
+            [tensor("x16", image, h8)],
+            [tensor("a", big, h8)],
+            20.5,
+            dense,
+            ["/stem/Conv", "/stem/Relu"],
+            weights=1728,
+        ),
+        layer(
+            wide,
+            conv(big, 3, 64, Activation("relu"), sparse24=True),
+            [tensor("a", big, h8)],
+            [tensor("b", big, h8)],
+            31.25,
+            sparse,
+            weights=36864,
+        ),
+        layer(
+            "/layer1/conv2",
+            conv(big, 3, 64, clip, residual=True, sparse24=True),
+            [tensor("b", big, h8), tensor("a", big, h8)],
+            [tensor("c", big, h8)],
+            30,
+            dense,
+            weights=36864,
+        ),
+        layer(
+            "/pool/MaxPool",
+            PoolProblem(*big, "max", 3, 3, (28, 28), (2, 2), (1, 1, 0, 0)),
+            [tensor("c", big, h8)],
+            [tensor("d", pooled, h8)],
+            4.5,
+            "pool",
+        ),
+        layer(
+            "Reformatting NoOp for Input Tensor 0 to /layer2/conv",
+            None,
+            [tensor("d", pooled, h8)],
+            [tensor("d16", pooled, h16)],
+            0,
+            nodes=[],
+        ),
+        layer(
+            "/layer2/conv",
+            conv(pooled, 1, 128, sparse24=True),
+            [tensor("d16", pooled, h16)],
+            [tensor("e", mid, c32)],
+            18.75,
+            dense,
+            weights=8192,
+        ),
+        layer(
+            "/layer2/Mul",
+            PointwiseProblem(*mid, (Stage("mul", "t1"), Stage("sigmoid")), ("nchw", "nchw")),
+            [tensor("e", mid, c32), tensor("e", mid, c32)],
+            [tensor("f", mid, c32)],
+            3.5,
+            "pointwise",
+        ),
+        layer(
+            "/gap/GlobalAveragePool",
+            PoolProblem(*mid, "avg", 28, 28, (1, 1)),
+            [tensor("f", mid, c32)],
+            [tensor("g", small, h8)],
+            2.25,
+            "pool_global",
+        ),
+        layer(
+            "/cat/Concat",
+            ConcatProblem((128, 128), (8, 1, 1)),
+            [tensor("g", small, h8), tensor("g", small, h8)],
+            [tensor("h", few, h8)],
+            1,
+            "move",
+        ),
+        layer(
+            "/up/Resize",
+            MoveProblem(*few, "upsample", (256, 2, 2), step=(1, 2, 2)),
+            [tensor("h", few, h8)],
+            [tensor("u", (8, 256, 2, 2), h8)],
+            1,
+            "move",
+        ),
+        layer(
+            "/cut/Slice",
+            MoveProblem(8, 256, 2, 2, "window", (256, 1, 1)),
+            [tensor("u", (8, 256, 2, 2), h8)],
+            [tensor("v", few, h8)],
+            1,
+            "move",
+        ),
+        layer("/fc/Gemm", conv(few, 1, 10), [tensor("v", few, h8)], [tensor("z", (8, 10, 1, 1), h8)], 2.5, dense, weights=2560),
+        layer(
+            "/Softmax",
+            NormalizeProblem(8, 10, 1, 1, "softmax", "c"),
+            [tensor("z", (8, 10, 1, 1), h8)],
+            [tensor("prob", (8, 10, 1, 1), "fp32:chw")],
+            1.5,
+            "reduce",
+        ),
+    ]
     dense, sparse = (f"{name}__fp16.hwc8_fp16.hwc8" for name in (dense, sparse))
     rows = [
-        verdict("/stem/Conv", "not_eligible", "channels_not_multiple_of_4", best(dense, 20.5), c=3, pattern_share=None,
-                pattern_groups=None, lost_energy=None, stored_share=None),
-        verdict(wide, "sparse", "picked", best(dense, 40.5), best(sparse, 31.25), 9.25,
-                p_sparse_faster=0.93, other=other(dense, 40.5, 9.25, 0, 0), flip=flip(40.5, 32.5, 1.25),
-                floor=floor("mma")),
-        verdict("/layer1/conv2", "dense", "dense_faster", best(dense, 30), best(sparse, 33.75), 3.75,
-                other=other(sparse, 33.75, 3.75, 0, 0), flip=flip(33.75, 28.85, 1.15),
-                floor=floor("mma"), p_sparse_faster=0.45),
-        verdict("/layer2/conv", "dense", "reformat_outweighs", best(dense, 18.75, "fp16:hwc16"),
-                best(sparse, 17.5, "fp16:chw32"), 6.5, floor=floor("dram", 4.0, 9.0), p_sparse_faster=0.6,
-                other=other(sparse, 17.5, -1.25, 6, 1.75, "fp16:chw32"), flip=flip(17.5, 11.0, 0.0)),
+        verdict(
+            "/stem/Conv",
+            "not_eligible",
+            "channels_not_multiple_of_4",
+            best(dense, 20.5),
+            c=3,
+            pattern_share=None,
+            pattern_groups=None,
+            lost_energy=None,
+            stored_share=None,
+        ),
+        verdict(
+            wide,
+            "sparse",
+            "picked",
+            best(dense, 40.5),
+            best(sparse, 31.25),
+            9.25,
+            p_sparse_faster=0.93,
+            other=other(dense, 40.5, 9.25, 0, 0),
+            flip=flip(40.5, 32.5, 1.25),
+            floor=floor("mma"),
+        ),
+        verdict(
+            "/layer1/conv2",
+            "dense",
+            "dense_faster",
+            best(dense, 30),
+            best(sparse, 33.75),
+            3.75,
+            other=other(sparse, 33.75, 3.75, 0, 0),
+            flip=flip(33.75, 28.85, 1.15),
+            floor=floor("mma"),
+            p_sparse_faster=0.45,
+        ),
+        verdict(
+            "/layer2/conv",
+            "dense",
+            "reformat_outweighs",
+            best(dense, 18.75, "fp16:hwc16"),
+            best(sparse, 17.5, "fp16:chw32"),
+            6.5,
+            floor=floor("dram", 4.0, 9.0),
+            p_sparse_faster=0.6,
+            other=other(sparse, 17.5, -1.25, 6, 1.75, "fp16:chw32"),
+            flip=flip(17.5, 11.0, 0.0),
+        ),
         verdict("/branch/tie", "dense", "within_noise", best(dense, 10), best(sparse, 9.9), -0.1),
         verdict("/branch/odd", "dense", "no_sparse_tactic", best(dense, 12), None, detail="C/g = 12, not 8 n"),
-        verdict("/branch/grouped", "not_eligible", "grouped_conv", best(dense, 11), c=128, groups=64, pattern_share=None,
-                detail="a group has 2 input channels, not a multiple of 4"),
-        verdict("/fc/Gemm", "not_eligible", "pattern_violation", best(dense, 2.5), pattern_share=0.99996,
-                first_violation=[3, 16, 0, 0], pattern_groups=25600, lost_energy=0.000123, stored_share=0.9992,
-                if_sparse=best(sparse, 2.2) | {"dense_us": 2.5}, floor=floor("launch", 0.1, 0.1)),
-    ]  # fmt: skip
+        verdict(
+            "/branch/grouped",
+            "not_eligible",
+            "grouped_conv",
+            best(dense, 11),
+            c=128,
+            groups=64,
+            pattern_share=None,
+            detail="a group has 2 input channels, not a multiple of 4",
+        ),
+        verdict(
+            "/fc/Gemm",
+            "not_eligible",
+            "pattern_violation",
+            best(dense, 2.5),
+            pattern_share=0.99996,
+            first_violation=[3, 16, 0, 0],
+            pattern_groups=25600,
+            lost_energy=0.000123,
+            stored_share=0.9992,
+            if_sparse=best(sparse, 2.2) | {"dense_us": 2.5},
+            floor=floor("launch", 0.1, 0.1),
+        ),
+    ]
     total = sum(entry["time_us"] for entry in layers)
     return {
         "producer": {"version": "0.1.0", "nvrtc": "13.0"},
@@ -167,17 +349,26 @@ def example_plan():
         "outputs": [bound("prob", (8, 10), "fp32:chw", (8, 10, 1, 1), 1 << 21)],
         "layers": layers,
         "sparsity": {
-            "mode": "enable", "rows": rows, "picked": [wide],
+            "mode": "enable",
+            "rows": rows,
+            "picked": [wide],
             "eligible": [row["layer"] for row in rows if row["verdict"] != "not_eligible"],
         },
         "solution": {
-            "total_us": total, "status": "proven", "method": "variable elimination", "width": 2, "gap": 0,
-            "rivals": {"all_dense_us": total + 9.25, "best_single_format": {"format": h8, "us": total + 20},
-                       "greedy_us": total + 3.5},
+            "total_us": total,
+            "status": "proven",
+            "method": "variable elimination",
+            "width": 2,
+            "gap": 0,
+            "rivals": {
+                "all_dense_us": total + 9.25,
+                "best_single_format": {"format": h8, "us": total + 20},
+                "greedy_us": total + 3.5,
+            },
         },
         "memory": {"activation_bytes": 9_633_792, "largest_live_bytes": 9_633_792},
         "sections": [{"name": "weights", "kind": "weights", "offset": 0, "nbytes": 196_608}],
-    }  # fmt: skip
+    }
 
 
 def measured(plan):

@@ -120,6 +120,7 @@ def _dims(proto: onnx.ModelProto, *dims: int) -> onnx.ModelProto:
 
 
 BIG = 1 << 40
+# fmt: off
 MODELS = {
     "lp_pool_2000": lambda d: _one("LpPool", (1, 1, 2000, 2000), kernel_shape=(2000, 2000), opset=18),
     "lp_pool_2000_p0": lambda d: _one("LpPool", (1, 1, 2000, 2000), kernel_shape=(2000, 2000), p=0, opset=18),
@@ -256,7 +257,8 @@ MODELS = {
     "names_surrogates": lambda d: _text(_conv(), "\U0010ffff\ufeff\u2028"),
     "names_slashes": lambda d: _text(_conv(), "../../../../etc/"),
     "names_braces": lambda d: _text(_conv(), "{0.__class__}%s%n"),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def write(name: str, folder: Path) -> Path:
@@ -276,9 +278,12 @@ class Victim:
         """{"seconds", "error": class or None, "text"}; error "hung" after `limit_s`, "died" where the process ended."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.hostile"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=ERRORS,
+                [sys.executable, "-m", "tests.hostile"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=ERRORS,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )  # fmt: skip
+            )
             self._process.stdout.readline()
         self._process.stdin.write(json.dumps({"do": what, "path": str(path)}).encode() + b"\n")
         self._process.stdin.flush()

@@ -53,9 +53,13 @@ def started(function: Callable[[], None], **changes: object) -> subprocess.Popen
     """A function of a test module in a process of its own, on a driver with these changes to the settings."""
     code = f"from tests.{function.__module__.rpartition('.')[2]} import {function.__name__}; {function.__name__}()"
     return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | settings.environment(**changes), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | settings.environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:

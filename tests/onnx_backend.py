@@ -29,6 +29,7 @@ from gpu_runtime.runtime.context import Context
 from gpu_runtime.text import printable
 
 # The inputs of an operator that an engine holds as constants: weights, and whatever decides sizes.
+# fmt: off
 CONSTANT_INPUTS = {
     "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "ConstantOfShape": (0,), "Conv": (1, 2), "ConvTranspose": (1, 2),
     "CumSum": (1,), "Dropout": (1, 2), "Expand": (1,), "Gather": (1,), "Gemm": (1, 2), "GroupNormalization": (1, 2),
@@ -36,7 +37,8 @@ CONSTANT_INPUTS = {
     "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
     "Unsqueeze": (1,), "Upsample": (1,),
     **dict.fromkeys(REDUCE, (1,)),
-}  # fmt: skip
+}
+# fmt: on
 
 
 class Prepared(BackendRep):
@@ -86,7 +88,7 @@ class Prepared(BackendRep):
         if key not in self._contexts:
             model = _with_constants(self._model, constants)
             # Named, the device is not measured: in the emulator there is nothing to measure.
-            target = pipeline.DEFAULT_DEVICE if self._device == "emulator" else None
+            target = devices.DEFAULT_DEVICE if self._device == "emulator" else None
             try:
                 engine = pipeline.build(model, device=target, shapes=shapes, **self._options)
             except ModelError as e:
@@ -111,9 +113,12 @@ def run_model(
 
 
 def run_node(
-    node: NodeProto, inputs: Sequence[Any], device: str = "CPU",
-    outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None, **options: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    node: NodeProto,
+    inputs: Sequence[Any],
+    device: str = "CPU",
+    outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
     """One node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx infers
     them; `opset_version`: the node's, by default the one that this runtime converts to."""
     opset = options.pop("opset_version", OPSET)

@@ -17,8 +17,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 import gpu_runtime as gr
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.accuracy.rounding import in_fp32
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 
 FACTOR, RANGE_SHARE = 3, 1e-4
 TINY = 1e-30
@@ -106,10 +106,12 @@ def with_casts(model: onnx.ModelProto, scale: float = 1.0) -> onnx.ModelProto:
                 node.output[i] = f"{name} exact"
         cast.graph.node.append(node)
         for name in outputs:
-            cast.graph.node.extend((
-                helper.make_node("Mul", [f"{name} exact", "down to fp16's range"], [f"{name} scaled"]),
-                helper.make_node("Cast", [f"{name} scaled"], [f"{name} fp16"], to=TensorProto.FLOAT16),
-                helper.make_node("Cast", [f"{name} fp16"], [f"{name} back"], to=TensorProto.FLOAT),
-                helper.make_node("Mul", [f"{name} back", "up to fp16's range"], [name]),
-            ))  # fmt: skip
+            cast.graph.node.extend(
+                (
+                    helper.make_node("Mul", [f"{name} exact", "down to fp16's range"], [f"{name} scaled"]),
+                    helper.make_node("Cast", [f"{name} scaled"], [f"{name} fp16"], to=TensorProto.FLOAT16),
+                    helper.make_node("Cast", [f"{name} fp16"], [f"{name} back"], to=TensorProto.FLOAT),
+                    helper.make_node("Mul", [f"{name} back", "up to fp16's range"], [name]),
+                )
+            )
     return cast

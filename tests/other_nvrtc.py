@@ -45,8 +45,9 @@ def rows(seed: str) -> Iterator[Row]:
     kernels = next(iter(json.loads(FIRST.read_text()).values()))
     variants = [
         sorted(((kernel, key, sm) for sm in found), key=drawn)
-        for kernel, table in kernels.items() for key, found in table["variants"].items()
-    ]  # fmt: skip
+        for kernel, table in kernels.items()
+        for key, found in table["variants"].items()
+    ]
     yield from sorted((first for first, *_ in variants), key=drawn)
     yield from sorted((row for _, *others in variants for row in others), key=drawn)
 

@@ -43,11 +43,13 @@ from tactics.tactic import Tactic
 
 # Of every function: those of ONNX, or others where these would leave something out.
 PARAMS = {name: tuple(row.parameters.values()) for name, row in POINTWISE_ROWS.items()} | {
-    "leaky_relu": (0.1,), "clip": (-0.5, 1.0), "elu": (0.5,), "thresholded_relu": (0.3,),
-}  # fmt: skip
+    "leaky_relu": (0.1,),
+    "clip": (-0.5, 1.0),
+    "elu": (0.5,),
+    "thresholded_relu": (0.3,),
+}
 ACTS = tuple(Activation(name, PARAMS[name]) for name in ACTIVATIONS)
 RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"))
-
 
 
 def _grouped(fields: dict) -> dict:
@@ -103,19 +105,20 @@ CONVS: dict[str, Problem] = {
     "conv_many_outputs": conv_case(1, 16, 3, 3, 600, 1, 1, bias=True, sparse24=True),
     "conv_residual_none": conv_case(2, 16, 5, 6, 40, 3, 3, pad=(1, 1, 1, 1), residual=True, sparse24=True),
     "conv_residual_prelu": conv_case(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, sparse24=True),
-    "conv_residual_after": conv_case(
-        1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, act_first=True, sparse24=True
-    ),
+    "conv_residual_after": conv_case(1, 16, 5, 6, 40, 3, 3, bias=True, residual=True, act=PRELU, act_first=True, sparse24=True),
     "conv_residual_after_d2s": conv_case(
         1, 16, 5, 6, 32, 3, 3, bias=True, residual=True, act=SIGMOID, act_first=True, d2s=2, sparse24=True
     ),
     **{f"conv_{a.name}": conv_case(1, 24, 6, 5, 40, 1, 1, bias=True, act=a, sparse24=True) for a in ACTS},
-    **{f"conv_tail{name}": conv_case(2, 24, 6, 5, 40, 3, 3, bias=True, act=Activation("gelu"), sparse24=True, **how)
-       for name, how in TAILS.items()},
+    **{
+        f"conv_tail{name}": conv_case(2, 24, 6, 5, 40, 3, 3, bias=True, act=Activation("gelu"), sparse24=True, **how)
+        for name, how in TAILS.items()
+    },
 }
 
 BROADCAST = ("", "nc", "c", "nhw", "hw", "n", "nch", "ncw", "chw", "h", "w")
 ODD = (2, 40, 5, 3)
+# fmt: off
 POINTWISE: dict[str, Problem] = {
     "pointwise_copy": PointwiseProblem(*ODD),
     **{f"pointwise_{a.name}": PointwiseProblem(*ODD, stage_of(a)) for a in ACTS if a.name not in ("none", "prelu")},
@@ -138,7 +141,8 @@ POINTWISE: dict[str, Problem] = {
          Stage("clip", params=(-1.0, 2.0)), Stage("mul", "t0"), Stage("abs")),
         ("nchw", "nchw", "nc"), ("c", "c"),
     ),
-}  # fmt: skip
+}
+# fmt: on
 
 ROWS: dict[str, Problem] = {
     "softmax": NormalizeProblem(2, 21, 5, 4, "softmax", "c"),
@@ -167,14 +171,17 @@ ROWS: dict[str, Problem] = {
     "group_norm_added": NormalizeProblem(1, 21, 7, 5, "standard", "chw", 3, 1e-5, "c", added=True),
     "softmax_added": NormalizeProblem(2, 21, 5, 4, "softmax", "c", added=True),
     "mean_variance": NormalizeProblem(3, 12, 5, 4, "standard", "nhw", epsilon=1e-18),
-    **{f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
-       for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)},
+    **{
+        f"reduce_{kind}": ReduceProblem(2, 20, 5, 7, kind, axes)
+        for kind, axes in zip(REDUCTIONS, ("c", "hw", "nch", "nhw", "w", "hw", "ch", "nhw", "w", "h", "cw"), strict=True)
+    },
     **{f"reduce_over_{a}": ReduceProblem(2, 40, 5, 6, "sum", a) for a in ("n", "c", "h", "w", "nc", "ch", "cw", "chw", "nhw")},
     "reduce_to_one": ReduceProblem(2, 20, 5, 7, "sum", "nchw"),
     "reduce_long": ReduceProblem(1, 24, 40, 41, "mean", "hw"),
     "reduce_many": ReduceProblem(4, 2100, 3, 1, "max", "h"),
-}  # fmt: skip
+}
 
+# fmt: off
 OTHERS: dict[str, Problem] = {
     "pool_max": PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),
     "pool_max_ceil": PoolProblem(1, 8, 12, 12, "max", 3, 3, (6, 6), stride=(2, 2)),
@@ -233,7 +240,8 @@ OTHERS: dict[str, Problem] = {
             ("uint8:hwc", "fp16:hwc8"), ("uint8:chw", "fp16:chw"),
         )
     },
-}  # fmt: skip
+}
+# fmt: on
 
 
 def depthwise(n, c, h, w, r, s, multiplier=1, **how) -> ConvProblem:
@@ -264,30 +272,37 @@ CHAINED: dict[str, Problem] = {
         PointwiseProblem(1, 24, 8, 6, (Stage("mul", "t1"), Stage("gelu"), Stage("sub", "t0")), ("nchw", "nh")),
     ),
     "norm_and_chain": ChainedProblem(
-        ROWS["group_norm"], PointwiseProblem(2, 32, 5, 4, (Stage("silu"), Stage("add", "t1")), ("nchw", "nchw")),
+        ROWS["group_norm"],
+        PointwiseProblem(2, 32, 5, 4, (Stage("silu"), Stage("add", "t1")), ("nchw", "nchw")),
     ),
     "norm_and_gate": ChainedProblem(
-        ROWS["instance_norm"], PointwiseProblem(2, 20, 9, 11, (Stage("relu"), Stage("mul", "t1")), ("nchw", "nc")),
+        ROWS["instance_norm"],
+        PointwiseProblem(2, 20, 9, 11, (Stage("relu"), Stage("mul", "t1")), ("nchw", "nc")),
     ),
     "norm_parts_and_chain": ChainedProblem(
-        ROWS["group_norm_parts"], PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
+        ROWS["group_norm_parts"],
+        PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
     ),
     "layer_norm_and_chain": ChainedProblem(
         _LAYER_NORM,
         PointwiseProblem(2, 19, 3, 40, (Stage("gelu"), Stage("mul", "c0"), Stage("add", "t1")), ("nchw",) * 2, ("w",)),
     ),
     "layer_norm_and_rows": ChainedProblem(
-        _LAYER_NORM, PointwiseProblem(2, 19, 3, 40, (Stage("mul", "c0"), Stage("add", "t1")), ("nchw", "nh"), ("ch",)),
+        _LAYER_NORM,
+        PointwiseProblem(2, 19, 3, 40, (Stage("mul", "c0"), Stage("add", "t1")), ("nchw", "nh"), ("ch",)),
     ),
     "added_norm_and_chain": ChainedProblem(
-        ROWS["group_norm_parts_added"], PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
+        ROWS["group_norm_parts_added"],
+        PointwiseProblem(2, 20, 31, 29, _SCALED, ("nchw",) * 3, ("c",)),
     ),
     "softmax_and_chain": ChainedProblem(
-        ROWS["softmax"], PointwiseProblem(2, 21, 5, 4, (Stage("rsub", params=(1.0,)), Stage("mul", "t0")), ("nchw",)),
+        ROWS["softmax"],
+        PointwiseProblem(2, 21, 5, 4, (Stage("rsub", params=(1.0,)), Stage("mul", "t0")), ("nchw",)),
     ),
-}  # fmt: skip
+}
 _BETWEEN = conv_case(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU)
 _HIDDEN = conv_case(2, 40, 1, 1, 12, 1, 1, bias=True, act=RELU)
+# fmt: off
 JOINED: dict[str, Problem] = {  # more than one layer per launch
     "stem_pooled": conv_case(
         1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 10, 12),
@@ -308,7 +323,8 @@ JOINED: dict[str, Problem] = {  # more than one layer per launch
     "squeeze_excite": SqueezeExciteProblem(
         PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)), _HIDDEN, conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID),
     ),
-}  # fmt: skip
+}
+# fmt: on
 
 PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | CHAINED | JOINED
 

@@ -195,7 +195,12 @@ def small_models() -> list[onnx.ModelProto]:
             ],
             image,
             "y z",
-            j=weights(1, 2, 9, 9), i0=np.int64(0), i2=np.int64(2), i5=np.int64(99), parts=np.int64([5, 3]), one=np.int64([1]),
+            j=weights(1, 2, 9, 9),
+            i0=np.int64(0),
+            i2=np.int64(2),
+            i5=np.int64(99),
+            parts=np.int64([5, 3]),
+            one=np.int64([1]),
         ),
         used(
             [
@@ -207,6 +212,8 @@ def small_models() -> list[onnx.ModelProto]:
             ],
             {"x": (2, 3, 2, 4, 5), "z": (2, 3, 1, 6, 4)},
             "y",
-            left=weights(2, 1, 1, 5, 6), mask=weights(3, 2, 1, 1), volume=np.float32([1, 1, 2, 1.5, 3]),
+            left=weights(2, 1, 1, 5, 6),
+            mask=weights(3, 2, 1, 1),
+            volume=np.float32([1, 1, 2, 1.5, 3]),
         ),
     ]

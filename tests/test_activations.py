@@ -65,9 +65,15 @@ def test_nan_stays_and_infinity_is_the_limit(name):
 # In FP32, where the instructions for 2^x and 1 / x are as far off as the PTX ISA lets them be: a multiple of 2^-23 (1 + |x|) of
 # the result, of which |x| is what rounding x log2 e comes to, and an absolute error.
 BOUNDS = {
-    "sigmoid": (4, 0), "silu": (4, 0), "tanh": (4, 0), "elu": (48, 0), "gelu": (4, 3.5e-7), "gelu_tanh": (10, 0),
-    "mish": (4, 0), "softplus": (4, 0),
-}  # fmt: skip
+    "sigmoid": (4, 0),
+    "silu": (4, 0),
+    "tanh": (4, 0),
+    "elu": (48, 0),
+    "gelu": (4, 3.5e-7),
+    "gelu_tanh": (10, 0),
+    "mish": (4, 0),
+    "softplus": (4, 0),
+}
 BOTH = ("ex2", "rcp")
 ENDS = (((), ()), (BOTH, ()), ((), BOTH), (("ex2",), ("rcp",)), (("rcp",), ("ex2",)))
 
@@ -115,9 +121,15 @@ def test_error_where_approximate_instructions_are_as_wrong_as_documented(name):
 
 
 LIMITS = {  # at -infinity and at infinity
-    "sigmoid": (0, 1), "silu": (math.nan, math.inf), "tanh": (-1, 1), "elu": (-0.5, math.inf), "gelu": (0, math.inf),
-    "gelu_tanh": (0, math.inf), "mish": (math.nan, math.inf), "softplus": (0, math.inf),
-}  # fmt: skip
+    "sigmoid": (0, 1),
+    "silu": (math.nan, math.inf),
+    "tanh": (-1, 1),
+    "elu": (-0.5, math.inf),
+    "gelu": (0, math.inf),
+    "gelu_tanh": (0, math.inf),
+    "mish": (math.nan, math.inf),
+    "softplus": (0, math.inf),
+}
 
 
 @pytest.mark.parametrize("name", LIMITS)

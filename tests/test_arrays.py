@@ -114,7 +114,7 @@ REFUSED = {
     "a generator": ({"x": iter(X)}, TypeError, "input 'x': expected an array .*, got iterator"),
     "masked": ({"x": np.ma.masked_less(X, 0)}, ValueError, "input 'x': expected an array, got a masked one.*.filled(value)"),
     "bytes": ({"x": array.array("f", [1, 2])}, ValueError, "input 'x': expected shape 2x3x4, got 2"),
-}  # fmt: skip
+}
 
 
 def told(text):
@@ -216,7 +216,7 @@ OUT_REFUSED = {
     "a copy": ({"y": Copies()}, ValueError, "out 'y': .*Copies gives NumPy a copy"),
     "a list": ({"y": X.tolist()}, TypeError, "out 'y': expected an array to fill, got list: np.empty((2, 3, 4), np.float32)"),
     "none": ({"y": None}, TypeError, "out 'y': expected an array of shape 2x3x4 and dtype float32, got NoneType"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OUT_REFUSED)

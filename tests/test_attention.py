@@ -28,8 +28,9 @@ def of_channels(b, heads, d, n, dk=0, unit=True) -> AttentionProblem:
     c = heads * d
     q, k, v = (Operand(0, i * c, (n * 3 * c, d, 1, 3 * c)) for i in range(3))
     y = Operand(1, 0, (n * c, d, 1, c))
-    return AttentionProblem(b, heads, d, d, n, n, ((b * n, 3 * c, 1, 1),), (b * n, c, 1, 1), q, k, v, y, unit=unit,
-                            epsilon=1e-12 if unit else 0.0)  # fmt: skip
+    return AttentionProblem(
+        b, heads, d, d, n, n, ((b * n, 3 * c, 1, 1),), (b * n, c, 1, 1), q, k, v, y, unit=unit, epsilon=1e-12 if unit else 0.0
+    )
 
 
 def apart(b, heads, i, j, c, e) -> AttentionProblem:
@@ -40,10 +41,16 @@ def apart(b, heads, i, j, c, e) -> AttentionProblem:
 
 
 CHANNELS = {
-    "one_tile": of_channels(1, 1, 5, 3), "vectors": of_channels(2, 3, 8, 70), "sixteen": of_channels(1, 4, 16, 300),
-    "odd": of_channels(1, 4, 25, 196), "wide": of_channels(1, 2, 48, 49, unit=False), "widest": of_channels(1, 1, 128, 66),
-    "long": of_channels(1, 1, 8, 1100), "own_tensors": apart(2, 3, 7, 20, 33, 18), "eighty": of_channels(2, 1, 80, 17),
-}  # fmt: skip
+    "one_tile": of_channels(1, 1, 5, 3),
+    "vectors": of_channels(2, 3, 8, 70),
+    "sixteen": of_channels(1, 4, 16, 300),
+    "odd": of_channels(1, 4, 25, 196),
+    "wide": of_channels(1, 2, 48, 49, unit=False),
+    "widest": of_channels(1, 1, 128, 66),
+    "long": of_channels(1, 1, 8, 1100),
+    "own_tensors": apart(2, 3, 7, 20, 33, 18),
+    "eighty": of_channels(2, 1, 80, 17),
+}
 
 
 def test_padding_is_written_or_a_format_refused():
@@ -97,9 +104,16 @@ def test_cross_covariance_is_one_launch(sizes, tmp_path):
 
 def test_a_factor_before_the_rows_are_made_unit_is_not_the_scores():
     """x / |x| is the same for 3 x: what stands before the division does not scale what follows it."""
-    nodes = [node("Mul", "x three", "q"), node("ReduceL2", "q", "l", axes=[3], keepdims=1), node("Clip", "l eps", "c"),
-             node("Div", "q c", "n"), node("Transpose", "n", "t", perm=(0, 1, 3, 2)), node("MatMul", "n t", "s"),
-             node("Softmax", "s", "a", axis=-1), node("MatMul", "a q", "y")]  # fmt: skip
+    nodes = [
+        node("Mul", "x three", "q"),
+        node("ReduceL2", "q", "l", axes=[3], keepdims=1),
+        node("Clip", "l eps", "c"),
+        node("Div", "q c", "n"),
+        node("Transpose", "n", "t", perm=(0, 1, 3, 2)),
+        node("MatMul", "n t", "s"),
+        node("Softmax", "s", "a", axis=-1),
+        node("MatMul", "a q", "y"),
+    ]
     weights = {"three": np.float32(3), "eps": np.float32(1e-6)}
     net = check_against_ort(model(nodes, {"x": (1, 2, 9, 16)}, "y", weights), 1e-5, rewrite=attention.offer)
     assert any(isinstance(op.problem, AttentionProblem) for op in net.ops)
@@ -114,7 +128,6 @@ def test_it_is_not_offered_for_another_axis_or_without_a_second_product():
     assert not of(first, node("Softmax", "s", "a", axis=2), node("MatMul", "a x", "y")).groups
     assert not of(first, node("Softmax", "s", "a", axis=-1), node("MatMul", "a s", "y")).groups
     assert of(first, node("Softmax", "s", "a", axis=-1), node("MatMul", "a x", "y")).groups
-
 
 
 # ---- tokens
@@ -137,12 +150,18 @@ def with_mask(b, heads, n, d) -> AttentionProblem:
 
 
 TOKENS = {
-    "one": of_tokens(1, 1, 1, 8), "few": of_tokens(2, 1, 5, 8), "window": of_tokens(3, 2, 49, 32, bias="chw"),
-    "vit": of_tokens(1, 2, 197, 64), "odd": of_tokens(1, 2, 70, 20, bias="w", unit=True, epsilon=1e-6),
-    "widest": of_tokens(1, 1, 100, 128), "masked": with_mask(2, 2, 40, 16), "own_tensors": apart(2, 3, 7, 90, 33, 18),
-    "one_row": apart(1, 2, 1, 40, 16, 24), "windows": of_tokens(4, 1, 16, 16, bias="nhw"),
+    "one": of_tokens(1, 1, 1, 8),
+    "few": of_tokens(2, 1, 5, 8),
+    "window": of_tokens(3, 2, 49, 32, bias="chw"),
+    "vit": of_tokens(1, 2, 197, 64),
+    "odd": of_tokens(1, 2, 70, 20, bias="w", unit=True, epsilon=1e-6),
+    "widest": of_tokens(1, 1, 100, 128),
+    "masked": with_mask(2, 2, 40, 16),
+    "own_tensors": apart(2, 3, 7, 90, 33, 18),
+    "one_row": apart(1, 2, 1, 40, 16, 24),
+    "windows": of_tokens(4, 1, 16, 16, bias="nhw"),
     "unit": of_tokens(1, 2, 65, 32, unit=True),
-}  # fmt: skip
+}
 
 
 KERNELS = {"cross_covariance": CHANNELS, "attention": TOKENS}
@@ -197,6 +216,7 @@ def test_drawn_cases(seed):
         assert_right(p, tactic, execute(Emulated(DEVICE), p, tactic, inputs, weights), reference(p, inputs, weights))
 
 
+# fmt: off
 NETWORKS = {
     "vit": lambda: tokens(), "vit_batch": lambda: tokens(b=2, n=70, heads=3, d=10), "roots": lambda: tokens(root=True),
     "bias": lambda: tokens(bias=np.random.default_rng(1).standard_normal((1, 2, 50, 50)).astype(np.float32)),
@@ -205,7 +225,8 @@ NETWORKS = {
     "mobilevit_batch": lambda: own_products(b=2), "yolo": lambda: of_convolutions(), "yolo_batch": lambda: of_convolutions(b=2),
     "swin": lambda: windows(shifted=False), "swin_shifted": lambda: windows(),
     "swin_batch": lambda: windows(b=2, shifted=False),
-}  # fmt: skip
+}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", NETWORKS)

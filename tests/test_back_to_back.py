@@ -36,11 +36,15 @@ def pair(first: ConvProblem, k: int, **more) -> BackToBackProblem:
 
 PAIRS = {
     "bottleneck": pair(
-        conv_case(2, 64, 9, 11, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU), 256, bias=True, residual=True, act=RELU,
+        conv_case(2, 64, 9, 11, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU),
+        256,
+        bias=True,
+        residual=True,
+        act=RELU,
     ),
     "narrow": pair(conv_case(1, 20, 13, 7, 36, 3, 2, (2, 1), (1, 0, 1, 1), bias=True, act=SIGMOID), 20, act=PRELU),
     "wide": pair(conv_case(1, 40, 8, 8, 120, 1, 1, act=PRELU), 72, bias=True, residual=True, act_first=True, act=SIGMOID),
-}  # fmt: skip
+}
 
 
 def run(problem, tactic, **options):

@@ -22,8 +22,10 @@ def no_gpu(monkeypatch):
 def test_without_a_gpu_it_says_so_and_what_to_do(files, cli):
     code, out, err = cli("bench tiny.engine --exportTimes=t.json")
     assert (code, out) == (1, "") and not (files / "t.json").exists()
-    assert err == ("error: inferences are timed on a GPU, and none can be used here: the CUDA driver reports no device. "
-                   "gpu-runtime bench tiny.engine --predict prints the predicted time\n")  # fmt: skip
+    assert err == (
+        "error: inferences are timed on a GPU, and none can be used here: the CUDA driver reports no device. "
+        "gpu-runtime bench tiny.engine --predict prints the predicted time\n"
+    )
 
 
 def test_every_predicted_time_says_so(files, cli):
@@ -56,15 +58,23 @@ def test_what_predicting_does_not_do(files, cli):
     assert code == 0 and err == "ignored: --streams: --predict runs nothing\n" and "predicted" in out
 
 
-@pytest.mark.parametrize("typed, words", [
-    ("--percentile=101", "--percentile: expected numbers from 0 to 100, as 90,95,99, got '101'"),
-    ("--percentile=", "--percentile: expected numbers"), ("--percentile=nan", "--percentile: expected numbers"),
-    ("--streams=0", "'--streams' / '--infStreams': 0 is not in the range 1<=x<=64"), ("--iterations=0", "'--iterations'"),
-    ("--duration=-2", "--duration: expected a time from 0 on, got -2"), ("--duration=nan", "--duration: expected a time"),
-    ("--warmUp=inf", "--warmUp: expected a time"), ("--timeout=0", "--timeout: expected a time above 0, got 0"),
-    ("--avgRuns=0", "'--avgRuns'"), ("--device=h200", "--device: expected the number of a GPU here, got 'h200'"),
-    ("--device=0", "--device: GPU number 0 cannot be used here: the CUDA driver reports no device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "typed, words",
+    [
+        ("--percentile=101", "--percentile: expected numbers from 0 to 100, as 90,95,99, got '101'"),
+        ("--percentile=", "--percentile: expected numbers"),
+        ("--percentile=nan", "--percentile: expected numbers"),
+        ("--streams=0", "'--streams' / '--infStreams': 0 is not in the range 1<=x<=64"),
+        ("--iterations=0", "'--iterations'"),
+        ("--duration=-2", "--duration: expected a time from 0 on, got -2"),
+        ("--duration=nan", "--duration: expected a time"),
+        ("--warmUp=inf", "--warmUp: expected a time"),
+        ("--timeout=0", "--timeout: expected a time above 0, got 0"),
+        ("--avgRuns=0", "'--avgRuns'"),
+        ("--device=h200", "--device: expected the number of a GPU here, got 'h200'"),
+        ("--device=0", "--device: GPU number 0 cannot be used here: the CUDA driver reports no device"),
+    ],
+)
 def test_wrong_usage(typed, words, files, cli):
     code, out, err = cli(f"bench tiny.engine {typed}")
     assert (code, out) == (2, "") and words in err
@@ -128,8 +138,11 @@ def test_arrays_that_are_no_input(files, edges, monkeypatch):
     np.save("wide.npy", np.zeros((1, 8, 6, 7), np.float32))
     np.save("double.npy", np.zeros((1, 8, 6, 6)))
     np.save("object.npy", np.array([{}]), allow_pickle=True)
-    for name, words in (("wide", "expected shape 1x8x6x6, got 1x8x6x7"), ("double", "expected dtype float32, got float64"),
-                        ("object", "not a readable .npy file")):  # fmt: skip
+    for name, words in (
+        ("wide", "expected shape 1x8x6x6, got 1x8x6x7"),
+        ("double", "expected dtype float32, got float64"),
+        ("object", "not a readable .npy file"),
+    ):
         with pytest.raises(ValueError, match=words):
             load_inputs(f"x:{name}.npy", edges)
     (files / "folder").mkdir()

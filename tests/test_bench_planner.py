@@ -38,8 +38,20 @@ def test_plain_program_agrees_on_a_network():
     graph = conv_net(0, (1, 1), formats=("chw", "hwc8", "chw32"))
     found, seconds, proven = plain_highs(graph, 60.0)
     assert proven and found == pytest.approx(answer(graph), abs=1e-6)
-    row = {"network": "n", "ops": 1, "plan_ms": 1.0, "us": 2.0, "status": "proven", "method": "elimination", "width": 1,
-           "greedy_us": 3.0, "single_us": None, "highs_us": found, "highs_s": seconds, "highs_optimal": True}  # fmt: skip
+    row = {
+        "network": "n",
+        "ops": 1,
+        "plan_ms": 1.0,
+        "us": 2.0,
+        "status": "proven",
+        "method": "elimination",
+        "width": 1,
+        "greedy_us": 3.0,
+        "single_us": None,
+        "highs_us": found,
+        "highs_s": seconds,
+        "highs_optimal": True,
+    }
     assert "greedy 1.500x" in text(row) and "one format none" in text(row)
 
 

@@ -25,11 +25,23 @@ WHY = missing(Kernel("CUTLASS", "conv", DENSE[0]))
 needs_cutlass = pytest.mark.skipif(bool(WHY), reason=WHY)
 
 
-@pytest.mark.parametrize("regs, threads, smem, device, blocks", [
-    (232, 128, 64 << 10, "a100", 2), (232, 128, 64 << 10, "l40s", 1), (168, 256, 0, "a100", 1), (128, 256, 0, "a100", 2),
-    (129, 256, 0, "a100", 1), (32, 1024, 0, "l40s", 1), (32, 1024, 0, "a100", 2), (128, 1024, 0, "a100", 0),
-    (16, 32, 0, "a100", 32), (128, 256, 164 << 10, "a100", 0), (128, 256, 102 << 10, "a40", 0), (128, 256, 0, "a40", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "regs, threads, smem, device, blocks",
+    [
+        (232, 128, 64 << 10, "a100", 2),
+        (232, 128, 64 << 10, "l40s", 1),
+        (168, 256, 0, "a100", 1),
+        (128, 256, 0, "a100", 2),
+        (129, 256, 0, "a100", 1),
+        (32, 1024, 0, "l40s", 1),
+        (32, 1024, 0, "a100", 2),
+        (128, 1024, 0, "a100", 0),
+        (16, 32, 0, "a100", 32),
+        (128, 256, 164 << 10, "a100", 0),
+        (128, 256, 102 << 10, "a40", 0),
+        (128, 256, 0, "a40", 2),
+    ],
+)
 def test_blocks_that_fit_an_sm(regs, threads, smem, device, blocks):
     assert Assembled(b"", regs, 0, 0).resident(named(device), threads, smem) == blocks
 
@@ -148,13 +160,19 @@ def test_what_the_best_loop_does_not_explain_is_the_clock():
 
 def test_ours_is_held_to_the_best_of_theirs_at_each_point():
     ours, (theirs, deeper) = OURS[0], (Kernel("CUTLASS", "conv", tile) for tile in (DENSE[0], STAGES[0]))
-    found = {(ours, "sm_80"): Simulated((0.9, 0.8, 0.9)), (theirs, "sm_80"): Simulated((0.9, 0.6, 0.8)),
-             (deeper, "sm_80"): Simulated((0.8, 0.9, 0.8)), (theirs, "sm_89"): Simulated((1.0, 1.0, 1.0)),
-             (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0))}  # fmt: skip
+    found = {
+        (ours, "sm_80"): Simulated((0.9, 0.8, 0.9)),
+        (theirs, "sm_80"): Simulated((0.9, 0.6, 0.8)),
+        (deeper, "sm_80"): Simulated((0.8, 0.9, 0.8)),
+        (theirs, "sm_89"): Simulated((1.0, 1.0, 1.0)),
+        (Kernel("CUTLASS", "conv", DENSE[1]), "sm_80"): Simulated((1.0, 1.0, 1.0)),
+    }
     centre, worst = beside(found)
     assert (centre.found, centre.met, worst.found, worst.met) == ("1.000", True, "0.889", False)
-    sparse = {(Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
-              (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,))}  # fmt: skip
+    sparse = {
+        (Kernel("ours", "conv_sparse24", SPARSE[0]), "sm_80"): Simulated((0.5,)),
+        (Kernel("CUTLASS", "sparse_gemm", SPARSE[0]), "sm_80"): Simulated((0.6,)),
+    }
     line, worst = beside(sparse)
     assert not line.met and line.found == "0.833" and "aim 1.05" in line.what
     assert (worst.required, worst.found, worst.met) == ("nothing", "0.833", None), "shown, though nothing is asked"

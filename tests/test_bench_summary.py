@@ -90,11 +90,18 @@ def test_remarks():
     assert "2 streams share the GPU" in told(Settings(streams=2))[0]
 
 
-@pytest.mark.parametrize("wrong, words", [
-    ({"iterations": 0}, "iterations: expected at least 1, got 0"), ({"streams": 0}, "streams: expected 1 to 64, got 0"),
-    ({"streams": 65}, "1 to 64, got 65"), ({"warm_up_ms": -1}, "warm_up_ms: expected a time from 0 on"),
-    ({"warm_up_ms": math.inf}, "warm_up_ms"), ({"duration_s": math.nan}, "duration_s"), ({"patience_s": 0}, "patience_s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"iterations": 0}, "iterations: expected at least 1, got 0"),
+        ({"streams": 0}, "streams: expected 1 to 64, got 0"),
+        ({"streams": 65}, "1 to 64, got 65"),
+        ({"warm_up_ms": -1}, "warm_up_ms: expected a time from 0 on"),
+        ({"warm_up_ms": math.inf}, "warm_up_ms"),
+        ({"duration_s": math.nan}, "duration_s"),
+        ({"patience_s": 0}, "patience_s"),
+    ],
+)
 def test_settings_that_mean_nothing(wrong, words):
     with pytest.raises(ValueError, match=words):
         replace(Settings(), **wrong)

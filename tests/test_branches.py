@@ -20,8 +20,12 @@ BOUND = 2e-3  # of the largest output: branches' weights are rounded to FP16 one
 
 def _norm(rng, name: str, c: int) -> dict[str, np.ndarray]:
     """BatchNormalization's four constants under names that begin with `name`."""
-    return {f"{name}g": rng.uniform(0.5, 2, c), f"{name}b": rng.standard_normal(c), f"{name}m": rng.standard_normal(c),
-            f"{name}v": rng.uniform(0.5, 2, c)}  # fmt: skip
+    return {
+        f"{name}g": rng.uniform(0.5, 2, c),
+        f"{name}b": rng.standard_normal(c),
+        f"{name}m": rng.standard_normal(c),
+        f"{name}v": rng.uniform(0.5, 2, c),
+    }
 
 
 def _branches(rng, *, c=8, k=8, stride=1, groups=1, sizes=(3, 1), identity=True, before="", behind=("Relu",)):
@@ -73,14 +77,23 @@ def left(net):
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"sizes": (1, 3)}, {"sizes": (3, 3, 1, 1)}, {"sizes": (5, 3, 1)}, {"behind": ()}, {"before": "Relu"},
-        {"stride": 2, "identity": False}, {"groups": 2}, {"groups": 8}, {"groups": 8, "stride": 2, "identity": False},
-        {"behind": ("Sigmoid",)}, {"sizes": (3,)},
-        {"behind": ("Relu", "Abs")}, {"shape": (2, 8, 6, 6), "stride": 2, "k": 24,
-        "identity": False},
+        {},
+        {"sizes": (1, 3)},
+        {"sizes": (3, 3, 1, 1)},
+        {"sizes": (5, 3, 1)},
+        {"behind": ()},
+        {"before": "Relu"},
+        {"stride": 2, "identity": False},
+        {"groups": 2},
+        {"groups": 8},
+        {"groups": 8, "stride": 2, "identity": False},
+        {"behind": ("Sigmoid",)},
+        {"sizes": (3,)},
+        {"behind": ("Relu", "Abs")},
+        {"shape": (2, 8, 6, 6), "stride": 2, "k": 24, "identity": False},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_one_convolution_does_what_the_branches_did(how):
     rng = np.random.default_rng(3)
     net = check_against_ort(_model(rng, **how), BOUND)
@@ -151,10 +164,15 @@ def test_what_is_not_linear_in_one_tensor_is_left_alone():
     arrays = {name: v.astype(np.float32) for name, v in w.items()}
     cases = (
         [node("Conv", "x a", "p", pads=(1, 1, 1, 1)), node("Conv", "z b", "q"), node("Add", "p q", "y")],  # two sources
-        [node("Conv", "x a", "p", pads=(1, 1, 1, 1)), node("Relu", "p", "r"), node("Conv", "x b", "q"), node("Add", "r q", "y"),
-         node("Add", "y z", "y2")],
+        [
+            node("Conv", "x a", "p", pads=(1, 1, 1, 1)),
+            node("Relu", "p", "r"),
+            node("Conv", "x b", "q"),
+            node("Add", "r q", "y"),
+            node("Add", "y z", "y2"),
+        ],
         [node("Conv", "x a", "p", pads=(2, 2, 2, 2), dilations=(2, 2)), node("Conv", "x b", "q"), node("Add", "p q", "y")],
-    )  # fmt: skip
+    )
     for nodes in cases:
         last = nodes[-1].output[0]
         inputs = {t: (1, 8, 6, 6) for t in ("x", "z") if any(t in n.input for n in nodes)}
@@ -213,8 +231,11 @@ def test_others_take_the_pattern_that_a_branch_has(tmp_path):
 def test_a_depthwise_branch_is_in_the_pattern_as_the_input_is(tmp_path):
     rng, path = np.random.default_rng(15), tmp_path / "model.onnx"
     arrays = {"d": rng.standard_normal((16, 1, 3, 3)), "p": rng.standard_normal((16, 16, 3, 3))}
-    nodes = [node("Conv", "x d", "a", pads=(1, 1, 1, 1), group=16), node("Conv", "x p", "b", pads=(1, 1, 1, 1)),
-             node("Add", "a b", "y")]  # fmt: skip
+    nodes = [
+        node("Conv", "x d", "a", pads=(1, 1, 1, 1), group=16),
+        node("Conv", "x p", "b", pads=(1, 1, 1, 1)),
+        node("Add", "a b", "y"),
+    ]
     onnx.save(model(nodes, {"x": (1, 16, 9, 9)}, "y", {k: v.astype(np.float32) for k, v in arrays.items()}), path)
     importer.read(path, prune=True, masks=fuse.common_masks(importer.read(path)), save_pruned=tmp_path / "s.onnx")
     (one,) = merged(check_against_ort(tmp_path / "s.onnx", BOUND))

@@ -57,14 +57,26 @@ def forgeries(entry: bytes, cubin: bytes) -> dict[str, tuple[bytes, bytes]]:
     other["sha256"] = compiling._entry_hash(other)
     old = {name: meta[name] for name in ("ptx", "log", "cubin_sha256")}
     return {
-        "torn entry": (entry[:-9], cubin), "no entry": (b"", cubin), "torn code": (entry, cubin[:100]), "no code": (entry, b""),
-        "other ptx": (but(ptx=meta["ptx"].replace("ret", "trap")), cubin), "other log": (but(log=""), cubin),
-        "flipped code": (entry, bytes([cubin[0] ^ 1]) + cubin[1:]), "another kernel's": (json.dumps(other).encode(), cubin),
-        "key alone": (but(key="0" * 64), cubin), "older format": (json.dumps(old).encode(), cubin),
-        "list": (b"[]", cubin), "null": (b"null", cubin), "number": (b"7", cubin), "nested": (b"[" * 100_000, cubin),
-        "digits": (b"9" * 10_000, cubin), "types": (but(ptx=7, log=None), cubin), "binary": (bytes(range(256)) * 9, cubin),
-        "not utf-8": (entry.replace(b"ptx", b"\xff\xfe\xff"), cubin), "hashes": (but(sha256=7, cubin_sha256=[]), cubin),
-    }  # fmt: skip
+        "torn entry": (entry[:-9], cubin),
+        "no entry": (b"", cubin),
+        "torn code": (entry, cubin[:100]),
+        "no code": (entry, b""),
+        "other ptx": (but(ptx=meta["ptx"].replace("ret", "trap")), cubin),
+        "other log": (but(log=""), cubin),
+        "flipped code": (entry, bytes([cubin[0] ^ 1]) + cubin[1:]),
+        "another kernel's": (json.dumps(other).encode(), cubin),
+        "key alone": (but(key="0" * 64), cubin),
+        "older format": (json.dumps(old).encode(), cubin),
+        "list": (b"[]", cubin),
+        "null": (b"null", cubin),
+        "number": (b"7", cubin),
+        "nested": (b"[" * 100_000, cubin),
+        "digits": (b"9" * 10_000, cubin),
+        "types": (but(ptx=7, log=None), cubin),
+        "binary": (bytes(range(256)) * 9, cubin),
+        "not utf-8": (entry.replace(b"ptx", b"\xff\xfe\xff"), cubin),
+        "hashes": (but(sha256=7, cubin_sha256=[]), cubin),
+    }
 
 
 def test_whatever_is_not_the_entry_is_compiled_again(cache, compiled_again):
@@ -109,6 +121,7 @@ def unusable(cache: Path, how: str, patch) -> None:
         cache.parent.joinpath("file").touch()
         patch.setenv("GPU_RUNTIME_CACHE", str(cache.parent / "file" / "cache"))
     else:
+
         def refuse(*_):
             raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
 
@@ -217,11 +230,19 @@ def library(built, cache, monkeypatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("damage", [
-    lambda p: os.truncate(p, 4096), lambda p: os.truncate(p, p.stat().st_size - 1), lambda p: p.write_bytes(b""),
-    lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x"), Path.unlink, lambda p: (p.unlink(), p.symlink_to("/dev/zero")),
-    lambda p: (p.unlink(), p.mkdir()),
-], ids=["cut", "cut by one", "empty", "altered", "absent", "device", "folder"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: os.truncate(p, 4096),
+        lambda p: os.truncate(p, p.stat().st_size - 1),
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x"),
+        Path.unlink,
+        lambda p: (p.unlink(), p.symlink_to("/dev/zero")),
+        lambda p: (p.unlink(), p.mkdir()),
+    ],
+    ids=["cut", "cut by one", "empty", "altered", "absent", "device", "folder"],
+)
 def test_a_damaged_emulator_is_built_again_and_never_mapped(library, damage, monkeypatch):
     data = library.read_bytes()
     mapped, loader = [], ctypes.CDLL

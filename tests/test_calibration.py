@@ -37,16 +37,22 @@ def test_calibration_on_the_command_line(growing, cli):
     assert gr.build("net.onnx", device="h200", calibration={"x": x()}).record.plan.range == engine.record.plan.range
 
 
-@pytest.mark.parametrize(("write", "text"), [
-    (lambda: None, "--calibration in.npz: no such file; expected a .npz file, as numpy.savez writes it"),
-    (lambda: Path("in.npz").write_bytes(b"PK\x03\x04 torn"), "--calibration in.npz: not a readable .npz file: "),
-    (lambda: (np.save("in.npy", x()), Path("in.npy").rename("in.npz")), "file: File is not a zip file; numpy.savez(FILE, NAME"),
-    (lambda: np.savez("in.npz", np.array([{}])), "not a readable .npz file: "),
-    (lambda: np.savez("in.npz", x()), "calibration: expected an array for each input, 'x', got 'arr_0'"),
-    (lambda: np.savez("in.npz", x=x(), z=x()), "calibration: expected an array for each input, 'x', got 'x', 'z'"),
-    (lambda: np.savez("in.npz", x=x()[0]), "calibration: expected input 'x' of shape (1, 8, 4, 4), got (8, 4, 4)"),
-    (lambda: np.savez("in.npz", x=x().astype("U3")), "calibration: expected numbers for input 'x', got <U3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("write", "text"),
+    [
+        (lambda: None, "--calibration in.npz: no such file; expected a .npz file, as numpy.savez writes it"),
+        (lambda: Path("in.npz").write_bytes(b"PK\x03\x04 torn"), "--calibration in.npz: not a readable .npz file: "),
+        (
+            lambda: (np.save("in.npy", x()), Path("in.npy").rename("in.npz")),
+            "file: File is not a zip file; numpy.savez(FILE, NAME",
+        ),
+        (lambda: np.savez("in.npz", np.array([{}])), "not a readable .npz file: "),
+        (lambda: np.savez("in.npz", x()), "calibration: expected an array for each input, 'x', got 'arr_0'"),
+        (lambda: np.savez("in.npz", x=x(), z=x()), "calibration: expected an array for each input, 'x', got 'x', 'z'"),
+        (lambda: np.savez("in.npz", x=x()[0]), "calibration: expected input 'x' of shape (1, 8, 4, 4), got (8, 4, 4)"),
+        (lambda: np.savez("in.npz", x=x().astype("U3")), "calibration: expected numbers for input 'x', got <U3"),
+    ],
+)
 def test_calibration_files_that_cannot_be_used(write, text, growing, cli):
     write()
     code, _, err = cli("build net.onnx -o new.engine --device h200 --calibration=in.npz")

@@ -52,9 +52,11 @@ def test_parts_are_joined_to_the_same_bits_in_any_order_of_blocks(name):
 def test_only_few_long_rows_are_taken_apart():
     """What one block does as quickly stays with one block; a map of 64 x 56 x 56 is four times as quick with many."""
     for p in (
-        NormalizeProblem(1, 64, 8, 8, "standard", "chw"), NormalizeProblem(64, 512, 14, 14, "standard", "hw"),
-        NormalizeProblem(1, 3136, 1, 96, "standard", "w"), NormalizeProblem(1, 64, 56, 56, "softmax", "chw"),
-    ):  # fmt: skip
+        NormalizeProblem(1, 64, 8, 8, "standard", "chw"),
+        NormalizeProblem(64, 512, 14, 14, "standard", "hw"),
+        NormalizeProblem(1, 3136, 1, 96, "standard", "w"),
+        NormalizeProblem(1, 64, 56, 56, "softmax", "chw"),
+    ):
         assert not any(launch.workspace for launch in launches(p, vectors(p)))
     large = NormalizeProblem(1, 64, 56, 56, "standard", "chw", epsilon=1e-5, affine="c")
     assert predict_us(large, vectors(large), DEVICE) < 4 < 8 < 31
@@ -95,17 +97,30 @@ def values(*shape):
 
 def metaformer(c=16, size=12, groups=1) -> onnx.ModelProto:
     """A block whose tokens are mixed by a pool: norm, pool minus its input, scale, residual; norm, SiLU."""
-    w = {"to": np.int64([0, groups, -1]), "back": np.int64([1, c, size, size]), "one": np.ones(groups, np.float32),
-         "none": np.zeros(groups, np.float32), "w": np.float32(np.float16(rng.standard_normal((c, 8, 3, 3)) / 8))}  # fmt: skip
+    w = {
+        "to": np.int64([0, groups, -1]),
+        "back": np.int64([1, c, size, size]),
+        "one": np.ones(groups, np.float32),
+        "none": np.zeros(groups, np.float32),
+        "w": np.float32(np.float16(rng.standard_normal((c, 8, 3, 3)) / 8)),
+    }
     w |= {name: values(c, 1, 1) for name in "abcde"}
     nodes = [node("Conv", "x w", "stem", pads=(1, 1, 1, 1))]
     for i, (source, scale, shift) in enumerate((("stem", "a", "b"), ("r", "c", "d"))):
-        nodes += [node("Reshape", f"{source} to", f"t{i}"), node("InstanceNormalization", f"t{i} one none", f"i{i}"),
-                  node("Reshape", f"i{i} back", f"u{i}"), node("Mul", f"u{i} {scale}", f"m{i}"),
-                  node("Add", f"m{i} {shift}", f"n{i}")]  # fmt: skip
+        nodes += [
+            node("Reshape", f"{source} to", f"t{i}"),
+            node("InstanceNormalization", f"t{i} one none", f"i{i}"),
+            node("Reshape", f"i{i} back", f"u{i}"),
+            node("Mul", f"u{i} {scale}", f"m{i}"),
+            node("Add", f"m{i} {shift}", f"n{i}"),
+        ]
         if i == 0:
-            nodes += [node("AveragePool", "n0", "p", kernel_shape=(3, 3), pads=(1, 1, 1, 1)), node("Sub", "p n0", "s"),
-                      node("Mul", "s e", "q"), node("Add", "stem q", "r")]  # fmt: skip
+            nodes += [
+                node("AveragePool", "n0", "p", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+                node("Sub", "p n0", "s"),
+                node("Mul", "s e", "q"),
+                node("Add", "stem q", "r"),
+            ]
     return model([*nodes, node("Sigmoid", "n1", "g"), node("Mul", "n1 g", "y")], {"x": (1, 8, size, size)}, "y", w)
 
 
@@ -144,8 +159,12 @@ def test_it_is_not_offered_where_what_lies_between_is_wanted_or_the_stages_begin
 def after_norms(activation=True) -> onnx.ModelProto:
     """Two tensors that no convolution ends with, added, then normalized, scaled and activated."""
     w = {"s": values(24), "b": values(24)}
-    nodes = [node("Tanh", "x", "t"), node("Split", "t", "p q", axis=1, num_outputs=2), node("Add", "p q", "sum"),
-             node("LayerNormalization", "sum s b", "n", axis=-1)]  # fmt: skip
+    nodes = [
+        node("Tanh", "x", "t"),
+        node("Split", "t", "p q", axis=1, num_outputs=2),
+        node("Add", "p q", "sum"),
+        node("LayerNormalization", "sum s b", "n", axis=-1),
+    ]
     if activation:
         nodes.append(node("Gelu", "n", "a"))
     nodes.append(node("MaxPool", "a" if activation else "n", "y", kernel_shape=(3, 3)))

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.network import exists
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.rewrites import blocks, channels
 from gpu_runtime.rewrites.channels import APART, DEPTHWISE_TOO, IN_WEIGHTS
 from tactics.problems.gather import GatherProblem, ViewProblem

@@ -124,12 +124,15 @@ def test_a_tensor_beside_itself_moves_as_one():
 @pytest.mark.parametrize("between", ["LRN", "CumSum", "DepthToSpace", "Softmax over parts"])
 def test_what_is_not_alike_stays(between):
     inner = {
-        "LRN": [node("LRN", "a", "s", size=3)], "CumSum": [node("CumSum", "a one", "s")],
+        "LRN": [node("LRN", "a", "s", size=3)],
+        "CumSum": [node("CumSum", "a one", "s")],
         "DepthToSpace": [node("DepthToSpace", "a", "d", blocksize=2), node("SpaceToDepth", "d", "s", blocksize=2)],
         "Softmax over parts": [
-            node("Reshape", "a parts", "p"), node("Softmax", "p", "q", axis=2), node("Reshape", "q whole", "s")
+            node("Reshape", "a parts", "p"),
+            node("Softmax", "p", "q", axis=2),
+            node("Reshape", "q whole", "s"),
         ],
-    }[between]  # fmt: skip
+    }[between]
     constants = {"one": np.int64(1), "parts": np.int64([1, 2, 4, 6, 6]), "whole": np.int64([1, 8, 6, 6])}
     used = {name for n in inner for name in n.input}
     kept = {name: v for name, v in constants.items() if name in used}
@@ -160,8 +163,14 @@ def test_a_wrong_rule_would_be_seen(monkeypatch):
     monkeypatch.setitem(channel_rules.RULES, "CumSum", channel_rules.RULES["Relu"])
     moved, _ = shuffled(cumsum)
     assert not same(cumsum, moved, 1e-3)
-    crossed = [STEM, node("Relu", "a", "r"), node("Split", "a", "a0 a1", axis=1), node("Split", "r", "r0 r1", axis=1),
-               node("Concat", "a0 r1 r0 a1", "s", axis=1), node("Conv", "s w1", "y")]  # fmt: skip
+    crossed = [
+        STEM,
+        node("Relu", "a", "r"),
+        node("Split", "a", "a0 a1", axis=1),
+        node("Split", "r", "r0 r1", axis=1),
+        node("Concat", "a0 r1 r0 a1", "s", axis=1),
+        node("Conv", "s w1", "y"),
+    ]
     proto = model(crossed, {"x": (1, 3, 6, 6)}, "y", weights_of((8, 3, 1, 1), (4, 16, 1, 1)))
     moved, spaces = shuffled(proto)
     assert same(proto, moved, 1e-4) and sorted(s.size for s in spaces.spaces) == [4, 4]

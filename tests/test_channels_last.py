@@ -43,9 +43,13 @@ def moved(engine) -> list[tuple[str, str]]:
 
 
 CASES = {
-    "odd": tensorflow(), "image_of_8": tensorflow(8, 16), "two_images": tensorflow(3, 21, n=2), "gray": tensorflow(1, 1),
-    "stride": tensorflow(4, 10, strides=(2, 2)), "wide": tensorflow(24, 5, size=(6, 7)),
-}  # fmt: skip
+    "odd": tensorflow(),
+    "image_of_8": tensorflow(8, 16),
+    "two_images": tensorflow(3, 21, n=2),
+    "gray": tensorflow(1, 1),
+    "stride": tensorflow(4, 10, strides=(2, 2)),
+    "wide": tensorflow(24, 5, size=(6, 7)),
+}
 
 
 @pytest.mark.slow
@@ -79,7 +83,7 @@ ENDS = {  # what follows a convolution of 24 channels
     "pool": [node("AveragePool", "a", "y", kernel_shape=(2, 2), strides=(2, 2))],
     "resize": [node("Resize", "a _ scales", "r", mode="linear"), node("Transpose", "r", "y", perm=(0, 2, 3, 1))],
     "rows": [node("ReduceMean", "a axes", "m", keepdims=0), node("Reshape", "m flat", "y")],
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

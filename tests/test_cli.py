@@ -37,9 +37,7 @@ LISTS = "Layers eligible for sparse math", "TRT inference plan picked sparse imp
 
 def start(args: str, folder: Path, **options) -> subprocess.Popen:
     line = [sys.executable, "-m", "gpu_runtime", *args.split()]
-    return subprocess.Popen(
-        line, cwd=folder, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )  # fmt: skip
+    return subprocess.Popen(line, cwd=folder, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def program(args: str, folder: Path, **options) -> tuple[int, str, str]:
@@ -90,8 +88,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert " ".join(out.split()[:30]).split("; ")[1].startswith("times are predicted(h200), nothing is measured")
     assert "[time] block1/conv1 + block1/relu1\n" in err
     eligible, picked = (
-        [name for name in re.search(rf"^\(Sparsity\) {text}:(.*)$", out, re.M)[1].strip().split(", ") if name]
-        for text in LISTS
+        [name for name in re.search(rf"^\(Sparsity\) {text}:(.*)$", out, re.M)[1].strip().split(", ") if name] for text in LISTS
     )
     assert len(eligible) == 15 and eligible[0] == "block1/conv1" and set(picked) <= set(eligible)
     assert "=== Profile (1 iterations ) === predicted times, nothing was run\n" in out
@@ -146,10 +143,16 @@ def test_the_log_and_layer_information_name_the_same_sparse_layers(files, cli):
         assert sum(stats.mma_sp > 0 for stats in ctx.gpu.stats) == len(chosen)
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [
-    ("workspace:64", 64 << 20), ("workspace:1.5G", 3 << 29), ("workspace:512KiB", 512 << 10), ("workspace:100B", 100),
-    ("", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("workspace:64", 64 << 20),
+        ("workspace:1.5G", 3 << 29),
+        ("workspace:512KiB", 512 << 10),
+        ("workspace:100B", 100),
+        ("", None),
+    ],
+)
 def test_pools(text, nbytes):
     assert parse_pools(text) == nbytes
 
@@ -167,8 +170,9 @@ def test_plan_for_several_devices(files, cli):
     found = json.loads(cli(f"plan sparse.onnx --devices l4,b200 {SHAPES} --json")[1])
     assert [p["device"]["name"] for p in found] == ["l4", "b200"] and found[1]["timing"]["kind"] == "predicted"
     assert all(p["sparsity"]["summary"]["eligible"] == 15 for p in found)
-    assert "Of predictions: tensor work is predicted at 60 to 75 % of the boost clock" in " ".join(cli(
-        f"plan sparse.onnx --devices l4 {SHAPES}")[1].split())  # fmt: skip
+    assert "Of predictions: tensor work is predicted at 60 to 75 % of the boost clock" in " ".join(
+        cli(f"plan sparse.onnx --devices l4 {SHAPES}")[1].split()
+    )
     code, out, err = cli("plan sparse.onnx --devices a100,volta")
     assert code == 2 and "--devices: unknown device 'volta': expected one of a10, a100" in err
 
@@ -322,18 +326,29 @@ def test_sparsity_of_partly_pruned_and_computed_weights(files, cli):
     }
     w = {k: a.astype(np.float32) for k, a in w.items()} | {"shape": np.int64([8, 8, 1, 1])}
     nodes = [
-        node("Conv", "x half", "a"), node("Conv", "a full", "b"), node("Conv", "b full", "c"), node("NonZero", "c", "nz"),
-        node("Neg", "flat", "flipped"), node("Reshape", "flipped shape", "made"), node("Conv", "c made", "d"),
+        node("Conv", "x half", "a"),
+        node("Conv", "a full", "b"),
+        node("Conv", "b full", "c"),
+        node("NonZero", "c", "nz"),
+        node("Neg", "flat", "flipped"),
+        node("Reshape", "flipped shape", "made"),
+        node("Conv", "c made", "d"),
         node("Conv", "d grouped", "y", group=2),
-    ]  # fmt: skip
+    ]
     onnx.save(model(nodes, {"x": ("N", 8, "H", "W")}, "y", w), "mixed.onnx")
     code, out, _ = cli("inspect-sparsity mixed.onnx")
     assert code == 0
     assert [line.split()[0] + " " + line.split("  ")[-1] for line in out.splitlines()[2:7]] == [
-        "a 2:4", "b dense", "c dense", "d computed by Reshape made, not stored", "y dense",
-    ]  # fmt: skip
-    assert out.endswith("\npartly 2:4: 1 of the 4 layers that can be are; in all 14.3 % zeros, 28.57 % of groups fit\n"
-                        "--sparsity=force would prune 2 initializers, and take away 12.68 % of their energy\n")  # fmt: skip
+        "a 2:4",
+        "b dense",
+        "c dense",
+        "d computed by Reshape made, not stored",
+        "y dense",
+    ]
+    assert out.endswith(
+        "\npartly 2:4: 1 of the 4 layers that can be are; in all 14.3 % zeros, 28.57 % of groups fit\n"
+        "--sparsity=force would prune 2 initializers, and take away 12.68 % of their energy\n"
+    )
 
 
 @pytest.mark.slow

@@ -20,9 +20,11 @@ from tests.reference_run import model, node
 from tests.test_cli import ENV, SHAPES, contents, program, start
 
 OLD = {
-    "engine": bytes(8) + b"{the old engine", "json": b"the old JSON", "onnx": b"\x08\x07\x12the old model",
+    "engine": bytes(8) + b"{the old engine",
+    "json": b"the old JSON",
+    "onnx": b"\x08\x07\x12the old model",
     "npz": b"PK\x03\x04",
-}  # fmt: skip
+}
 
 
 def make_old(folder):
@@ -84,18 +86,23 @@ def test_unsupported_operators(files, refused):
         ("z:8x1x8x8", 1, "a shape is given for 'z', but the inputs are 'x'"),
         ("x:9999999999x1x8x8", 1, "input 'x': expected sizes of at least 1 and 2147483647 elements at most, got 9999999999x1"),
         ("x:8x1x8x8,x:9x1x8x8", 2, "--shapes: two sizes for input 'x'"),
-        *((bad, 2, f"--shapes: expected name:1x3x224x224 (several with commas), got {bad!r}")
-          for bad in ("x", "x:", "8x1x8x8", ":8x1", "x:0x1x8x8", "x:-1x1x8x8", "x:8x1xN", "x:8x", "x:1.5x1")),
+        *(
+            (bad, 2, f"--shapes: expected name:1x3x224x224 (several with commas), got {bad!r}")
+            for bad in ("x", "x:", "8x1x8x8", ":8x1", "x:0x1x8x8", "x:-1x1x8x8", "x:8x1xN", "x:8x", "x:1.5x1")
+        ),
     ],
-)  # fmt: skip
+)
 def test_sizes(refused, shapes, code, text):
     refused(f"build sparse.onnx --shapes={shapes} {OUTPUTS}", text, code=code)
 
 
 def test_wrong_usage(refused):
     refused("build tiny.onnx -o old.engine --sparsity=maybe", "'maybe' is not one of 'disable', 'enable', 'force'", code=2)
-    refused("build tiny.onnx -o old.engine --device nonsense",
-            "--device: unknown device 'nonsense': expected one of a10, a100, a100_40gb", code=2)  # fmt: skip
+    refused(
+        "build tiny.onnx -o old.engine --device nonsense",
+        "--device: unknown device 'nonsense': expected one of a10, a100, a100_40gb",
+        code=2,
+    )
     refused(
         "build tiny.onnx --savePruned=old.onnx", "--savePruned needs --sparsity=force: without it nothing is pruned", code=2
     )
@@ -219,8 +226,12 @@ def test_outputs_as_npy(files, cli):
 
 
 def test_quiet(files, cli):
-    for command in ("build tiny.onnx --device h200 -o q.engine", "run q.engine --emulate --input x=x.npy --output q.npz",
-                    "report q.engine -o q.html", "prune sparse.onnx -o q.onnx"):  # fmt: skip
+    for command in (
+        "build tiny.onnx --device h200 -o q.engine",
+        "run q.engine --emulate --input x=x.npy --output q.npz",
+        "report q.engine -o q.html",
+        "prune sparse.onnx -o q.onnx",
+    ):
         assert cli(f"{command} --quiet") == (0, "", ""), command
         assert (files / command.split()[-1]).exists()
     code, out, err = cli("build missing.onnx -q --device h200")
@@ -230,10 +241,11 @@ def test_quiet(files, cli):
 
 def test_a_missing_file_is_also_a_file_not_found_error(files):
     for call, kind in (
-        (lambda: gr.load("none.engine"), gr.EngineError), (lambda: gr.build("none.onnx", device="h200"), gr.ModelError),
+        (lambda: gr.load("none.engine"), gr.EngineError),
+        (lambda: gr.build("none.onnx", device="h200"), gr.ModelError),
         (lambda: gr.InferenceSession("none.onnx", device="h200"), gr.ModelError),
         (lambda: gr.InferenceSession("none.engine"), ValueError),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FileNotFoundError, match="no such file") as caught:
             call()
         e = pickle.loads(pickle.dumps(caught.value))

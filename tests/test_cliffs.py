@@ -32,11 +32,18 @@ def close_pair(seed=0, shape=SHAPE):
 SMALL = node("Sub", "a b", "d")
 RATIO = (node("Div", "b a", "q"),)  # below 1, and above it once both are rounded
 CONSTANTS = {
-    "minus": np.float32(-1), "third": np.float32(0.3), "root": np.float32(-0.5), "k": np.float32(1e-3), "axes": np.int64([1]),
-    "starts": np.int64([1]), "ends": np.int64([5]), "w": np.eye(8, dtype=np.float32)[..., None, None],
+    "minus": np.float32(-1),
+    "third": np.float32(0.3),
+    "root": np.float32(-0.5),
+    "k": np.float32(1e-3),
+    "axes": np.int64([1]),
+    "starts": np.int64([1]),
+    "ends": np.int64([5]),
+    "w": np.eye(8, dtype=np.float32)[..., None, None],
     "w2": (np.eye(8) + 2.0**-13 * np.roll(np.eye(8), 1, 0)).astype(np.float32)[..., None, None],
-}  # fmt: skip
+}
 # What follows Sub -> d, so that y is in FP16's range.
+# fmt: off
 NETWORKS = {
     "pow": [SMALL, node("Pow", "d minus", "r"), node("Mul", "r k", "y")],
     "reciprocal": [SMALL, node("Reciprocal", "d", "r"), node("Mul", "r k", "y")],
@@ -61,7 +68,8 @@ NETWORKS = {
     "convolved": [node("Conv", "a w2", "p"), node("Conv", "a w", "q0"), node("Relu", "q0", "q"), node("Sub", "p q", "d"),
                   node("Reciprocal", "d", "r"), node("Mul", "r k", "s"), node("Conv", "s w", "y")],
     "rows": [SMALL, node("ReduceLogSum", "d", "y", axes=(1,), keepdims=1)],
-}  # fmt: skip
+}
+# fmt: on
 
 
 def network_of(name):
@@ -70,7 +78,8 @@ def network_of(name):
     if name == "convolved":
         feeds = {t: x.astype(np.float16).astype(np.float32) for t, x in feeds.items()}
     return model(NETWORKS[name], dict.fromkeys("ab" if name != "convolved" else "a", SHAPE), "y", CONSTANTS), (
-        feeds if name != "convolved" else {"a": feeds["a"]})  # fmt: skip
+        feeds if name != "convolved" else {"a": feeds["a"]}
+    )
 
 
 def right(engine, proto, feeds, bound=2e-3):
@@ -135,11 +144,18 @@ def test_what_fp32_does_not_mend_is_a_warning(tmp_path, monkeypatch):
 def test_only_sums_are_fp32(tmp_path):
     """A convolution's sums are stored as they are: on tensor cores, in one launch; another reader takes them in FP16."""
     proto = model(
-        [node("Conv", "x w", "p", pads=(1, 1, 1, 1)), node("Conv", "p v", "q"), node("Sigmoid", "q", "s"),
-         node("ReduceMean", "p", "m", axes=(2, 3)), node("Sub", "p m", "d"), node("Div", "s d", "y")],
-        {"x": (1, 16, 8, 8)}, "y",
+        [
+            node("Conv", "x w", "p", pads=(1, 1, 1, 1)),
+            node("Conv", "p v", "q"),
+            node("Sigmoid", "q", "s"),
+            node("ReduceMean", "p", "m", axes=(2, 3)),
+            node("Sub", "p m", "d"),
+            node("Div", "s d", "y"),
+        ],
+        {"x": (1, 16, 8, 8)},
+        "y",
         {"w": np.ones((16, 16, 3, 3), np.float32), "v": np.ones((16, 16, 1, 1), np.float32)},
-    )  # fmt: skip
+    )
     layers = {layer.name: layer for layer in build(tmp_path, proto).plan.layers}
     assert layers["p"].tactic_name.startswith("conv_dense") and str(layers["p"].outputs[0].format) == "fp32:chw"
     assert layers["q + s"].tactic_name.startswith("conv_grouped_hmma")
@@ -150,15 +166,22 @@ def test_only_sums_are_fp32(tmp_path):
 def test_rows_of_zeros_have_a_norm(tmp_path):
     """x / max(|x|, 1e-12), of which FP16 makes 0 / 0."""
     proto = model(
-        [node("ReduceL2", "x", "n", axes=(3,)), node("Clip", "n e", "m"), node("Expand", "m shape", "o"),
-         node("Div", "x o", "y")],
-        {"x": SHAPE}, "y", {"e": np.float32(1e-12), "shape": np.int64(SHAPE)},
-    )  # fmt: skip
+        [
+            node("ReduceL2", "x", "n", axes=(3,)),
+            node("Clip", "n e", "m"),
+            node("Expand", "m shape", "o"),
+            node("Div", "x o", "y"),
+        ],
+        {"x": SHAPE},
+        "y",
+        {"e": np.float32(1e-12), "shape": np.int64(SHAPE)},
+    )
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     x[:, :, 2] = 0
     right(build(tmp_path, proto), proto, {"x": x})
 
 
+# fmt: off
 AWAY = {  # what keeps away from the cliff by itself: the range of its base is known
     "clip": [node("Sub", "a b", "d"), node("Clip", "d k one", "c"), node("Div", "a c", "y")],
     "one and more": [node("Sub", "a b", "d"), node("Exp", "d", "e"), node("Add", "e one", "f"), node("Reciprocal", "f", "y")],
@@ -171,7 +194,8 @@ AWAY = {  # what keeps away from the cliff by itself: the range of its base is k
     "sigmoid": [node("Sigmoid", "a", "s"), node("Add", "s one", "t"), node("Log", "t", "y")],
     "angle": [node("Tanh", "a", "t"), node("Asin", "t", "y")],
     "whole power": [node("Sub", "a b", "d"), node("Pow", "d three", "y")],
-}  # fmt: skip
+}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", AWAY)

@@ -37,16 +37,34 @@ def test_infinity_comes_back():
 @pytest.mark.parametrize(
     "change",
     [
-        {"type": "Problem"}, {"type": 3}, {"k": 16.0}, {"k": "16"}, {"k": True}, {"k": 2**31}, {"k": 0}, {"k": None},
-        {"bias": True}, {"epilogue": {"bias": 1}},
-        {"stride": [1]}, {"stride": [1, 0]}, {"stride": 1}, {"groups": 0}, {"groups": -1}, {"groups": 3},
+        {"type": "Problem"},
+        {"type": 3},
+        {"k": 16.0},
+        {"k": "16"},
+        {"k": True},
+        {"k": 2**31},
+        {"k": 0},
+        {"k": None},
+        {"bias": True},
+        {"epilogue": {"bias": 1}},
+        {"stride": [1]},
+        {"stride": [1, 0]},
+        {"stride": 1},
+        {"groups": 0},
+        {"groups": -1},
+        {"groups": 3},
         {"dilation": [2**62, 1]},
-        {"epilogue": {"pool": [3, 3]}}, {"epilogue": {"act": "relu"}}, {"epilogue": {"act": {"name": "rel"}}},
-        {"epilogue": {"act": {"name": "clip", "params": [0]}}}, {"more": 1},
-        {"pad": [1, 1, 1, "inf"]}, {"epilogue": {"d2s": 0}}, {"h": -9},
+        {"epilogue": {"pool": [3, 3]}},
+        {"epilogue": {"act": "relu"}},
+        {"epilogue": {"act": {"name": "rel"}}},
+        {"epilogue": {"act": {"name": "clip", "params": [0]}}},
+        {"more": 1},
+        {"pad": [1, 1, 1, "inf"]},
+        {"epilogue": {"d2s": 0}},
+        {"h": -9},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_no_problem_is(change):
     with pytest.raises(ValueError, match=r"expected|must|make no sense|takes 2"):
         codec.from_json(codec.to_json(CONV) | change)
@@ -59,12 +77,15 @@ def test_a_missing_field_is_named():
         codec.from_json(data)
 
 
-@pytest.mark.parametrize("how", [
-    lambda: MoveProblem(1, 4, 5, 5, "s2d_dcr", (16, 3, 3), step=(1, 2, 2)),
-    lambda: MoveProblem(1, 4, 4, 4, "upsample", (4, 9, 8), step=(1, 2, 2)),
-    lambda: MoveProblem(1, 4, 4, 4, "channels", (4, 4, 4), step=(1, 3, 3)),
-    lambda: PoolProblem(1, 4, 4, 4, "max", 2, 0, (2, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: MoveProblem(1, 4, 5, 5, "s2d_dcr", (16, 3, 3), step=(1, 2, 2)),
+        lambda: MoveProblem(1, 4, 4, 4, "upsample", (4, 9, 8), step=(1, 2, 2)),
+        lambda: MoveProblem(1, 4, 4, 4, "channels", (4, 4, 4), step=(1, 3, 3)),
+        lambda: PoolProblem(1, 4, 4, 4, "max", 2, 0, (2, 2)),
+    ],
+)
 def test_sizes_that_would_read_outside(how):
     with pytest.raises(ValueError, match="expected|positive"):
         how()
@@ -128,9 +149,13 @@ WHOLE = Whole("x", (Part(3), Part(4, 2j)), Part(5), "b", {"one": 1.5, "most": ma
 def test_a_record_comes_back():
     data = json.loads(json.dumps(records.to_json(Whole, WHOLE), allow_nan=False))
     assert data == {
-        "name": "x", "parts": [{"size": 3}, {"size": 4, "in": "2j"}], "either": {"type": "Part", "size": 5}, "kind": "b",
-        "numbers": {"one": 1.5, "most": "inf"}, "pair": [False, 2.0],
-    }  # fmt: skip
+        "name": "x",
+        "parts": [{"size": 3}, {"size": 4, "in": "2j"}],
+        "either": {"type": "Part", "size": 5},
+        "kind": "b",
+        "numbers": {"one": 1.5, "most": "inf"},
+        "pair": [False, 2.0],
+    }
     assert records.from_json(Whole, data) == WHOLE
     assert records.from_json(Whole, {"name": "y"}) == Whole("y")
     assert records.from_json(Whole, {"name": "y", "either": {"type": "Other"}}).either == Other()
@@ -138,23 +163,29 @@ def test_a_record_comes_back():
     assert full["either"] is None and full["pair"] == [True, None] and records.from_json(Whole, full) == Whole("y")
 
 
-@pytest.mark.parametrize(("data", "sentence"), [
-    (7, "expected a record, got 7"), ({}, "has no 'name'"),
-    ({"name": 7}, "name: expected a text of at most 3 characters, got 7"),
-    ({"name": "long"}, "name: expected a text of at most 3"),
-    ({"name": "x", "more": 1}, "has an unknown 'more', expected only name"),
-    ({"name": "x", "parts": [{"size": 1}, {"size": 10}]}, r"parts\[1\].size: expected a whole number from 0 to 9, got 10"),
-    ({"name": "x", "parts": [{"size": True}]}, r"parts\[0\].size: expected a whole number"),
-    ({"name": "x", "parts": [{}]}, r"parts\[0\]: has no 'size'"), ({"name": "x", "parts": {}}, "parts: expected a list, got"),
-    ({"name": "x", "parts": [{"size": 1, "in": "j+"}]}, r"parts\[0\].in: expected a complex number, got j+"),
-    ({"name": "x", "either": {"size": 5}}, "either: expected a record with a type, one of Part, Other"),
-    ({"name": "x", "either": {"type": "Whole", "name": "y"}}, "either: expected a record with a type"),
-    ({"name": "x", "either": {"type": "Part", "size": -1}}, "either.size: expected"),
-    ({"name": "x", "kind": "c"}, "kind: expected one of a, b, got c"), ({"name": "x", "kind": None}, "kind: expected"),
-    ({"name": "x", "numbers": {"one": "1"}}, "numbers.one: expected a number, got 1"),
-    ({"name": "x", "pair": [True]}, "pair: expected a list of 2"),
-    ({"name": "x", "pair": [True, "?"]}, r"pair\[1\]: expected a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (7, "expected a record, got 7"),
+        ({}, "has no 'name'"),
+        ({"name": 7}, "name: expected a text of at most 3 characters, got 7"),
+        ({"name": "long"}, "name: expected a text of at most 3"),
+        ({"name": "x", "more": 1}, "has an unknown 'more', expected only name"),
+        ({"name": "x", "parts": [{"size": 1}, {"size": 10}]}, r"parts\[1\].size: expected a whole number from 0 to 9, got 10"),
+        ({"name": "x", "parts": [{"size": True}]}, r"parts\[0\].size: expected a whole number"),
+        ({"name": "x", "parts": [{}]}, r"parts\[0\]: has no 'size'"),
+        ({"name": "x", "parts": {}}, "parts: expected a list, got"),
+        ({"name": "x", "parts": [{"size": 1, "in": "j+"}]}, r"parts\[0\].in: expected a complex number, got j+"),
+        ({"name": "x", "either": {"size": 5}}, "either: expected a record with a type, one of Part, Other"),
+        ({"name": "x", "either": {"type": "Whole", "name": "y"}}, "either: expected a record with a type"),
+        ({"name": "x", "either": {"type": "Part", "size": -1}}, "either.size: expected"),
+        ({"name": "x", "kind": "c"}, "kind: expected one of a, b, got c"),
+        ({"name": "x", "kind": None}, "kind: expected"),
+        ({"name": "x", "numbers": {"one": "1"}}, "numbers.one: expected a number, got 1"),
+        ({"name": "x", "pair": [True]}, "pair: expected a list of 2"),
+        ({"name": "x", "pair": [True, "?"]}, r"pair\[1\]: expected a number"),
+    ],
+)
 def test_what_does_not_fit_is_refused_by_its_place(data, sentence):
     with pytest.raises(records.Misfit, match=f"^{sentence}"):
         records.from_json(Whole, data)
@@ -162,7 +193,10 @@ def test_what_does_not_fit_is_refused_by_its_place(data, sentence):
 
 def test_a_record_is_described():
     assert {name: records.words(records.hints(Whole)[f.name]) for name, f in records.json_names(Whole).items()} == {
-        "name": "a text of at most 3 characters", "parts": "[Part, ...]", "either": "Part or Other or null",
+        "name": "a text of at most 3 characters",
+        "parts": "[Part, ...]",
+        "either": "Part or Other or null",
         "kind": "one of a, b",
-        "numbers": "{name: a number}", "pair": "[true or false, a number or null]",
-    }  # fmt: skip
+        "numbers": "{name: a number}",
+        "pair": "[true or false, a number or null]",
+    }

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.accuracy.compare import Tolerance, compare
 from gpu_runtime.accuracy.wording import text
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tests.channel_networks import network
 from tests.conftest import model_path
 from tests.reference_run import model, node, ort_run, relative_error
@@ -38,9 +38,11 @@ def chain(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     w = {f"w{i}": rng.normal(0, 0.1, (8, 8, 3, 3)).astype(np.float32) for i in (1, 2, 3)}
     nodes = [
-        node("Conv", "x w1", "a", name="first", pads=[1] * 4), node("Relu", "a", "b", name="act"),
-        node("Conv", "b w2", "c", name="second", pads=[1] * 4), node("Conv", "c w3", "y", name="third", pads=[1] * 4),
-    ]  # fmt: skip
+        node("Conv", "x w1", "a", name="first", pads=[1] * 4),
+        node("Relu", "a", "b", name="act"),
+        node("Conv", "b w2", "c", name="second", pads=[1] * 4),
+        node("Conv", "c w3", "y", name="third", pads=[1] * 4),
+    ]
     onnx.save(model(nodes, {"x": (1, 8, 6, 6)}, "y", w), "tiny.onnx")
     gr.build("tiny.onnx", device="h200").save("tiny.engine")
     return tmp_path
@@ -115,15 +117,18 @@ def test_what_overflows_differs(chain, cli):
     assert cli("compare large.onnx large.engine")[0] == 0
 
 
-@pytest.mark.parametrize("args, message", [
-    ("tiny.onnx none.engine", "none.engine"),
-    ("none.onnx tiny.engine", "none.onnx: no such file"),
-    ("sparse.onnx tiny.engine", "sparse.onnx: expected the engine's inputs x and outputs y, got x and logits"),
-    ("tiny.onnx tiny.engine --inputs none.npz", "--inputs none.npz: no such file"),
-    ("tiny.onnx tiny.engine --inputs other.npz", "inputs: expected the names ['x'], got ['z']"),
-    ("tiny.onnx tiny.engine --inputs nan.npz", "input 'x' holds NaN or infinity"),
-    ("tiny.onnx tiny.onnx", "tiny.onnx"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("tiny.onnx none.engine", "none.engine"),
+        ("none.onnx tiny.engine", "none.onnx: no such file"),
+        ("sparse.onnx tiny.engine", "sparse.onnx: expected the engine's inputs x and outputs y, got x and logits"),
+        ("tiny.onnx tiny.engine --inputs none.npz", "--inputs none.npz: no such file"),
+        ("tiny.onnx tiny.engine --inputs other.npz", "inputs: expected the names ['x'], got ['z']"),
+        ("tiny.onnx tiny.engine --inputs nan.npz", "input 'x' holds NaN or infinity"),
+        ("tiny.onnx tiny.onnx", "tiny.onnx"),
+    ],
+)
 def test_what_does_not_fit_is_said(args, message, files, cli):
     np.savez("other.npz", z=np.zeros((1, 8, 6, 6), np.float32))
     np.savez("nan.npz", x=np.full((1, 8, 6, 6), np.nan, np.float32))
@@ -152,12 +157,15 @@ def test_drawn_networks_pass_layer_by_layer(group, tmp_path):
         assert found.same_file and len(found.layers) + len(found.unnamed) <= len(engine.plan.layers)
 
 
-@pytest.mark.parametrize("name, shape", [
-    ("mnist8", (1, 1, 28, 28)),
-    pytest.param("resnet20_cifar10", (1, 3, 32, 32), marks=pytest.mark.slow),
-    pytest.param("fastestdet", (1, 3, 352, 352), marks=pytest.mark.full),
-    pytest.param("deeplabv3_mnv2_257", (1, 257, 257, 3), marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("mnist8", (1, 1, 28, 28)),
+        pytest.param("resnet20_cifar10", (1, 3, 32, 32), marks=pytest.mark.slow),
+        pytest.param("fastestdet", (1, 3, 352, 352), marks=pytest.mark.full),
+        pytest.param("deeplabv3_mnv2_257", (1, 257, 257, 3), marks=pytest.mark.full),
+    ],
+)
 def test_real_networks_pass_layer_by_layer(name, shape):
     path = model_path(name)
     dynamic = {onnx.load(path).graph.input[0].name: shape} if name == "resnet20_cifar10" else None

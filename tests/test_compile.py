@@ -24,6 +24,7 @@ from tests.problems import conv_case
 TILES = [("conv_dense", t) for t in DENSE_TILES] + [("conv_sparse24", t) for t in SPARSE_TILES]
 HWC8 = Format("fp16", "hwc8")
 PAIRS = list(itertools.product(("hwc8", "chw"), repeat=2))
+# fmt: off
 OTHERS = [
     *(("pointwise", {"VEC": v, "OPS": ops, "OPERANDS": operands, "SOURCES": sources, "ROWS": rows})
       for v in (1, 8) for rows in (0, 1) for ops, operands, sources in ((3020, 12, 133), (2846454230222320, 65432, 123411))),
@@ -46,13 +47,15 @@ OTHERS = [
         ("gather", {"IN_VEC": 0, "OUT_VEC": 0}))),
     ("matmul_fp32", {"A_F32": 1, "B_F32": 1, "Y_F32": 1}),
     ("move", {"KIND": 0, "IN_VEC": 0, "OUT_VEC": 0, "IN_TYPE": 1, "OUT_F32": 1}),
-]  # fmt: skip
+]
+# fmt: on
 
 
 def conv_launch(kernel, tile, x, y, residual, act, out="fp16"):
     """The launch of a problem in which nothing can be left out."""
-    problem = conv_case(2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act),
-                          sparse24=True)  # fmt: skip
+    problem = conv_case(
+        2, 24, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=residual, act=Activation(act), sparse24=True
+    )
     formats = (Format("fp16", x), Format("fp16", y))
     tactic = Tactic(kernel, tile, (formats[0], formats[1]) if residual else formats[:1], Format(out, y))
     return tactic, launches(problem, tactic)[0]

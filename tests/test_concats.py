@@ -27,9 +27,15 @@ def split_convolution(rng, shape=(2, 12, 7, 5), *, groups=(1, 1, 1), act="", axi
         if act and i == 1:
             nodes.append(node(act, "a1", "c1"))
     total = sum(SIZES)
-    w |= {"slope": rng.uniform(0.1, 2, (total, 1, 1)).astype(np.float32), "three": np.float32(3), "zero": np.float32(0),
-          "g": rng.uniform(0.5, 2, total).astype(np.float32), "b": rng.standard_normal(total).astype(np.float32),
-          "m": rng.standard_normal(total).astype(np.float32), "v": rng.uniform(0.5, 2, total).astype(np.float32)}  # fmt: skip
+    w |= {
+        "slope": rng.uniform(0.1, 2, (total, 1, 1)).astype(np.float32),
+        "three": np.float32(3),
+        "zero": np.float32(0),
+        "g": rng.uniform(0.5, 2, total).astype(np.float32),
+        "b": rng.standard_normal(total).astype(np.float32),
+        "m": rng.standard_normal(total).astype(np.float32),
+        "v": rng.uniform(0.5, 2, total).astype(np.float32),
+    }
     return [*nodes, node("Concat", "c0 c1 c2", "c", axis=axis)], w
 
 

@@ -23,7 +23,7 @@ CASES = [
     (test_emulator.test_columns_a_sparse_row_drops_are_not_multiplied, ()),
     (test_emulator.test_ldmatrix_and_movmatrix, ()),
     (test_emulator_alu.test_32_bit_integers, ()),
-]  # fmt: skip
+]
 
 
 class Anything:

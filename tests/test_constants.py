@@ -13,8 +13,12 @@ def test_weights_that_a_training_mode_normalization_standardizes():
     w |= {"b": np.zeros(16), "m": np.zeros(16), "v": np.ones(16)}
     arrays = {name: a.astype(np.float32) for name, a in w.items()}
     arrays |= {"flat": np.array([1, 16, -1]), "back": np.array([16, 8, 3, 3])}
-    nodes = [node("Reshape", "w flat", "r"), node("BatchNormalization", "r g b m v", "n _m _v", training_mode=1),
-             node("Reshape", "n back", "k"), node("Conv", "x k", "y", pads=(1, 1, 1, 1))]  # fmt: skip
+    nodes = [
+        node("Reshape", "w flat", "r"),
+        node("BatchNormalization", "r g b m v", "n _m _v", training_mode=1),
+        node("Reshape", "n back", "k"),
+        node("Conv", "x k", "y", pads=(1, 1, 1, 1)),
+    ]
     net = check_against_ort(model(nodes, {"x": (1, 8, 6, 6)}, "y", arrays), 2e-3)
     (conv,) = net.ops
     rows = conv.weights["w"].reshape(16, -1)

@@ -51,16 +51,19 @@ def test_grouped_transposed_convolution_runs(tmp_path, seed):
     check_engine(tmp_path, draw_transpose(seed))
 
 
-@pytest.mark.parametrize("op, how, w", [
-    ("Conv", {"strides": (2,), "pads": (1, 2), "dilations": (2,)}, {"w": weights(6, 4, 3), "b": weights(6)}),
-    ("Conv", {"auto_pad": "SAME_UPPER", "strides": (2,), "group": 2}, {"w": weights(6, 2, 4)}),
-    ("Conv", {"group": 4, "pads": (1, 1)}, {"w": weights(4, 1, 3)}),
-    ("ConvTranspose", {"strides": (2,), "pads": (1, 0), "output_padding": (1,)}, {"w": weights(4, 6, 3)}),
-    ("ConvTranspose", {"strides": (2,)}, {"w": weights(4, 6, 2)}),
-    ("MaxPool", {"kernel_shape": (3,), "strides": (2,), "pads": (1, 1)}, {}),
-    ("AveragePool", {"kernel_shape": (4,), "strides": (3,), "pads": (2, 1), "count_include_pad": 1}, {}),
-    ("AveragePool", {"kernel_shape": (3,), "auto_pad": "SAME_LOWER"}, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, how, w",
+    [
+        ("Conv", {"strides": (2,), "pads": (1, 2), "dilations": (2,)}, {"w": weights(6, 4, 3), "b": weights(6)}),
+        ("Conv", {"auto_pad": "SAME_UPPER", "strides": (2,), "group": 2}, {"w": weights(6, 2, 4)}),
+        ("Conv", {"group": 4, "pads": (1, 1)}, {"w": weights(4, 1, 3)}),
+        ("ConvTranspose", {"strides": (2,), "pads": (1, 0), "output_padding": (1,)}, {"w": weights(4, 6, 3)}),
+        ("ConvTranspose", {"strides": (2,)}, {"w": weights(4, 6, 2)}),
+        ("MaxPool", {"kernel_shape": (3,), "strides": (2,), "pads": (1, 1)}, {}),
+        ("AveragePool", {"kernel_shape": (4,), "strides": (3,), "pads": (2, 1), "count_include_pad": 1}, {}),
+        ("AveragePool", {"kernel_shape": (3,), "auto_pad": "SAME_LOWER"}, {}),
+    ],
+)
 def test_one_dimension(tmp_path, op, how, w):
     nodes = [node(op, " ".join(["x", *w]), "a", **how), node("Relu", "a", "y")]
     proto = model(nodes, {"x": (2, 4, 11)}, "y", w)
@@ -68,12 +71,15 @@ def test_one_dimension(tmp_path, op, how, w):
     check_engine(tmp_path, proto)
 
 
-@pytest.mark.parametrize("shape, w, expected", [
-    ((2, 5, 12), (12, 7), ["View", "Conv", "View"]),
-    ((2, 3, 5, 12), (12, 8), ["View", "Conv", "View"]),
-    ((12,), (12, 8), ["Conv"]),
-    ((3, 12), (12, 8), ["Conv"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, w, expected",
+    [
+        ((2, 5, 12), (12, 7), ["View", "Conv", "View"]),
+        ((2, 3, 5, 12), (12, 8), ["View", "Conv", "View"]),
+        ((12,), (12, 8), ["Conv"]),
+        ((3, 12), (12, 8), ["Conv"]),
+    ],
+)
 def test_matmul_by_a_constant_is_a_convolution(tmp_path, shape, w, expected):
     """Bias and scale of the columns, and an activation, are its epilogue; the views around it launch nothing."""
     constants = {"w": weights(*w), "b": weights(w[1], seed=1), "s": np.abs(weights(w[1], seed=2)) + 0.5}
@@ -103,10 +109,19 @@ def test_weights_are_eligible_for_sparsity_in_every_matmul(tmp_path):
     assert engine.sparsity.eligible == ("y",)
 
 
-@pytest.mark.parametrize("a, b", [
-    ((5, 7), (7, 6)), ((2, 5, 8), (2, 8, 6)), ((2, 3, 5, 8), (3, 8, 6)), ((2, 1, 5, 8), (1, 3, 8, 6)), ((8,), (2, 8, 6)),
-    ((2, 5, 8), (8,)), ((2, 2, 3, 5, 8), (2, 2, 3, 8, 6)), ((2, 1, 3, 5, 8), (2, 1, 8, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((5, 7), (7, 6)),
+        ((2, 5, 8), (2, 8, 6)),
+        ((2, 3, 5, 8), (3, 8, 6)),
+        ((2, 1, 5, 8), (1, 3, 8, 6)),
+        ((8,), (2, 8, 6)),
+        ((2, 5, 8), (8,)),
+        ((2, 2, 3, 5, 8), (2, 2, 3, 8, 6)),
+        ((2, 1, 3, 5, 8), (2, 1, 8, 6)),
+    ],
+)
 def test_product_of_two_computed_tensors(tmp_path, a, b):
     proto = model([node("Relu", "x", "r"), node("Relu", "z", "s"), node("MatMul", "r s", "y")], {"x": a, "z": b}, "y")
     net = check_against_ort(proto, 1e-5)
@@ -121,11 +136,22 @@ def test_gemm_of_two_computed_tensors(tmp_path):
 
 
 @pytest.mark.sample(11)
-@pytest.mark.parametrize("shape, matrices", [
-    ((3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (3, 8, 4)), ((2, 3, 5, 8), (1, 3, 8, 4)), ((2, 3, 5, 8), (2, 3, 8, 4)),
-    ((5, 8), (3, 8, 4)), ((8,), (3, 8, 4)), ((2, 5, 8), (8,)), ((1, 5, 8), (3, 8, 4)), ((2, 1, 5, 8), (1, 1, 8, 4)),
-    ((3, 2, 5, 8), (3, 1, 8, 4)), ((1, 2, 5, 8), (3, 1, 8, 4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, matrices",
+    [
+        ((3, 5, 8), (3, 8, 4)),
+        ((2, 3, 5, 8), (3, 8, 4)),
+        ((2, 3, 5, 8), (1, 3, 8, 4)),
+        ((2, 3, 5, 8), (2, 3, 8, 4)),
+        ((5, 8), (3, 8, 4)),
+        ((8,), (3, 8, 4)),
+        ((2, 5, 8), (8,)),
+        ((1, 5, 8), (3, 8, 4)),
+        ((2, 1, 5, 8), (1, 1, 8, 4)),
+        ((3, 2, 5, 8), (3, 1, 8, 4)),
+        ((1, 2, 5, 8), (3, 1, 8, 4)),
+    ],
+)
 @pytest.mark.parametrize("first", [False, True])
 def test_product_by_a_constant_matrix_for_each_batch(tmp_path, shape, matrices, first):
     shapes = [(*s[:-2], s[-1], s[-2]) if first and len(s) > 1 else s for s in (shape, matrices)]
@@ -147,25 +173,39 @@ def test_softmax_of_any_axis(tmp_path, axis, shape):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("attributes", [
-    {}, {"pads": (1, 0, 2, 0, 1, 1)}, {"strides": (2, 1, 2), "pads": (1, 1, 1, 1, 1, 1)}, {"dilations": (2, 1, 2)},
-    {"auto_pad": "SAME_LOWER", "strides": (2, 2, 1)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"pads": (1, 0, 2, 0, 1, 1)},
+        {"strides": (2, 1, 2), "pads": (1, 1, 1, 1, 1, 1)},
+        {"dilations": (2, 1, 2)},
+        {"auto_pad": "SAME_LOWER", "strides": (2, 2, 1)},
+    ],
+)
 def test_convolution_of_volumes(attributes, groups):
     nodes = [
-        node("Conv", "x w b", "c", group=groups, **attributes), node("BatchNormalization", "c s b m v", "n"),
-        node("Relu", "n", "r"), node("Add", "r n", "y"),
-    ]  # fmt: skip
+        node("Conv", "x w b", "c", group=groups, **attributes),
+        node("BatchNormalization", "c s b m v", "n"),
+        node("Relu", "n", "r"),
+        node("Add", "r n", "y"),
+    ]
     w = {"w": weights(8, 4 // groups, 3, 2, 3), "b": weights(8), "s": weights(8), "m": weights(8), "v": abs(weights(8)) + 1}
     net = check_against_ort(model(nodes, {"x": (2, 4, 6, 5, 7)}, "y", w))
     assert [type(op.problem).__name__ for op in net.ops].count("ConvProblem") == 1
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-@pytest.mark.parametrize("attributes", [
-    {}, {"pads": (1, 0, 1, 0, 1, 1), "strides": (2, 1, 3)}, {"pads": (1, 1, 1, 1, 1, 1), "strides": (2, 2, 2), "ceil_mode": 1},
-    {"pads": (1, 1, 1, 1, 1, 1), "strides": (3, 2, 2), "ceil_mode": 1, "count_include_pad": 1}, {"dilations": (2, 1, 2)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"pads": (1, 0, 1, 0, 1, 1), "strides": (2, 1, 3)},
+        {"pads": (1, 1, 1, 1, 1, 1), "strides": (2, 2, 2), "ceil_mode": 1},
+        {"pads": (1, 1, 1, 1, 1, 1), "strides": (3, 2, 2), "ceil_mode": 1, "count_include_pad": 1},
+        {"dilations": (2, 1, 2)},
+    ],
+)
 def test_pool_of_volumes(op, attributes):
     attributes = {k: v for k, v in attributes.items() if (op, k) != ("MaxPool", "count_include_pad")}
     nodes = [node(op, "x", "y", kernel_shape=(3, 2, 3), **attributes)]

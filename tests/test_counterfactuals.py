@@ -35,9 +35,14 @@ def test_a_graph_is_split_by_options_where_its_tables_are_too_wide():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make, seeds, least, wide", [
-    (small_graph, 250, (500, 100), False), (sibling_graph, 40, (200, 60), False), (small_graph, 250, (150, 20), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, seeds, least, wide",
+    [
+        (small_graph, 250, (500, 100), False),
+        (sibling_graph, 40, (200, 60), False),
+        (small_graph, 250, (150, 20), True),
+    ],
+)
 def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, wide, monkeypatch):
     """Min-marginals, also where a layer is several ops at once, and with a graph too `wide`, which is split."""
     checked = flips = 0
@@ -70,16 +75,19 @@ def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, wi
                 assert sorted(map(str, entries)) == sorted(str(e) for n, e in p.entries.items() if n in names)
             assert all(e.sparse == sparse for e in found.after)
             assert (set(found.change.gone), set(found.change.new)) == (
-                set(best.reformats) - set(whole.reformats), set(whole.reformats) - set(best.reformats)
-            )  # fmt: skip
+                set(best.reformats) - set(whole.reformats),
+                set(whole.reformats) - set(best.reformats),
+            )
             checked += 1
             if best.total_ps < alone.total_ps and found.speedup < math.inf:
                 flips += 1
                 for factor, reaches in ((found.speedup * 1.001, True), (1 + (found.speedup - 1) * 0.9, False)):
                     total = solve(faster(graph, names, sparse, factor), force=force).total_ps
                     assert (total / 1e6 <= best.total_ps) == reaches, (seed, names, sparse, found.speedup)
-                quick = {n: (lambda e, f=found.flipped: (e.tactic, e.ins, e.out) in {(x.tactic, x.ins, x.out) for x in f})
-                         for n in names}  # fmt: skip
+                quick = {
+                    n: (lambda e, f=found.flipped: (e.tactic, e.ins, e.out) in {(x.tactic, x.ins, x.out) for x in f})
+                    for n in names
+                }
                 total = solve(faster(graph, names, sparse, found.speedup * 1.001), force=quick).total_ps
                 assert total / 1e6 <= best.total_ps, "with these kernels, and no others"
     assert checked > least[0] and flips > least[1]

@@ -79,12 +79,19 @@ def others() -> onnx.ModelProto:
 
 
 SMALL = {
-    "siblings": siblings(True, True, True), "siblings, one not 2:4": siblings(True, False, True),
-    "siblings, none 2:4": siblings(False, False), "squeeze-excite": squeeze_excite(24, True, True),
-    "squeeze-excite, one 2:4": squeeze_excite(24, True, False), "squeeze-excite of 6": squeeze_excite(6, True, False),
-    "back to back": back_to_back(), "pieces": pieces(True, True, True), "pieces, one not 2:4": pieces(True, False, True),
-    "branches": branches(True, True), "branches, one not 2:4": branches(True, False), "others": others(),
-}  # fmt: skip
+    "siblings": siblings(True, True, True),
+    "siblings, one not 2:4": siblings(True, False, True),
+    "siblings, none 2:4": siblings(False, False),
+    "squeeze-excite": squeeze_excite(24, True, True),
+    "squeeze-excite, one 2:4": squeeze_excite(24, True, False),
+    "squeeze-excite of 6": squeeze_excite(6, True, False),
+    "back to back": back_to_back(),
+    "pieces": pieces(True, True, True),
+    "pieces, one not 2:4": pieces(True, False, True),
+    "branches": branches(True, True),
+    "branches, one not 2:4": branches(True, False),
+    "others": others(),
+}
 
 
 def of_the_file(path) -> tuple[set[str], int]:
@@ -106,10 +113,12 @@ def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
     summary = engine.sparsity.summary
     assert (summary.eligible, summary.layers, summary.picked) == (able, every, picked)
     texts = {
-        "log": log_text(record, 120, 400), "explain": wording.explain_text(record, engine.sparsity.rows),
-        "inspect": report.inspect_text(record), "page": data.page(record).verdict.sentence,
+        "log": log_text(record, 120, 400),
+        "explain": wording.explain_text(record, engine.sparsity.rows),
+        "inspect": report.inspect_text(record),
+        "page": data.page(record).verdict.sentence,
         "plan": wording.sparsity_text(outlook),
-    }  # fmt: skip
+    }
     counts = f"{able} of {every} layers with weights are eligible, {picked or 'none'} run{'s' * (picked < 2)} sparse"
     for what, text in texts.items():
         told = counts if able else f"one of {every} layers with weights is eligible for 2:4, so the plan is dense"

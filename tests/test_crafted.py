@@ -1,6 +1,5 @@
 """No engine, whoever wrote it, reaches memory that is not its own: it is refused with a sentence, or it is one of ours."""
 
-
 import pytest
 
 from tests.test_mutants import outcomes

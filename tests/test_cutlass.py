@@ -13,9 +13,14 @@ pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 # 256 x 256 x 512 in m16n8k32; 198 pixels as 256, 136 channels as 256, 9 taps of 72 as 128, in m16n8k16, twice; two
 # convolutions, each alone, then in one launch
 RUNS = [
-    ("sparse_gemm", (), 8192), ("conv_fprop", CONV, 73728), ("conv_depthwise", DEPTHWISE, 0), ("two_convs", (), 336128),
-    ("sparse_gemm_small_tile", (), 8192), ("conv_fprop", SMALL, 1024), ("conv_grouped", GROUPED, 4608),
-]  # fmt: skip
+    ("sparse_gemm", (), 8192),
+    ("conv_fprop", CONV, 73728),
+    ("conv_depthwise", DEPTHWISE, 0),
+    ("two_convs", (), 336128),
+    ("sparse_gemm_small_tile", (), 8192),
+    ("conv_fprop", SMALL, 1024),
+    ("conv_grouped", GROUPED, 4608),
+]
 
 
 @pytest.mark.full
@@ -85,10 +90,14 @@ def test_cubs_scan_is_right(order):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", ["0", "3"])
-@pytest.mark.parametrize("change, words", [
-    ({r"st\.release\.gpu": "st.relaxed.gpu"}, "no chain of __threadfence"),
-    ({r"membar\.gl;": ""}, "between the atomic"),  # though the load behind it is ld.cg
-], ids=["release", "acquire"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({r"st\.release\.gpu": "st.relaxed.gpu"}, "no chain of __threadfence"),
+        ({r"membar\.gl;": ""}, "between the atomic"),  # though the load behind it is ld.cg
+    ],
+    ids=["release", "acquire"],
+)
 def test_cubs_scan_notices_a_missing_fence(change, words, seed):
     out, code = run("scan", (), *ALL_AT_ONCE, "--seed", seed, "--replace", json.dumps(change))
     assert code != 0 and "launch refused: global order" in out and words in out, out

@@ -39,10 +39,21 @@ def code(*rows, stalls=None, **control) -> tuple[Instruction, ...]:
         words = {name: of[n] for name, of in control.items() if n in of}
         guard, _, rest = row.partition(" ") if row.startswith("@") else ("", "", row)
         opcode, _, operands = rest.partition(" ")
-        found.append(Instruction(
-            16 * n, opcode, tuple(operands.split(", ")) if operands else (), guard.lstrip("@"), None, (stalls or {}).get(n, 1),
-            False, words.get("write"), words.get("read"), words.get("wait", 0), 0,
-        ))  # fmt: skip
+        found.append(
+            Instruction(
+                16 * n,
+                opcode,
+                tuple(operands.split(", ")) if operands else (),
+                guard.lstrip("@"),
+                None,
+                (stalls or {}).get(n, 1),
+                False,
+                words.get("write"),
+                words.get("read"),
+                words.get("wait", 0),
+                0,
+            )
+        )
     return tuple(found)
 
 
@@ -51,8 +62,20 @@ def products(n: int, first: int = 32) -> list[str]:
     return [f"HMMA.16816.F32 R{first + 4 * k}, R0, R4, R{first + 4 * k}" for k in range(n)]
 
 
-@pytest.mark.parametrize("device, each", [("a100", 8), ("a10", 16), ("l40s", 16), ("rtx3090", 32), ("rtx4090", 32), ("h100", 6),
-                                          ("b200", 8), ("rtx_pro_6000", 16), ("rtx5090", 32)])  # fmt: skip
+@pytest.mark.parametrize(
+    "device, each",
+    [
+        ("a100", 8),
+        ("a10", 16),
+        ("l40s", 16),
+        ("rtx3090", 32),
+        ("rtx4090", 32),
+        ("h100", 6),
+        ("b200", 8),
+        ("rtx_pro_6000", 16),
+        ("rtx5090", 32),
+    ],
+)
 def test_independent_products_fill_the_pipe(device, each):
     found = steady_of(code(*products(8)), ONE_EACH, machine(named(device)))
     assert (found.clocks_per_stage, found.mma_share) == (8 * each, 1.0)
@@ -102,7 +125,9 @@ def test_loads_issue_when_they_did_on_an_ampere_gpu():
         issued: dict[int, list[int]] = {}
         one = sm.issue
         sm.issue = lambda warp, core, step, clock, one=one, issued=issued: (
-            issued.setdefault(warp.number, []).append(clock), one(warp, core, step, clock))[1]  # fmt: skip
+            issued.setdefault(warp.number, []).append(clock),
+            one(warp, core, step, clock),
+        )[1]
         sm.run(active)
         last = [max(clocks[n] for clocks in issued.values() if len(clocks) > n) for n in range(len(path))]
         assert last == expected
@@ -116,10 +141,22 @@ def test_a_load_takes_its_latency(row, latency):
     assert found.waited[1] == {"short scoreboard": latency - 1}
 
 
-@pytest.mark.parametrize("opcode, wavefronts", [
-    ("LDS", 1), ("LDS.64", 2), ("LDS.U.128", 4), ("LDSM.16.M88", 1), ("LDSM.16.MT88.2", 2), ("LDSM.16.M88.4", 4),
-    ("STS.128", 4), ("LDGSTS.E.BYPASS.LTC128B.128", 4), ("LDGSTS.E.LTC128B.64", 2), ("LDGSTS.E", 1), ("LDG.E.128", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "opcode, wavefronts",
+    [
+        ("LDS", 1),
+        ("LDS.64", 2),
+        ("LDS.U.128", 4),
+        ("LDSM.16.M88", 1),
+        ("LDSM.16.MT88.2", 2),
+        ("LDSM.16.M88.4", 4),
+        ("STS.128", 4),
+        ("LDGSTS.E.BYPASS.LTC128B.128", 4),
+        ("LDGSTS.E.LTC128B.64", 2),
+        ("LDGSTS.E", 1),
+        ("LDG.E.128", 4),
+    ],
+)
 def test_wavefronts_without_conflicts(opcode, wavefronts):
     assert usual_wavefronts(code(f"{opcode} R0, [R1]")[0]) == wavefronts
 
@@ -167,12 +204,14 @@ def test_conflicts_never_make_a_loop_faster():
     assert clocks == sorted(clocks) and clocks[-1] == pytest.approx(8 * 8 * 32, rel=0.1)
 
 
+# fmt: off
 ROWS = (
     "HMMA.16816.F32 R32, R0, R4, R32", "HMMA.16816.F32 R36, R0, R4, R36", "HMMA.SP.16832.F32 R40, R0, R4, R40, R60, 0x0",
     "LDSM.16.M88.4 R44, [R100]", "LDS.128 R48, [R100]", "LDS R52, [R100]", "STS.128 [R100], R48", "LDGSTS.E.128 [R0], [R2.64]",
     "LDGDEPBAR", "DEPBAR.LE SB5, 0x1", "BAR.SYNC 0x0", "IADD3 R8, R9, R10, RZ", "IMAD R8, R9, R10, RZ", "@!PT LDS RZ, [RZ]",
     "MUFU.RCP R9, R9", "UIADD3 UR4, UR4, 0x1, URZ", "LDG.E.128 R56, [R2.64]",
-)  # fmt: skip
+)
+# fmt: on
 
 
 STAGES = 40

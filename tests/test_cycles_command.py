@@ -52,8 +52,18 @@ def test_a_cubin_is_read_as_our_kernels_are(tmp_path):
     path = tmp_path / "some.cubin"
     launch = cycles.launches(cycles.LAYER, cycles.tactic("conv_dense", tile))[0]
     path.write_bytes(compile_kernel("conv_dense", dict(launch.values), "sm_86").cubin)
-    result = run(str(path), "--sm", "sm_86", "--threads", str(code.threads), "--smem", str(code.smem), "--brief",
-                 "--registers", str(code.registers))  # fmt: skip
+    result = run(
+        str(path),
+        "--sm",
+        "sm_86",
+        "--threads",
+        str(code.threads),
+        "--smem",
+        str(code.smem),
+        "--brief",
+        "--registers",
+        str(code.registers),
+    )
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[1:] == direct.splitlines()[1:] and result.output.startswith("some.cubin conv_dense on ")
     fewer = run("conv_dense", str(tile), "--sm", "sm_86", "--brief", "--blocks", "1").output
@@ -70,17 +80,20 @@ def test_every_tile_has_one_name():
     )
 
 
-@pytest.mark.parametrize("args, says", [
-    ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24 or a file that ends in .cubin"),
-    (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
-    (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
-    (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),
-    (("conv_dense", "64x64x64", "--device", "t4"), "compute capability 7.5"),
-    (("conv_dense", "64x64x64", "-D", "GATE"), "-D GATE: expected NAME=VALUE with a whole number"),
-    (("conv_dense", "64x64x64", "--blocks", "99"), "--blocks 99: expected 1 to "),
-    (("absent.cubin", "--threads", "256"), "absent.cubin"),
-    (("absent.cubin",), "expected --threads, how many a block has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24 or a file that ends in .cubin"),
+        (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
+        (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
+        (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),
+        (("conv_dense", "64x64x64", "--device", "t4"), "compute capability 7.5"),
+        (("conv_dense", "64x64x64", "-D", "GATE"), "-D GATE: expected NAME=VALUE with a whole number"),
+        (("conv_dense", "64x64x64", "--blocks", "99"), "--blocks 99: expected 1 to "),
+        (("absent.cubin", "--threads", "256"), "absent.cubin"),
+        (("absent.cubin",), "expected --threads, how many a block has"),
+    ],
+)
 def test_bad_input_is_said(args, says):
     result = run(*args)
     assert result.exit_code != 0 and says in result.output and "Traceback" not in result.output

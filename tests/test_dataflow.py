@@ -14,11 +14,11 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
-from cuda_kernels.device import named
+from cuda_kernels.device import DEFAULT_DEVICE, named
 from gpu_runtime.assembly import assemble
 from gpu_runtime.errors import InternalError
 from gpu_runtime.network import Op
-from gpu_runtime.pipeline import DEFAULT_DEVICE, alternatives
+from gpu_runtime.pipeline import alternatives
 from gpu_runtime.planning import places, tables
 from gpu_runtime.runtime import dataflow
 from gpu_runtime.runtime.plan_record import Around, Bound, Layer, Memory, TensorPlace
@@ -171,8 +171,14 @@ def batches(n: int, m: int, kind: str, at: int, channels: int) -> onnx.ModelProt
     shape = (m, n * channels // m, 2, 2)
     view = node("Reshape", "r s", "v") if kind == "Reshape" else node("Transpose", "r", "v", perm=(1, 0, 2, 3))
     joined = ["v a", "a v", "a v a"][at]
-    nodes = [node("Relu", "x", "r"), view, node("Relu", "y", "a"), node("Concat", joined, "c", axis=1), node("Neg", "c", "z"),
-             node("Neg", "r", "again")]  # fmt: skip
+    nodes = [
+        node("Relu", "x", "r"),
+        view,
+        node("Relu", "y", "a"),
+        node("Concat", joined, "c", axis=1),
+        node("Neg", "c", "z"),
+        node("Neg", "r", "again"),
+    ]
     weights = {"s": np.array(shape)} if kind == "Reshape" else {}
     return model(nodes, {"x": (n, channels, 2, 2), "y": shape}, "z again", weights)
 
@@ -197,10 +203,18 @@ def test_a_view_of_another_batch_in_a_concat(n, m, kind, tmp_path):
 @pytest.mark.parametrize("inner", ["a b", "p q"])
 def test_a_concat_under_a_view_in_a_concat(first, inner, tmp_path):
     """The inner Concat's pieces have its strides, and the view those of the outer one."""
-    nodes = [node("Relu", "x", "a"), node("Neg", "x", "b"), node("Split", "b", "p q", axis=1, num_outputs=2),
-             node("Concat", inner, "i", axis=1), node("Reshape", "i s", "v"), node("Relu", "y", "r"),
-             node("Concat", "r v", "c", axis=1), node("Neg", "c", "z"), node("Neg", "a", "u"),
-             node("Abs", "p", "w")]  # fmt: skip
+    nodes = [
+        node("Relu", "x", "a"),
+        node("Neg", "x", "b"),
+        node("Split", "b", "p q", axis=1, num_outputs=2),
+        node("Concat", inner, "i", axis=1),
+        node("Reshape", "i s", "v"),
+        node("Relu", "y", "r"),
+        node("Concat", "r v", "c", axis=1),
+        node("Neg", "c", "z"),
+        node("Neg", "a", "u"),
+        node("Abs", "p", "w"),
+    ]
     count = 16 if inner == "a b" else 8
     proto = model(nodes, {"x": (1, 8, 3, 4), "y": (1, first, 1, 12)}, "z u w", {"s": np.array([1, count, 1, 12])}, opset=18)
     exact(proto, tmp_path / "m.onnx")
@@ -214,8 +228,14 @@ def test_rows_that_begin_between_vectors(shape, last, tmp_path):
     rows = [1, 4, 1, c * h * w // 4]
     steps = [node("Transpose", "r", "t", perm=(0, 2, 3, 1)), node("Reshape", "t s", "v")]
     steps = steps if last == "Transpose" else [node("Reshape", "r s", "v")]
-    nodes = [node("Relu", "x", "r"), *steps, node("Relu", "y", "a"), node("Concat", "a v", "c", axis=1), node("Neg", "c", "z"),
-             node("Neg", "r", "u")]  # fmt: skip
+    nodes = [
+        node("Relu", "x", "r"),
+        *steps,
+        node("Relu", "y", "a"),
+        node("Concat", "a v", "c", axis=1),
+        node("Neg", "c", "z"),
+        node("Neg", "r", "u"),
+    ]
     exact(model(nodes, {"x": shape, "y": (1, 1, 1, rows[3])}, "z u", {"s": np.array(rows)}), tmp_path / "m.onnx")
 
 
@@ -264,9 +284,10 @@ def spoil(data, pick: random.Random):
         around = tensors[at].inside
         n, c, h, w = around.shape4
         around = {
-            "inside": replace(around, shape4=(n, c + 8, h, w)), "channel": replace(around, channel=max(0, around.channel - 8)),
+            "inside": replace(around, shape4=(n, c + 8, h, w)),
+            "channel": replace(around, channel=max(0, around.channel - 8)),
             "own": None,
-        }[kind]  # fmt: skip
+        }[kind]
         return with_tensors(data, {at: replace(tensors[at], inside=around)})
     if kind == "order" and len(data.layers) > 1:
         i, layers = pick.randrange(len(data.layers) - 1), list(data.layers)
@@ -327,10 +348,13 @@ def test_boxes_overlap_where_their_bytes_do():
             dims = [(pick.randint(1, 4), pick.choice((1, 2, 3, 4, 6, 8, 12, 16, 24))) for _ in range(pick.randint(0, 3))]
             boxes.append(dataflow._box(pick.randint(0, 40), dims, pick.randint(1, 4)))
         covered = [
-            {b.start + sum(k * s for k, (_, s) in zip(ks, b.dims, strict=True)) + r
-             for ks in itertools.product(*(range(n) for n, _ in b.dims)) for r in range(b.run)}
+            {
+                b.start + sum(k * s for k, (_, s) in zip(ks, b.dims, strict=True)) + r
+                for ks in itertools.product(*(range(n) for n, _ in b.dims))
+                for r in range(b.run)
+            }
             for b in boxes
-        ]  # fmt: skip
+        ]
         assert dataflow._overlap(*boxes)[0] == bool(covered[0] & covered[1]), boxes
         seen.add(bool(covered[0] & covered[1]))
     assert seen == {True, False}

@@ -291,8 +291,9 @@ def mobilenet(path):
 
     def conv(x, y, k, c, r, group=1, stride=1, dilation=1, act=None):
         w = (rng.standard_normal((k, c // group, r, r)) * np.sqrt(2 / (c // group * r * r))).astype(np.float32)
-        weights.extend([numpy_helper.from_array(w, y + ".w"), numpy_helper.from_array(
-            rng.normal(0, 0.1, k).astype(np.float32), y + ".b")])  # fmt: skip
+        weights.extend(
+            [numpy_helper.from_array(w, y + ".w"), numpy_helper.from_array(rng.normal(0, 0.1, k).astype(np.float32), y + ".b")]
+        )
         window = {"strides": [stride] * 2, "dilations": [dilation] * 2, "pads": [dilation * (r // 2)] * 4, "group": group}
         nodes.append(helper.make_node("Conv", [x, y + ".w", y + ".b"], [y + ".sum" if act else y], name=y, **window))
         if act:
@@ -313,9 +314,12 @@ def mobilenet(path):
     nodes.append(helper.make_node("GlobalAveragePool", ["d.project"], ["pooled"], name="pool"))
     conv("pooled", "y", 10, 32, 1)
     graph = helper.make_graph(
-        nodes, "mobilenet_like", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 40, 36])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 10, 1, 1])], weights,
-    )  # fmt: skip
+        nodes,
+        "mobilenet_like",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 40, 36])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 10, 1, 1])],
+        weights,
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
 
@@ -366,9 +370,12 @@ def cut(model, first, last, shape, path):
             for i, name in enumerate(names):
                 names[i] = {first: "x", last: "y"}.get(name, name)
     graph = helper.make_graph(
-        nodes, "cut", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [i for i in model.graph.initializer if i.name in wanted],
-    )  # fmt: skip
+        nodes,
+        "cut",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [i for i in model.graph.initializer if i.name in wanted],
+    )
     inferred = onnx.shape_inference.infer_shapes(
         helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     )

@@ -34,8 +34,9 @@ def same(model, tmp_path, seeds, *more: str) -> None:
     first = built(model, tmp_path / "first", 0, *more)
     assert b"Autotuning format combination" in first[1]
     for seed in seeds:
-        for what, a, b in zip(("engine", "log", "layer information"), first, built(model, tmp_path / str(seed), seed, *more),
-                              strict=True):  # fmt: skip
+        for what, a, b in zip(
+            ("engine", "log", "layer information"), first, built(model, tmp_path / str(seed), seed, *more), strict=True
+        ):
             assert a == b, f"{what} differs with hash seed {seed}"
 
 

@@ -58,10 +58,17 @@ def test_a_record_states_no_less_than_the_error(seed):
     a, b = cancelling(rng, 10.0 ** -rng.uniform(0.5, 3), exact=seed % 2 == 0)
     shape = (2, C, 6, 7)
     weights = {
-        "scale": rng.uniform(0.5, 2, C), "shift": rng.standard_normal(C), "mean": rng.standard_normal(C) / 8,
-        "var": rng.uniform(0.5, 2, C), "wide": np.tile(a[:, :, None, None], (1, 1, 3, 3)) / 9,
-        "a": a[:, :, None, None], "at": a.T[:, :, None, None], "b": b[:, :, None, None], "am": a, "bm": b,
-    }  # fmt: skip
+        "scale": rng.uniform(0.5, 2, C),
+        "shift": rng.standard_normal(C),
+        "mean": rng.standard_normal(C) / 8,
+        "var": rng.uniform(0.5, 2, C),
+        "wide": np.tile(a[:, :, None, None], (1, 1, 3, 3)) / 9,
+        "a": a[:, :, None, None],
+        "at": a.T[:, :, None, None],
+        "b": b[:, :, None, None],
+        "am": a,
+        "bm": b,
+    }
     first = [
         [node("Identity", "x", "p")],
         [node("BatchNormalization", "x scale shift mean var", "n"), node("Relu", "n", "p")],
@@ -73,8 +80,6 @@ def test_a_record_states_no_less_than_the_error(seed):
         [node("ConvTranspose", "p at", "h"), node("Conv", "h b", "y")],
     ][rng.integers(3)]
     used = {n for step in (*first, *middle) for n in step.input}
-    proto = model(
-        [*first, *middle], {"x": shape}, "y", {k: np.asarray(v, np.float32) for k, v in weights.items() if k in used}
-    )
+    proto = model([*first, *middle], {"x": shape}, "y", {k: np.asarray(v, np.float32) for k, v in weights.items() if k in used})
     _, error, stated = built(proto, {"x": half(rng.uniform(-1, 1, shape))})
     assert error < 1.25 * stated, (error, stated)

@@ -13,10 +13,16 @@ CLOCK, MEMORY, BUS, BLOCKS = 13, 36, 37, 106
 def props(name: str, cc: int, sms: int, **more) -> dict:
     """As cupy.cuda.runtime.getDeviceProperties answers."""
     return {
-        "name": name.encode(), "major": cc // 10, "minor": cc % 10, "multiProcessorCount": sms, "l2CacheSize": 6 << 20,
-        "sharedMemPerBlockOptin": 99 << 10, "sharedMemPerMultiprocessor": 100 << 10, "maxThreadsPerMultiProcessor": 1536,
+        "name": name.encode(),
+        "major": cc // 10,
+        "minor": cc % 10,
+        "multiProcessorCount": sms,
+        "l2CacheSize": 6 << 20,
+        "sharedMemPerBlockOptin": 99 << 10,
+        "sharedMemPerMultiprocessor": 100 << 10,
+        "maxThreadsPerMultiProcessor": 1536,
         "regsPerMultiprocessor": 65536,
-    } | more  # fmt: skip
+    } | more
 
 
 def attributes(clock_khz=1_740_000, memory_khz=7_250_000, bus=384, blocks=16) -> dict:
@@ -26,14 +32,24 @@ def attributes(clock_khz=1_740_000, memory_khz=7_250_000, bus=384, blocks=16) ->
 @pytest.mark.parametrize(
     "name, cc, rate, share",
     [
-        ("NVIDIA A100-SXM4-80GB", 80, 1024, 1.0), ("NVIDIA A100-PCIE-40GB", 80, 1024, 1.0), ("NVIDIA A10", 86, 512, 1.0),
-        ("NVIDIA A40", 86, 512, 1.0), ("NVIDIA RTX A6000", 86, 512, 1.0), ("NVIDIA GeForce RTX 3080", 86, 256, 1.0),
-        ("NVIDIA L4", 89, 512, 1.0), ("NVIDIA L40S", 89, 512, 1.0), ("NVIDIA GeForce RTX 4070", 89, 256, 1.0),
-        ("NVIDIA H100 PCIe", 90, 2048, 0.667), ("NVIDIA B300", 103, 4096, 0.25), ("NVIDIA Thor", 110, 4096, 0.25),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 512, 1.0), ("NVIDIA GeForce RTX 5070", 120, 256, 1.0),
-        ("NVIDIA GB10", 121, 512, 1.0), ("NVIDIA X999", 130, 512, 1.0),
+        ("NVIDIA A100-SXM4-80GB", 80, 1024, 1.0),
+        ("NVIDIA A100-PCIE-40GB", 80, 1024, 1.0),
+        ("NVIDIA A10", 86, 512, 1.0),
+        ("NVIDIA A40", 86, 512, 1.0),
+        ("NVIDIA RTX A6000", 86, 512, 1.0),
+        ("NVIDIA GeForce RTX 3080", 86, 256, 1.0),
+        ("NVIDIA L4", 89, 512, 1.0),
+        ("NVIDIA L40S", 89, 512, 1.0),
+        ("NVIDIA GeForce RTX 4070", 89, 256, 1.0),
+        ("NVIDIA H100 PCIe", 90, 2048, 0.667),
+        ("NVIDIA B300", 103, 4096, 0.25),
+        ("NVIDIA Thor", 110, 4096, 0.25),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 512, 1.0),
+        ("NVIDIA GeForce RTX 5070", 120, 256, 1.0),
+        ("NVIDIA GB10", 121, 512, 1.0),
+        ("NVIDIA X999", 130, 512, 1.0),
     ],
-)  # fmt: skip
+)
 def test_products_per_clock_by_name_and_capability(name, cc, rate, share):
     d = reported(props(name, cc, 84), attributes())
     assert (d.mma_fma_per_clk, d.mma_sync_share, d.cc, d.measured) == (rate, share, cc, True)
@@ -53,8 +69,11 @@ def test_a_zero_is_not_believed_and_never_divides():
     d = reported(props("NVIDIA RTX A5500", 86, 84, l2CacheSize=0), attributes(0, 0, 0, 0))
     a10 = NAMED["a10"]
     assert (d.clock_mhz, d.dram_gbps, d.max_blocks_per_sm, d.l2_bytes) == (
-        a10.clock_mhz, a10.dram_gbps, a10.max_blocks_per_sm, a10.l2_bytes,
-    )  # fmt: skip
+        a10.clock_mhz,
+        a10.dram_gbps,
+        a10.max_blocks_per_sm,
+        a10.l2_bytes,
+    )
     assert {"clock_mhz", "dram_gbps", "max_blocks_per_sm"} <= set(d.assumed.split(", "))
     assert reported(props("NVIDIA RTX A5500", 86, 84), attributes(bus=0)).dram_gbps == a10.dram_gbps
 
@@ -63,8 +82,16 @@ def test_a_zero_is_not_believed_and_never_divides():
 def test_a_named_device_at_hand_is_the_named_one(title, name):
     d = NAMED[name]
     found = reported(props(title, d.cc, d.num_sms), attributes(0, 0, 0, 0))
-    for field in ("mma_fma_per_clk", "mma_sync_share", "l2_bytes_per_clk", "launch_us", "clock_mhz", "dram_gbps", "sm",
-                  "assumed"):  # fmt: skip
+    for field in (
+        "mma_fma_per_clk",
+        "mma_sync_share",
+        "l2_bytes_per_clk",
+        "launch_us",
+        "clock_mhz",
+        "dram_gbps",
+        "sm",
+        "assumed",
+    ):
         assert getattr(found, field) == getattr(d, field), field
 
 

@@ -16,6 +16,7 @@ from gpu_runtime.pruning.prune import prune
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
 DENSE, SPARSE = DIGITS / "digits_dense.onnx", DIGITS / "digits_sparse.onnx"
 OPS = {"Cast", "Conv", "BatchNormalization", "Relu", "Add", "GlobalAveragePool", "Flatten", "Gemm"}
+# fmt: off
 CONVS = [  # K, C, R, S, stride, in the file's order
     (64, 1, 3, 3, 1),
     (64, 64, 3, 3, 1), (64, 64, 3, 3, 1),
@@ -23,7 +24,8 @@ CONVS = [  # K, C, R, S, stride, in the file's order
     (128, 128, 3, 3, 1), (128, 128, 3, 3, 1),
     (128, 128, 1, 1, 1), (128, 128, 3, 3, 1), (256, 128, 1, 1, 1), (256, 128, 1, 1, 1),
     (64, 256, 1, 1, 1), (64, 64, 3, 3, 1), (256, 64, 1, 1, 1),
-]  # fmt: skip
+]
+# fmt: on
 
 
 def weighted(path, *kinds):

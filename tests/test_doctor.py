@@ -13,7 +13,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime import pipeline
+from gpu_runtime import pipeline, target
 from gpu_runtime.doctor import examine, findings, wording
 from gpu_runtime.doctor.cases import PROBLEMS, cases
 from gpu_runtime.doctor.findings import Failure
@@ -367,11 +367,16 @@ def test_a_build_leaves_out_what_failed_and_says_so(monkeypatch):
     monkeypatch.setattr(pipeline.devices, "has_gpu", lambda: True)
     monkeypatch.setattr(pipeline.devices, "current", lambda: HERE)
     with pytest.warns(RuntimeWarning, match="left out of plans"):
-        device = pipeline.pick_device(None)
-    assert pipeline.pick_device("h200").left_out == ()
+        device = target.pick_device(None)
+    assert target.pick_device("h200").left_out == ()
     lines = []
-    engine = gr.build(DIGITS / "digits_sparse.onnx", sparsity="enable", device=replace(device, measured=False),
-                      shapes={"x": (2048, 1, 8, 8)}, log=lines.append)  # fmt: skip
+    engine = gr.build(
+        DIGITS / "digits_sparse.onnx",
+        sparsity="enable",
+        device=replace(device, measured=False),
+        shapes={"x": (2048, 1, 8, 8)},
+        log=lines.append,
+    )
     tactics = {la.tactic.kernel for la in engine.plan.layers if la.tactic}
     assert "conv_dense" in tactics and "conv_sparse24" not in tactics
     assert not any(base_runner(la.tactic) == TILE for la in engine.plan.layers if la.tactic)

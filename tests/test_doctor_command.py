@@ -41,12 +41,15 @@ def test_json_is_one_document_without_private_names(capsys):
         assert private not in out
 
 
-@pytest.mark.parametrize("args, words", [
-    (["--emulate", "gtx480"], "unknown device"),
-    (["--kernels", "conv"], "unknown family 'conv'"),
-    (["--time-limit", "0"], "--time-limit"),
-    (["--time-limit", "nan"], "--time-limit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["--emulate", "gtx480"], "unknown device"),
+        (["--kernels", "conv"], "unknown family 'conv'"),
+        (["--time-limit", "0"], "--time-limit"),
+        (["--time-limit", "nan"], "--time-limit"),
+    ],
+)
 def test_wrong_usage(capsys, args, words):
     code, out, err = run(capsys, *args)
     assert code == 2 and words in err and not out
@@ -64,10 +67,13 @@ def test_narrow_terminals_have_their_width(capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 60
 
 
-@pytest.mark.parametrize("text, left", [
-    ("no /home/someone/.cache/gpu_runtime/kernels/ab/cd.json", "no cd.json"),
-    ("File '/usr/lib/python3/x.py', line 3", "File 'x.py', line 3"),
-    ("12 s/launch and 3/4 of it, sm_90a", "12 s/launch and 3/4 of it, sm_90a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, left",
+    [
+        ("no /home/someone/.cache/gpu_runtime/kernels/ab/cd.json", "no cd.json"),
+        ("File '/usr/lib/python3/x.py', line 3", "File 'x.py', line 3"),
+        ("12 s/launch and 3/4 of it, sm_90a", "12 s/launch and 3/4 of it, sm_90a"),
+    ],
+)
 def test_folders_are_left_out_of_texts(text, left):
     assert host.without_folders(text) == left

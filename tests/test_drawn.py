@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
 import gpu_runtime as gr
-from gpu_runtime.pipeline import DEFAULT_DEVICE
+from cuda_kernels.device import DEFAULT_DEVICE
 from tests.drawn import ALL, MOVES, network
 from tests.ort_budget import FACTOR, RANGE_SHARE, TINY, Budget, relative_l2, run, with_casts
 from tests.reference_run import model, node

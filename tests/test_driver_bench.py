@@ -110,9 +110,13 @@ def test_other_plans(folder):
 def bench(folder, *options, **changes):
     """A process that runs the command on a driver with these settings."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gpu_runtime", "bench", *options], cwd=folder, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env=os.environ | settings.environment(**changes) | {"PYTHONPATH": _path()},
-    )  # fmt: skip
+        [sys.executable, "-m", "gpu_runtime", "bench", *options],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | settings.environment(**changes) | {"PYTHONPATH": _path()},
+    )
 
 
 def _path():
@@ -130,9 +134,14 @@ def test_what_it_prints(folder):
     assert code == 0, err
     lines = out.splitlines()
     names = (
-        "Timing tiny.engine on NVIDIA H200 (sm_90a): 1 stream, a CUDA graph, inputs and outputs copied", "Warmup completed ",
-        "Timing trace has ", "", "=== Trace details ===", "Trace averages of 2 runs:", "Average on 2 runs - GPU latency: ",
-    )  # fmt: skip
+        "Timing tiny.engine on NVIDIA H200 (sm_90a): 1 stream, a CUDA graph, inputs and outputs copied",
+        "Warmup completed ",
+        "Timing trace has ",
+        "",
+        "=== Trace details ===",
+        "Trace averages of 2 runs:",
+        "Average on 2 runs - GPU latency: ",
+    )
     assert all(line.startswith(name) for line, name in zip(lines, names, strict=False)), out
     for name in ("Latency", "Enqueue Time", "H2D Latency", "GPU Compute Time", "D2H Latency"):
         (line,) = (line for line in lines if line.startswith(f"{name}: min = "))
@@ -144,10 +153,14 @@ def test_what_it_prints(folder):
     assert float(out.partition("Total Host Walltime: ")[2].split()[0]) >= 0.2
 
 
-@pytest.mark.parametrize("nth, error, words", [
-    (1, "hang", "the first run did not end for 15 s"), (12, "hang", "no query ended for 15 s"),
-    (12, "illegal_address", "The GPU is lost to this process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "nth, error, words",
+    [
+        (1, "hang", "the first run did not end for 15 s"),
+        (12, "hang", "no query ended for 15 s"),
+        (12, "illegal_address", "The GPU is lost to this process"),
+    ],
+)
 def test_a_gpu_that_hangs_or_fails(folder, nth, error, words):
     faults = (settings.Fault(nth=nth, error=error),)
     begun = time.monotonic()
@@ -189,18 +202,28 @@ def test_a_clock_that_is_held_down_is_told(folder):
 
 def build_engine(folder, *options, **changes):
     done = subprocess.run(
-        [sys.executable, "-m", "gpu_runtime", "build", *options], cwd=folder, text=True, capture_output=True, timeout=300,
+        [sys.executable, "-m", "gpu_runtime", "build", *options],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=300,
         env=os.environ | settings.environment(**changes) | {"PYTHONPATH": _path()},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 def test_in_trtexecs_spelling(folder):
     """--loadEngine times an engine, and what it shows of its layers is there, too."""
     code, out, err = build_engine(
-        folder, "--loadEngine=tiny.engine", *QUICK.split(), "--percentile=99", "--exportTimes=t.json", "--dumpProfile",
-        "--exportProfile=p.json", "--useCudaGraph",
-    )  # fmt: skip
+        folder,
+        "--loadEngine=tiny.engine",
+        *QUICK.split(),
+        "--percentile=99",
+        "--exportTimes=t.json",
+        "--dumpProfile",
+        "--exportProfile=p.json",
+        "--useCudaGraph",
+    )
     assert code == 0 and not [line for line in err.splitlines() if not line.startswith("[")], err
     places = [out.index(text) for text in ("Wrote p.json", "Timing tiny.engine", "percentile(99%)", "Wrote t.json")]
     assert places == sorted(places)

@@ -90,9 +90,11 @@ def y(engine, x):
 def stream(request, cupy):
     """What the caller has made CuPy's current stream, by use()."""
     made = {
-        "null": lambda: cupy.cuda.Stream.null, "own": lambda: cupy.cuda.Stream(non_blocking=True),
-        "blocking": lambda: cupy.cuda.Stream(), "per_thread": lambda: cupy.cuda.Stream.ptds,
-    }[request.param]()  # fmt: skip
+        "null": lambda: cupy.cuda.Stream.null,
+        "own": lambda: cupy.cuda.Stream(non_blocking=True),
+        "blocking": lambda: cupy.cuda.Stream(),
+        "per_thread": lambda: cupy.cuda.Stream.ptds,
+    }[request.param]()
     made.use()
     yield made
     cupy.cuda.Stream.null.use()

@@ -59,8 +59,19 @@ def bench(device):
 # ---- one process: what is right is accepted, what is wrong refused
 
 
-@pytest.mark.parametrize("name", ["conv", "conv_residual_prelu", "pool_avg", "pointwise_channel", "concat_odd", "softmax",
-                                  "reformat_fp16hwc8_fp32chw", "move_d2s_crd"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv",
+        "conv_residual_prelu",
+        "pool_avg",
+        "pointwise_channel",
+        "concat_odd",
+        "softmax",
+        "reformat_fp16hwc8_fp32chw",
+        "move_d2s_crd",
+    ],
+)
 def test_right_outputs_are_accepted(bench, name):
     tactics = candidates(PROBLEMS[name], bench.gpu.device)
     bench.set_problem(PROBLEMS[name])
@@ -96,8 +107,9 @@ def test_data_is_made_and_read_on_one_stream_whichever_is_current(bench):
 TENSOR = ((1, 6, 5, 7),)
 LRN = LibraryProblem("LRN", ("t0",), TENSOR, ("fp16",), *TENSOR, "fp16", TENSOR * 2, (("size", 3),))
 BEST = LibraryProblem("ArgMax", ("t0",), TENSOR, ("fp16",), (1, 1, 5, 7), "int64", (*TENSOR, (1, 1, 5, 7)), (("axis", 1),))
-CHOICE = LibraryProblem("Where", ("t0", "c0", "t1"), TENSOR * 2, ("bool", "fp16"), *TENSOR, "fp16", TENSOR * 3,
-                        constants=(((7,), "fp32"),))  # fmt: skip
+CHOICE = LibraryProblem(
+    "Where", ("t0", "c0", "t1"), TENSOR * 2, ("bool", "fp16"), *TENSOR, "fp16", TENSOR * 3, constants=(((7,), "fp32"),)
+)
 
 
 @pytest.mark.parametrize("problem", [LRN, BEST, CHOICE], ids=["lrn", "best", "choice"])

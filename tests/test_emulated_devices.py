@@ -140,12 +140,15 @@ def code_of_others():
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 
 
-@pytest.mark.parametrize("name, printed", [
-    ("a100", "0 0 209 218 209 218 209 218 209 218 "),
-    ("rtx4090", "0 0 0 0 0 0 209 218 209 218 "),  # machine code runs on later devices of its major version, PTX on all
-    ("h200", "209 0 209 0 209 0 0 0 209 218 "),
-    ("rtx5090", "209 0 209 0 209 0 209 218 0 0 "),  # sm_90a: on 9.0 alone
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, printed",
+    [
+        ("a100", "0 0 209 218 209 218 209 218 209 218 "),
+        ("rtx4090", "0 0 0 0 0 0 209 218 209 218 "),  # machine code runs on later devices of its major version, PTX on all
+        ("h200", "209 0 209 0 209 0 0 0 209 218 "),
+        ("rtx5090", "209 0 209 0 209 0 209 218 0 0 "),  # sm_90a: on 9.0 alone
+    ],
+)
 def test_code_for_another_architecture_is_refused(name, printed, monkeypatch):
     monkeypatch.setenv("ARCHITECTURES", json.dumps(ARCHITECTURES))
     assert passes(code_of_others, devices=(name,)) == printed

@@ -49,11 +49,16 @@ def test_visible_devices(shown, expected):
 def test_facts_come_back_as_the_table_has_them(name):
     facts = settings.c_facts(0, named(name))
     properties = {
-        "name": facts.name, "major": facts.cc // 10, "minor": facts.cc % 10, "multiProcessorCount": facts.sms,
-        "l2CacheSize": facts.l2_bytes, "sharedMemPerBlockOptin": facts.smem_per_block,
-        "sharedMemPerMultiprocessor": facts.smem_per_sm, "maxThreadsPerMultiProcessor": facts.threads_per_sm,
+        "name": facts.name,
+        "major": facts.cc // 10,
+        "minor": facts.cc % 10,
+        "multiProcessorCount": facts.sms,
+        "l2CacheSize": facts.l2_bytes,
+        "sharedMemPerBlockOptin": facts.smem_per_block,
+        "sharedMemPerMultiprocessor": facts.smem_per_sm,
+        "maxThreadsPerMultiProcessor": facts.threads_per_sm,
         "regsPerMultiprocessor": facts.regs_per_sm,
-    }  # fmt: skip
+    }
     attributes = {13: facts.clock_mhz * 1000, 36: facts.memory_clock_khz, 37: facts.memory_bus_bits, 106: facts.blocks_per_sm}
     found, expected = reported(properties, attributes), named(name)
     same = ("sm", "num_sms", "clock_mhz", "dram_gbps", "l2_bytes", "smem_per_block", "max_blocks_per_sm", "mma_fma_per_clk")
@@ -143,10 +148,17 @@ def test_behind_it(): cupy.zeros(3)
 @pytest.mark.driver
 def test_a_test_that_leaves_something_behind_fails_where_it_does(tmp_path):
     (tmp_path / "test_leaving.py").write_text(LEAVING)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path],
-                          cwd=ROOT, capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     said = [line for line in done.stdout.splitlines() if line.startswith(("left behind", "the GPU is lost", "not run"))]
     assert [line.partition(":")[0] for line in said] == [
-        "left behind as the current ones", "the GPU is lost to this process", "not run"
+        "left behind as the current ones",
+        "the GPU is lost to this process",
+        "not run",
     ], done.stdout + done.stderr
     assert said[2].endswith("test_leaving.py::test_a_fault") and "PTX line" in done.stdout and "3 passed" in done.stdout

@@ -380,15 +380,20 @@ def broken_captures():
         call()
 
     cases = [
-        (a, relaxed, a.synchronize, 900, 901), (a, relaxed, lambda: a.done, 0, 901),
-        (a, relaxed, runtime.deviceSynchronize, 900, 901), (a, global_mode, lambda: runtime.malloc(256), 900, 901),
+        (a, relaxed, a.synchronize, 900, 901),
+        (a, relaxed, lambda: a.done, 0, 901),
+        (a, relaxed, runtime.deviceSynchronize, 900, 901),
+        (a, global_mode, lambda: runtime.malloc(256), 900, 901),
         (a, global_mode, lambda: runtime.memcpy(y.data.ptr, np.zeros(4).ctypes.data, 4, 1), 900, 901),
         (blocking, relaxed, lambda: launch("add_one", cupy.cuda.Stream.null, y, y, np.int32(N)), 906, 901),
-        (a, relaxed, lambda: a.wait_event(outside), 905, 901), (a, relaxed, lambda: in_capture(inside.synchronize), 907, 901),
-        (a, relaxed, merges, 902, 901), (a, relaxed, forks, 0, 904), (a, relaxed, b.synchronize, 0, 0),
+        (a, relaxed, lambda: a.wait_event(outside), 905, 901),
+        (a, relaxed, lambda: in_capture(inside.synchronize), 907, 901),
+        (a, relaxed, merges, 902, 901),
+        (a, relaxed, forks, 0, 904),
+        (a, relaxed, b.synchronize, 0, 0),
         (a, relaxed, lambda: runtime.free(runtime.malloc(256)), 0, 0),
         (a, relaxed, lambda: launch("add_one", cupy.cuda.Stream.null, y, y, np.int32(N)), 0, 0),
-    ]  # fmt: skip
+    ]
     for i, (stream, mode, call, status, end) in enumerate(cases):
         stream.begin_capture(mode)
         with Refused(status):

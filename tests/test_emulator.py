@@ -40,15 +40,23 @@ def test_shuffles_and_votes():
     seg = i & ~7
     ballot = sum(int(v & 1) << k for k, v in enumerate(x))
     want = [
-        x[i * 7 % 32], x[np.where(i >= 3, i - 3, i)], x[np.where(i < 27, i + 5, i)], x[i ^ 9], x[seg | 2],
-        x[np.where(i % 4 >= 1, i - 1, i)], x[np.where(i % 16 < 13, i + 3, i)], x[i ^ 5], np.full(32, ballot),
+        x[i * 7 % 32],
+        x[np.where(i >= 3, i - 3, i)],
+        x[np.where(i < 27, i + 5, i)],
+        x[i ^ 9],
+        x[seg | 2],
+        x[np.where(i % 4 >= 1, i - 1, i)],
+        x[np.where(i % 16 < 13, i + 3, i)],
+        x[i ^ 5],
+        np.full(32, ballot),
         np.full(32, int((x == 3).any())),
         np.full(32, int((x < 4000000000).all())),
         [sum(int(x[j] & 3 == v & 3) << j for j in range(32)) for v in x],
         np.full(32, int(x.astype(np.uint64).sum()) & 0xFFFFFFFF),
-        np.full(32, x.max()), np.full(32, np.bitwise_xor.reduce(x)),
+        np.full(32, x.max()),
+        np.full(32, np.bitwise_xor.reduce(x)),
         np.where(i & 1, (x[i ^ 2].astype(np.uint64) + 0xAAAAAAAA) & 0xFFFFFFFF, 0),
-    ]  # fmt: skip
+    ]
     np.testing.assert_array_equal(out, np.array(want, np.uint32))
 
 

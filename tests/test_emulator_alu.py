@@ -94,30 +94,58 @@ def test_32_bit_integers():
     SA, SB, SC = (x.astype(np.int32).astype(object) for x in (a, b, c))
 
     want = {
-        "add": u(A + B), "sub": u(A - B), "mul.lo": u(SA * SB), "mul.hi.u": u(A * B >> 32), "mul.hi.s": u(SA * SB >> 32),
-        "mad.lo": u(A * B + C), "mad.hi": u((SA * SB >> 32) + SC), "div.u": each(tdiv, A, B), "div.s": each(tdiv, SA, SB),
-        "rem.u": each(trem, A, B), "rem.s": each(trem, SA, SB), "min.u": np.minimum(a, b), "min.s": u(np.minimum(SA, SB)),
-        "max.u": np.maximum(a, b), "max.s": u(np.maximum(SA, SB)), "abs": u(abs(SA)), "neg": u(-SA), "and": a & b, "or": a | b,
-        "xor": a ^ b, "not": ~a, "shl": each(lambda x, n: x << min(n, 32), A, B),
+        "add": u(A + B),
+        "sub": u(A - B),
+        "mul.lo": u(SA * SB),
+        "mul.hi.u": u(A * B >> 32),
+        "mul.hi.s": u(SA * SB >> 32),
+        "mad.lo": u(A * B + C),
+        "mad.hi": u((SA * SB >> 32) + SC),
+        "div.u": each(tdiv, A, B),
+        "div.s": each(tdiv, SA, SB),
+        "rem.u": each(trem, A, B),
+        "rem.s": each(trem, SA, SB),
+        "min.u": np.minimum(a, b),
+        "min.s": u(np.minimum(SA, SB)),
+        "max.u": np.maximum(a, b),
+        "max.s": u(np.maximum(SA, SB)),
+        "abs": u(abs(SA)),
+        "neg": u(-SA),
+        "and": a & b,
+        "or": a | b,
+        "xor": a ^ b,
+        "not": ~a,
+        "shl": each(lambda x, n: x << min(n, 32), A, B),
         "shr.u": each(lambda x, n: shr(x, n, False), A, B),
         "shr.s": each(lambda x, n: shr(x, n, True), SA, B),
         "shf.l": each(lambda x, y, n: (y << 32 | x) << (n & 31) >> 32, A, B, C),
         "shf.r": each(lambda x, y, n: (y << 32 | x) >> (n & 31), A, B, C),
         "shf.clamp": each(lambda x, y, n: (y << 32 | x) >> min(n & 63, 32), A, B, C),
-        "lop3": (a & b) | (b & c) | (a & c), "prmt": each(prmt, A, B, C),
+        "lop3": (a & b) | (b & c) | (a & c),
+        "prmt": each(prmt, A, B, C),
         "bfe.u": each(lambda x, y, z: bfe(x, y & 31, z & 31, False), A, B, C),
         "bfe.s": each(lambda x, y, z: bfe(x, y & 31, z & 31, True), A, B, C),
-        "bfi": each(lambda x, y, z: bfi(x, y, y & 31, z & 31), A, B, C), "bfind": each(lambda x: x.bit_length() - 1, A),
-        "popc": each(lambda x: bin(x).count("1"), A), "clz": each(lambda x: 32 - x.bit_length(), A),
+        "bfi": each(lambda x, y, z: bfi(x, y, y & 31, z & 31), A, B, C),
+        "bfind": each(lambda x: x.bit_length() - 1, A),
+        "popc": each(lambda x: bin(x).count("1"), A),
+        "clz": each(lambda x: 32 - x.bit_length(), A),
         "brev": each(lambda x: reverse(x, 32), A),
-        "sad": u(abs(SA - SB) + SC), "mul24": u((A & 0xFFFFFF) * (B & 0xFFFFFF)),
+        "sad": u(abs(SA - SB) + SC),
+        "mul24": u((A & 0xFFFFFF) * (B & 0xFFFFFF)),
         "add.sat": each(lambda x, y: clamp(x + y), SA, SB),
-        "dp4a": each(dp4a, A, B, SC), "selp": np.where(SA < SB, a, c), "setp.and": ((a < b) & ~(b > c)).astype(np.uint32),
-        "setp.q": np.where(SA >= SB, 3, 2).astype(np.uint32), "halves": a >> 16 | a << 16, "cvt.s16": u(a.astype(np.int16)),
-        "cvt.s8": u(a.astype(np.int8)), "cvt.u8": a & 255, "set": np.where(SA <= SB, 0xFFFFFFFF, 0).astype(np.uint32),
-        "wide.u": each(lambda x, y: x * y >> 7, A, B), "wide.s": each(lambda x, y: trem(x * y, 1000003), SA, SB),
+        "dp4a": each(dp4a, A, B, SC),
+        "selp": np.where(SA < SB, a, c),
+        "setp.and": ((a < b) & ~(b > c)).astype(np.uint32),
+        "setp.q": np.where(SA >= SB, 3, 2).astype(np.uint32),
+        "halves": a >> 16 | a << 16,
+        "cvt.s16": u(a.astype(np.int16)),
+        "cvt.s8": u(a.astype(np.int8)),
+        "cvt.u8": a & 255,
+        "set": np.where(SA <= SB, 0xFFFFFFFF, 0).astype(np.uint32),
+        "wide.u": each(lambda x, y: x * y >> 7, A, B),
+        "wide.s": each(lambda x, y: trem(x * y, 1000003), SA, SB),
         "brev64": each(lambda x, y: reverse(x | y << 32, 64), A, B),
-    }  # fmt: skip
+    }
     got = run("alu32", len(want), a, b, c)
     for row, (name, expected) in zip(got, want.items(), strict=True):
         bad = np.flatnonzero(row != expected)
@@ -159,18 +187,36 @@ def test_floats():
     bits = a.view(np.uint32).astype(np.uint64)
     bf = np.where(np.isnan(a), 0x7FFF, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint32)
     exact = {
-        "add": a + b, "sub": a - b, "mul": a * b, "div": a / b, "fma": fma.astype(np.float32), "min": np.fmin(a, b),
+        "add": a + b,
+        "sub": a - b,
+        "mul": a * b,
+        "div": a / b,
+        "fma": fma.astype(np.float32),
+        "min": np.fmin(a, b),
         "max": np.fmax(a, b),
-        "max.nan": np.maximum(a, b), "abs": np.abs(a), "neg": -a, "copysign": np.copysign(b, a), "rcp": np.float32(1) / a,
-        "sqrt": np.sqrt(a), "add.ftz": flush(flush(a) + flush(b)), "mul.rz": toward_zero(a, b),
-        "mul.sat": np.clip(np.nan_to_num(a * b, nan=0, posinf=1, neginf=0), 0, 1) + np.float32(0), "rni": np.rint(a),
+        "max.nan": np.maximum(a, b),
+        "abs": np.abs(a),
+        "neg": -a,
+        "copysign": np.copysign(b, a),
+        "rcp": np.float32(1) / a,
+        "sqrt": np.sqrt(a),
+        "add.ftz": flush(flush(a) + flush(b)),
+        "mul.rz": toward_zero(a, b),
+        "mul.sat": np.clip(np.nan_to_num(a * b, nan=0, posinf=1, neginf=0), 0, 1) + np.float32(0),
+        "rni": np.rint(a),
         "rzi": np.trunc(a),
-        "rmi": np.floor(a), "rpi": np.ceil(a), "s32": saturate(np.trunc(wide), -(2**31), 2**31 - 1, np.int32),
-        "u32": saturate(np.rint(wide), 0, 2**32 - 1, np.uint32), "from s32": a.view(np.int32).astype(np.float32),
-        "f16": half.astype(np.float32), "f16x2": pair, "f64": (wide * wide).astype(np.float32),
+        "rmi": np.floor(a),
+        "rpi": np.ceil(a),
+        "s32": saturate(np.trunc(wide), -(2**31), 2**31 - 1, np.int32),
+        "u32": saturate(np.rint(wide), 0, 2**32 - 1, np.uint32),
+        "from s32": a.view(np.int32).astype(np.float32),
+        "f16": half.astype(np.float32),
+        "f16x2": pair,
+        "f64": (wide * wide).astype(np.float32),
         "ltu": np.where(~(a >= b), a, b),
-        "ne": np.where((a < b) | (a > b), a, b), "bf16": bf | bf << 16,
-    }  # fmt: skip
+        "ne": np.where((a < b) | (a > b), a, b),
+        "bf16": bf | bf << 16,
+    }
     close = {
         "ex2": np.exp2(a),
         "lg2": np.log2(a),
@@ -216,11 +262,21 @@ def test_halves():
         return np.stack([x, x], 1)
 
     want = {
-        "add": A + B, "sub": A - B, "mul": A * B, "fma": fma, "min": np.fmin(A, B), "max": np.fmax(A, B),
-        "abs": np.abs(A), "neg": -A,
-        "fma.relu": relu, "setp": less[:, 0] + 2 * less[:, 1].astype(np.uint32), "set": at_least.astype(np.float16),
-        "add.f16": both(total), "cvt.s32": rounded.view(np.uint32), "from s32": both(ints),
-    }  # fmt: skip
+        "add": A + B,
+        "sub": A - B,
+        "mul": A * B,
+        "fma": fma,
+        "min": np.fmin(A, B),
+        "max": np.fmax(A, B),
+        "abs": np.abs(A),
+        "neg": -A,
+        "fma.relu": relu,
+        "setp": less[:, 0] + 2 * less[:, 1].astype(np.uint32),
+        "set": at_least.astype(np.float16),
+        "add.f16": both(total),
+        "cvt.s32": rounded.view(np.uint32),
+        "from s32": both(ints),
+    }
     got = run("alu_half", len(want), a, b, c)
     for row, (name, expected) in zip(got, want.items(), strict=True):
         if expected.dtype == np.float16:
@@ -239,11 +295,17 @@ def test_halves():
 # it, or an absolute error where |f(x)| <= 1.
 
 DOCUMENTED = {
-    "rcp.approx": (lambda x: 1 / x, 1, 0, 0), "div.approx": (lambda x: 3 / x, 2, 0, 0), "div.full": (lambda x: 3 / x, 2, 0, 0),
-    "sqrt.approx": (np.sqrt, 0, 2**-23, 0), "rsqrt.approx": (lambda x: 1 / np.sqrt(x), 0, 2**-22.9, 0),
-    "sin.approx": (np.sin, 0, 0, 2**-20.5), "cos.approx": (np.cos, 0, 0, 2**-20.5), "ex2.approx": (np.exp2, 2, 0, 0),
-    "lg2.approx": (np.log2, 0, 2**-22, 2**-22), "tanh.approx": (np.tanh, 0, 2**-11, 0),
-}  # fmt: skip
+    "rcp.approx": (lambda x: 1 / x, 1, 0, 0),
+    "div.approx": (lambda x: 3 / x, 2, 0, 0),
+    "div.full": (lambda x: 3 / x, 2, 0, 0),
+    "sqrt.approx": (np.sqrt, 0, 2**-23, 0),
+    "rsqrt.approx": (lambda x: 1 / np.sqrt(x), 0, 2**-22.9, 0),
+    "sin.approx": (np.sin, 0, 0, 2**-20.5),
+    "cos.approx": (np.cos, 0, 0, 2**-20.5),
+    "ex2.approx": (np.exp2, 2, 0, 0),
+    "lg2.approx": (np.log2, 0, 2**-22, 2**-22),
+    "tanh.approx": (np.tanh, 0, 2**-11, 0),
+}
 ONE_FUNCTION = """
 .version 8.0
 .target sm_80

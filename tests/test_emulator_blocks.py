@@ -54,10 +54,18 @@ def test_a_cache_operator_is_no_fence(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("threads, barriers, right", [
-    (64, {"BEFORE": "__syncthreads"}, True), (32, {"BEFORE": "__syncwarp"}, True), (64, {}, False), (32, {}, False),
-    (64, {"BEHIND": "__syncthreads"}, False), (32, {"BEHIND": "__syncwarp"}, False), (64, {"BEFORE": "__syncwarp"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "threads, barriers, right",
+    [
+        (64, {"BEFORE": "__syncthreads"}, True),
+        (32, {"BEFORE": "__syncwarp"}, True),
+        (64, {}, False),
+        (32, {}, False),
+        (64, {"BEHIND": "__syncthreads"}, False),
+        (32, {"BEHIND": "__syncwarp"}, False),
+        (64, {"BEFORE": "__syncwarp"}, False),
+    ],
+)
 def test_a_fence_by_one_thread_orders_what_a_barrier_has_brought_to_it(threads, barriers, right, seed):
     x, blocks = np.arange(threads, dtype=np.float32), 6
     args = [x, np.zeros(threads * blocks, np.float32), np.zeros(1, np.int32), np.zeros(threads, np.float32)]

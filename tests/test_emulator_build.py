@@ -80,9 +80,15 @@ def test_what_does_not_load_is_no_reason_to_fail(alone, monkeypatch):
         load()
 
 
-@pytest.mark.parametrize(("flags", "has"), [
-    (V3 + " sse2 avx512f", True), (V3.replace("fma ", ""), False), (V3.replace("abm ", "abmx "), False), ("", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "has"),
+    [
+        (V3 + " sse2 avx512f", True),
+        (V3.replace("fma ", ""), False),
+        (V3.replace("abm ", "abmx "), False),
+        ("", False),
+    ],
+)
 def test_what_a_cpu_has_is_what_the_system_says(tmp_path, flags, has):
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nmodel name\t: some {V3}\nflags\t\t: {flags}\nbugs\t\t: none\n\nprocessor\t: 1\n")
@@ -90,18 +96,27 @@ def test_what_a_cpu_has_is_what_the_system_says(tmp_path, flags, has):
     assert not build.has_level(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("symbols", "tag"), [
-    (b"GLIBC_2.2.5 GLIBC_2.14", "manylinux_2_17_x86_64"), (b"GLIBC_2.34 GLIBCXX_3.4.21 GLIBCXX_3.4", "manylinux_2_34_x86_64"),
-    (b"GLIBC_2.17 GLIBCXX_3.4.29", "manylinux_2_34_x86_64"), (b"GLIBC_2.17 GLIBCXX_3.4.99", "linux_x86_64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("symbols", "tag"),
+    [
+        (b"GLIBC_2.2.5 GLIBC_2.14", "manylinux_2_17_x86_64"),
+        (b"GLIBC_2.34 GLIBCXX_3.4.21 GLIBCXX_3.4", "manylinux_2_34_x86_64"),
+        (b"GLIBC_2.17 GLIBCXX_3.4.29", "manylinux_2_34_x86_64"),
+        (b"GLIBC_2.17 GLIBCXX_3.4.99", "linux_x86_64"),
+    ],
+)
 def test_a_wheel_is_tagged_for_the_platforms_that_have_its_symbols(symbols, tag):
     assert build.platform_of(b"\0".join(symbols.split())) == tag
 
 
 def test_a_missing_compiler_is_one_sentence(files):
     (files / "nothing").mkdir()
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": str(files / "nothing"), "GPU_RUNTIME_CACHE": str(files / "cache"),
-                        "GPU_RUNTIME_EMULATOR_MARCH": "native"}  # fmt: skip
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": str(files / "nothing"),
+        "GPU_RUNTIME_CACHE": str(files / "cache"),
+        "GPU_RUNTIME_EMULATOR_MARCH": "native",
+    }
     env.pop("CXX", None)
     words = "run tiny.engine --input x=x.npy --output out.npz"
     done = subprocess.run(

@@ -63,11 +63,17 @@ def test_fma_and_add_toward_zero_with_flushed_subnormals():
     np.testing.assert_array_equal(got[:, 1], [cut(x + y) for x, y in zip(a, b, strict=True)])
 
 
-@pytest.mark.parametrize("line", [
-    "red.global.add.noftz.v2.f16x2 [%a0], {%r0, %r0};", "red.global.add.v4.f32 [%a0], {%r0, %r0, %r0, %r0};",
-    "madc.lo.u32 %r1, %r0, %r0, %r0;", "add.cc.u32 %r1, %r0, %r0;", "mad.lo.cc.s32 %r1, %r0, %r0, %r0;",
-    f"{Mma(16, 'f16', sparse=True).opcode} {{%r1,%r2,%r3,%r4}}, {{%r0,%r0}}, {{%r0,%r0}}, {{%r0,%r0,%r0,%r0}}, %r0, 0;",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "red.global.add.noftz.v2.f16x2 [%a0], {%r0, %r0};",
+        "red.global.add.v4.f32 [%a0], {%r0, %r0, %r0, %r0};",
+        "madc.lo.u32 %r1, %r0, %r0, %r0;",
+        "add.cc.u32 %r1, %r0, %r0;",
+        "mad.lo.cc.s32 %r1, %r0, %r0, %r0;",
+        f"{Mma(16, 'f16', sparse=True).opcode} {{%r1,%r2,%r3,%r4}}, {{%r0,%r0}}, {{%r0,%r0}}, {{%r0,%r0,%r0,%r0}}, %r0, 0;",
+    ],
+)
 def test_what_nobody_uses_and_nothing_shows_is_refused(line):
     with pytest.raises(EmulatorError) as caught:
         run(line, np.zeros(4, np.int32))
@@ -212,8 +218,11 @@ def tensor_core(a, b, c: float, bits: int, each: int, least: int, half: bool) ->
 
 
 @pytest.mark.parametrize("bits", [24, 25])
-@pytest.mark.parametrize("m", [Mma(8, "f16"), Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32"),
-                               Mma(32, "f16", sparse=True)], ids=lambda m: m.opcode)  # fmt: skip
+@pytest.mark.parametrize(
+    "m",
+    [Mma(8, "f16"), Mma(16, "f16"), Mma(16, "bf16"), Mma(16, "f16", "f16"), Mma(8, "tf32"), Mma(32, "f16", sparse=True)],
+    ids=lambda m: m.opcode,
+)
 def test_sums_are_cut_off_as_tensor_cores_do(m, bits):
     rng = np.random.default_rng(bits)
     scale = lambda shape: 2.0 ** rng.integers(-9, 4, shape)  # noqa: E731

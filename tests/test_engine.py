@@ -145,13 +145,25 @@ def test_reading_needs_neither_onnx_nor_the_planner(tmp_path):
     assert python(script, str(tmp_path / "model.engine")).strip() == ""
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda p: p.update(from_the_future={"x": [1, None, "\u00e9\u001e\ud800"]}), "has an unknown 'from_the_future', expected"),
-    (lambda p: p["plans"][0]["layers"][0].update(colour="red"), r"plans\[0\].layers\[0\]: has an unknown 'colour', expected"),
-    (lambda p: p["plans"][0]["layers"][0].update(name=7), r"plans\[0\].layers\[0\].name: expected a text of at most .* got 7"),
-    (lambda p: p["plans"].append(p["plans"][0]), "plans: expected a list of 1, got"),
-    (lambda p: p["plans"].clear(), "plans: expected a list of 1, got"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda p: p.update(from_the_future={"x": [1, None, "\u00e9\u001e\ud800"]}),
+            "has an unknown 'from_the_future', expected",
+        ),
+        (
+            lambda p: p["plans"][0]["layers"][0].update(colour="red"),
+            r"plans\[0\].layers\[0\]: has an unknown 'colour', expected",
+        ),
+        (
+            lambda p: p["plans"][0]["layers"][0].update(name=7),
+            r"plans\[0\].layers\[0\].name: expected a text of at most .* got 7",
+        ),
+        (lambda p: p["plans"].append(p["plans"][0]), "plans: expected a list of 1, got"),
+        (lambda p: p["plans"].clear(), "plans: expected a list of 1, got"),
+    ],
+)
 def test_what_no_record_has_is_refused(change, sentence):
     with pytest.raises(EngineError, match=f"in its plan, {sentence}.* build the engine again"):
         decode(reheaded(eng.encode(make()), change))
@@ -263,13 +275,22 @@ def sections_change(**changes):
 @pytest.mark.parametrize(
     "change",
     [
-        sections_change(offset=0), sections_change(offset=-256), sections_change(nbytes=-1),
-        sections_change(nbytes="9"), sections_change(nbytes=1 << 60), sections_change(name="w0"),
-        sections_change(name=3), sections_change(kind="?"), sections_change(kind="cubin"), sections_change(sha256=None),
-        lambda p: p["sections"].append(4), lambda p: p["sections"].append(p["sections"][0]),
-        lambda p: p.update(sections={}), lambda p: p["plans"][0].update(layers=3),
+        sections_change(offset=0),
+        sections_change(offset=-256),
+        sections_change(nbytes=-1),
+        sections_change(nbytes="9"),
+        sections_change(nbytes=1 << 60),
+        sections_change(name="w0"),
+        sections_change(name=3),
+        sections_change(kind="?"),
+        sections_change(kind="cubin"),
+        sections_change(sha256=None),
+        lambda p: p["sections"].append(4),
+        lambda p: p["sections"].append(p["sections"][0]),
+        lambda p: p.update(sections={}),
+        lambda p: p["plans"][0].update(layers=3),
     ],
-)  # fmt: skip
+)
 def test_inconsistent_plans_with_right_hashes(change):
     with pytest.raises(EngineError):
         decode(reheaded(eng.encode(make(small_plan())), change), allow_cubins=True)
@@ -373,5 +394,3 @@ def test_what_is_not_json_is_refused_before_writing(tmp_path):
     with pytest.raises(ValueError, match="sections: they end at"):
         bad.save(tmp_path / "x.engine")
     assert list(tmp_path.iterdir()) == []
-
-

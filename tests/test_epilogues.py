@@ -18,15 +18,20 @@ PRODUCTS = {
 SPELLED = {
     "Relu": [node("Relu", "p", "a")],
     "Gelu": [node("Gelu", "p", "a")],
-    "Gelu in nodes": [node("Div", "p r", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"), node("Mul", "p g", "h"),
-                      node("Mul", "h half", "a")],
+    "Gelu in nodes": [
+        node("Div", "p r", "e"),
+        node("Erf", "e", "f"),
+        node("Add", "f one", "g"),
+        node("Mul", "p g", "h"),
+        node("Mul", "h half", "a"),
+    ],
     "tanh Gelu": [node("Gelu", "p", "a", approximate="tanh")],
     "Mish": [node("Mish", "p", "a")],
     "SiLU": [node("Sigmoid", "p", "e"), node("Mul", "e p", "a")],
     "Elu": [node("Elu", "p", "a", alpha=0.7)],
     "Selu": [node("Selu", "p", "a")],
     "Softplus": [node("Softplus", "p", "a")],
-}  # fmt: skip
+}
 
 
 def case(rng, product, activation, behind=(), positive=True):

@@ -26,9 +26,10 @@ def proto():
     w = np.zeros((8, 8, 1, 1), np.float32)
     w[:, ::2] = 0.25
     nodes = [
-        node("Conv", names("x", "w"), names("c"), name=names("conv")), node("Relu", names("c"), names("r"), name=names("relu")),
+        node("Conv", names("x", "w"), names("c"), name=names("conv")),
+        node("Relu", names("c"), names("r"), name=names("relu")),
         node("Conv", names("r", "w"), names("y"), name=names("last")),
-    ]  # fmt: skip
+    ]
     made = model(nodes, {IN: SHAPE}, OUT, {names("w"): w})
     made.graph.name = names("graph")
     return made
@@ -86,6 +87,7 @@ def session(do):
 
 
 HUGE = np.full(SHAPE, 1e6, np.float32)
+# fmt: off
 PYTHON = (
     lambda: repr(engine()), lambda: repr(context()), lambda: str(engine().inputs[0]), lambda: repr(engine().outputs),
     lambda: str(engine().record), session(repr), session(lambda s: repr(s.get_inputs())),
@@ -105,8 +107,10 @@ PYTHON = (
     lambda: onnx_backend.prepare(proto(), EVIL), lambda: onnx_backend.prepare(proto()).run([X, X]),
     lambda: onnx_backend.prepare(proto()).run({NO: X}), lambda: onnx_backend.prepare(proto()).run([X], **{NO: 1}),
     lambda: onnx_backend.run_node(proto().graph.node[0], [X]),
-)  # fmt: skip
+)
+# fmt: on
 IO = ("--input", f"{IN}=x.npy", "--output")
+# fmt: off
 COMMANDS = (
     ("build", M), ("build", M, "--device=l4", "--verbose", "--dumpLayerInfo", "--dumpProfile", "-o", f"o{EVIL}.engine"),
     ("build", M, "--sparsity=force", "--savePruned", f"p{EVIL}.onnx", "--exportLayerInfo", f"l{EVIL}.json"), ("build", NO),
@@ -129,7 +133,8 @@ COMMANDS = (
     ("prune", M, "-o", "q.onnx", "--layers", NO), ("compare", M, E), ("compare", M, NO),
     ("bench", E, "--predict"), ("bench", E),
     ("bench", E, "--device", EVIL), ("bench", E, "--percentile", EVIL), ("doctor", "--emulate", EVIL), (NO,), (f"--{NO}",),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def commanding(text: str) -> str:

@@ -43,7 +43,7 @@ ctx = open_one(); threading.Thread(target=work).start()""",
 def work():
     while True: ctx.run({'x': x}); ran.set()
 ctx, ran = open_one(), threading.Event(); threading.Thread(target=work, daemon=True).start(); ran.wait()""",
-}  # fmt: skip
+}
 
 
 def built(folder: Path, device: str | None) -> Path:

@@ -110,15 +110,18 @@ def test_build_and_inspect_write_the_same_files(files, cli):
     assert code == 0 and json.loads(out)["Layers"] and err == "Wrote c.json (--exportTrace)\n"
 
 
-@pytest.mark.parametrize(("line", "code", "told"), [
-    ("inspect tiny.engine --exportOnnx o.onnx", 2, "--exportOnnx and --onnx go together"),
-    ("inspect tiny.engine --onnx tiny.onnx", 2, "--exportOnnx and --onnx go together"),
-    ("inspect tiny.onnx --exportTrace o.json", 2, "tiny.onnx is not one: build it first"),
-    ("inspect tiny.engine --exportOnnx o.onnx --onnx sparse.onnx", 1, "the engine was built from another model"),
-    ("inspect tiny.engine --exportOnnx o.onnx --onnx none.onnx", 1, "none.onnx"),
-    ("inspect tiny.engine --exportOnnx tiny.onnx --onnx tiny.onnx", 1, "is a file that this command reads"),
-    ("build tiny.onnx --device h200 --exportTrace no/such/t.json", 1, "no/such"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("inspect tiny.engine --exportOnnx o.onnx", 2, "--exportOnnx and --onnx go together"),
+        ("inspect tiny.engine --onnx tiny.onnx", 2, "--exportOnnx and --onnx go together"),
+        ("inspect tiny.onnx --exportTrace o.json", 2, "tiny.onnx is not one: build it first"),
+        ("inspect tiny.engine --exportOnnx o.onnx --onnx sparse.onnx", 1, "the engine was built from another model"),
+        ("inspect tiny.engine --exportOnnx o.onnx --onnx none.onnx", 1, "none.onnx"),
+        ("inspect tiny.engine --exportOnnx tiny.onnx --onnx tiny.onnx", 1, "is a file that this command reads"),
+        ("build tiny.onnx --device h200 --exportTrace no/such/t.json", 1, "no/such"),
+    ],
+)
 def test_what_cannot_be_exported_is_told(files, cli, line, code, told):
     before = {path.name for path in files.iterdir()}
     got, _, err = cli(line)

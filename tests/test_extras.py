@@ -39,15 +39,25 @@ PLANNED = "tiny.onnx --shapes=x:1x8x6x6"
 RUN = "run tiny.engine --input x=x.npy --output out.npz"
 EMULATED = (RUN, "doctor --emulate h200 --kernels move")
 READ = (
-    "inspect tiny.engine", "inspect tiny.engine --json --exportTrace=trace.json", "explain tiny.engine",
-    "explain tiny.engine --what-if first=hwc8", "report tiny.engine -o report.html", "bench tiny.engine --predict",
-    "--help", "build --help", "--version",
-)  # fmt: skip
+    "inspect tiny.engine",
+    "inspect tiny.engine --json --exportTrace=trace.json",
+    "explain tiny.engine",
+    "explain tiny.engine --what-if first=hwc8",
+    "report tiny.engine -o report.html",
+    "bench tiny.engine --predict",
+    "--help",
+    "build --help",
+    "--version",
+)
 BUILT = (
-    "build tiny.onnx", "plan tiny.onnx --devices h200", "inspect tiny.onnx", "inspect-sparsity tiny.onnx",
-    "prune tiny.onnx -o pruned.onnx", "compare tiny.onnx tiny.engine",
+    "build tiny.onnx",
+    "plan tiny.onnx --devices h200",
+    "inspect tiny.onnx",
+    "inspect-sparsity tiny.onnx",
+    "prune tiny.onnx -o pruned.onnx",
+    "compare tiny.onnx tiny.engine",
     "inspect tiny.engine --exportOnnx=seen.onnx --onnx tiny.onnx",
-)  # fmt: skip
+)
 
 
 def python(files, *args: str) -> subprocess.CompletedProcess:
@@ -116,18 +126,26 @@ def test_plans_with_predicted_times_need_no_nvrtc(without):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "words"), [
-    ("onnxscript", "build tiny.onnx"), ("scipy", "prune tiny.onnx -o pruned.onnx --permute"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("onnxscript", "build tiny.onnx"),
+        ("scipy", "prune tiny.onnx -o pruned.onnx --permute"),
+    ],
+)
 def test_a_package_that_is_asked_for_late_is_named_too(without, module, words):
     code, _, err = without([module], [words])[words]
     assert code == 1 and err.endswith(f"error: {why_missing(module)}\n")
 
 
-@pytest.mark.parametrize(("code", "module"), [
-    ("import gpu_runtime as gr; gr.build", "onnx"), ("from gpu_runtime import build", "onnx"),
-    ("import gpu_runtime as gr; gr.load('tiny.engine').context(device='cuda')", "cupy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "module"),
+    [
+        ("import gpu_runtime as gr; gr.build", "onnx"),
+        ("from gpu_runtime import build", "onnx"),
+        ("import gpu_runtime as gr; gr.load('tiny.engine').context(device='cuda')", "cupy"),
+    ],
+)
 def test_python_says_the_same(files, code, module):
     hook = BLOCKED.partition("from gpu_runtime.cli")[0]
     done = python(files, "-c", hook + code, json.dumps([["onnx", "cupy"], []]))

@@ -82,9 +82,12 @@ def test_inspect_of_a_model_with_open_sizes(files, cli):
 def quantized(*more):
     w = {"w": np.ones((4, 4, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
     nodes = [
-        node("QuantizeLinear", "x s z", "a"), node("DequantizeLinear", "a s z", "b"), node("DequantizeLinear", "w s z", "wd"),
-        node("Conv", "b wd", "c"), *more,
-    ]  # fmt: skip
+        node("QuantizeLinear", "x s z", "a"),
+        node("DequantizeLinear", "a s z", "b"),
+        node("DequantizeLinear", "w s z", "wd"),
+        node("Conv", "b wd", "c"),
+        *more,
+    ]
     return model(nodes, {"x": (1, 4, 3, 3)}, "c", {k: np.asarray(v) for k, v in w.items()})
 
 

@@ -20,9 +20,11 @@ from tests.conftest import ROOT
 from tests.test_engine import make
 
 WRITERS = {  # name -> writes something to a path
-    "write": lambda path: files.write(path, b"new"), "write_all": lambda path: files.write_all({path: b"new"}),
-    "engine": lambda path: make().save(path), "pruned": lambda path: importer.save(path, b"new"),
-}  # fmt: skip
+    "write": lambda path: files.write(path, b"new"),
+    "write_all": lambda path: files.write_all({path: b"new"}),
+    "engine": lambda path: make().save(path),
+    "pruned": lambda path: importer.save(path, b"new"),
+}
 ERRORS = (OSError, gr.EngineError)
 
 
@@ -39,10 +41,16 @@ def test_devices_pipes_and_folders_are_never_replaced(tmp_path, how):
     null = tmp_path / "null"
     null.symlink_to("/dev/null")
     for path, text in (
-        (tmp_path / "pipe", "a device or a pipe"), (null, "a device or a pipe"), ("/dev/null", "a device or a pipe"),
-        (tmp_path / "folder", "got a folder"), (f"{tmp_path}/new/", "got a folder"), (tmp_path / "file" / "x", "file"),
-        (tmp_path / "loop", "symbolic links"), (tmp_path / ("n" * 300), "too long"), (f"{tmp_path}/a\0b", "null byte"),
-    ):  # fmt: skip
+        (tmp_path / "pipe", "a device or a pipe"),
+        (null, "a device or a pipe"),
+        ("/dev/null", "a device or a pipe"),
+        (tmp_path / "folder", "got a folder"),
+        (f"{tmp_path}/new/", "got a folder"),
+        (tmp_path / "file" / "x", "file"),
+        (tmp_path / "loop", "symbolic links"),
+        (tmp_path / ("n" * 300), "too long"),
+        (f"{tmp_path}/a\0b", "null byte"),
+    ):
         with pytest.raises(ERRORS, match=text):
             WRITERS[how](path)
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode) and stat.S_ISCHR(os.stat("/dev/null").st_mode)

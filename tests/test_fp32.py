@@ -57,8 +57,23 @@ def drawn_convolution(rng: random.Random) -> ConvProblem:
     pad = (pad[0] + (r - 1) * dilation[0] // 2, pad[1] + (s - 1) * dilation[1] // 2, pad[2] + r, pad[3] + s)
     residual = rng.random() < 0.5
     stride, bias, after = (rng.randint(1, 2), rng.randint(1, 3)), rng.random() < 0.7, residual and rng.random() < 0.5
-    return conv_case(rng.randint(1, 3), c, h, w, k, r, s, stride, pad, dilation, groups, bias=bias,
-                       residual=residual, act=rng.choice(ACTS[:4]), act_first=after)  # fmt: skip
+    return conv_case(
+        rng.randint(1, 3),
+        c,
+        h,
+        w,
+        k,
+        r,
+        s,
+        stride,
+        pad,
+        dilation,
+        groups,
+        bias=bias,
+        residual=residual,
+        act=rng.choice(ACTS[:4]),
+        act_first=after,
+    )
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.long) for i in range(12, 412))])
@@ -94,12 +109,14 @@ def test_transposed_convolution():
         check(problem, tactics_of(problem, dtypes)[-1], dtypes, LARGE if dtypes[0] == "fp32" else 1)
 
 
+# fmt: off
 FEW = (
     "pool_max_dilated", "pool_avg_count_pad", "pool_global_max", "pointwise_add", "pointwise_from_nc", "pointwise_by_hw",
     "pointwise_constant_ncw", "pointwise_chain", "instance_norm", "group_norm_small", "layer_norm", "softmax", "reduce_mean",
     "reduce_over_ch", "reduce_to_one", "move_slice", "move_d2s_crd", "concat_odd", "concat_rows", "gather_pad",
     "gather_reverse_all", "matmul", "matmul_both_turned",
-)  # fmt: skip
+)
+# fmt: on
 MANY = [n for n, p in OTHERS.items() if not fp32.reason(p) and n not in FEW]
 
 

@@ -177,8 +177,12 @@ def test_compute_sanitizer_finds_nothing(tool, device):
     compile_many(dict.fromkeys((s.kernel, s.values, device.sm) for s in steps))
     done = subprocess.run(
         [program, "--tool", tool, "--error-exitcode", "86", sys.executable, "-m", "tests.problems"],
-        cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     text = done.stdout + done.stderr
     if "not supported" in text or "Unable to" in text:
         pytest.skip(f"compute-sanitizer refuses: {text.strip()[:300]}")

@@ -148,9 +148,17 @@ def fastest(problem: ConvProblem, device: str, sparse: bool = False) -> tuple[fl
 @pytest.mark.parametrize("size", [16, pytest.param(56, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "groups, share, sparse",
-    [(2, 1 / 2, False), (4, 1 / 4, False), (8, 1 / 8, False), (16, 1 / 16, False), (32, 0.035, False), (64, 0.035, False),
-     (2, 1 / 2, True), (4, 1 / 4, True)],
-)  # fmt: skip
+    [
+        (2, 1 / 2, False),
+        (4, 1 / 4, False),
+        (8, 1 / 8, False),
+        (16, 1 / 16, False),
+        (32, 0.035, False),
+        (64, 0.035, False),
+        (2, 1 / 2, True),
+        (4, 1 / 4, True),
+    ],
+)
 def test_mmas_and_bytes_shrink_with_the_groups(groups, share, sparse, size):
     """The tactic that is fastest at 56 x 56 against groups = 1 in whole tiles: MMA instructions of one kind with another."""
     problem = square(groups, size, sparse24=sparse)

@@ -47,8 +47,17 @@ def test_results_of_the_emulated_driver_are_refused(driver, tmp_path, capsys):
     assert hardware.main([str(tmp_path)]) == 1 and "no hardware's" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"driver": 5, "emulated": false}', '{"driver": "580", "emulated": 0}',
-                                  '{"driver": "580.00.emulated", "emulated": false}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"driver": 5, "emulated": false}',
+        '{"driver": "580", "emulated": 0}',
+        '{"driver": "580.00.emulated", "emulated": false}',
+    ],
+)
 def test_what_does_not_say_so_is_refused_too(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ValueError, match="summary.json: "):
@@ -60,7 +69,7 @@ def test_a_folder_without_results_is_an_error(tmp_path, capsys):
 
 
 def test_a_plan_of_emulated_times_says_so(driver):
-    from gpu_runtime.pipeline import timing_record
+    from gpu_runtime.target import timing_record
 
     device = replace(H200, measured=True)
     driver("580.00.emulated")
@@ -86,8 +95,13 @@ def test_the_kernels_of_every_network_are_compiled_first(tmp_path):
     from tactics.launches import launches
 
     work = gpu_networks.work(H200, True, tmp_path)
-    timed = {(s.kernel, s.values) for p, tactics in work for t in gpu_networks.few(tactics) for s in launches(p, t)
-             if isinstance(s, Launch)}  # fmt: skip
+    timed = {
+        (s.kernel, s.values)
+        for p, tactics in work
+        for t in gpu_networks.few(tactics)
+        for s in launches(p, t)
+        if isinstance(s, Launch)
+    }
     assert timed and timed <= wanted and ("flush_l2", ()) in wanted
     assert {"conv_dense", "conv_sparse24", "move", "reference_conv"} <= {kernel for kernel, _ in wanted}
 
@@ -128,10 +142,16 @@ def test_networks_for_which_there_is_no_time_are_named(driver, monkeypatch, tmp_
     assert (DIGITS / "digits_sparse.onnx").exists() and "GPU_RUNTIME_MODELS is not set" in found["note"]
 
 
-@pytest.mark.parametrize(("finite", "error", "text"), [
-    (True, 1e-3, ""), (True, "Unsupported: a kernel", ""), (False, float("nan"), "infinity or NaN"), (True, 0.3, "3.0e-01"),
-    (True, float("nan"), "differ"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("finite", "error", "text"),
+    [
+        (True, 1e-3, ""),
+        (True, "Unsupported: a kernel", ""),
+        (False, float("nan"), "infinity or NaN"),
+        (True, 0.3, "3.0e-01"),
+        (True, float("nan"), "differ"),
+    ],
+)
 def test_a_network_that_computes_something_else_is_an_error(finite, error, text):
     wrong = gpu_networks.why_wrong({"finite": finite, "error_to_emulator": error})
     assert text in wrong and bool(wrong) == bool(text)
@@ -149,8 +169,14 @@ def test_wrong_arguments_are_refused(words, capsys):
 def test_everything_runs_on_the_emulated_driver(tmp_path):
     """`make gpu` from beginning to end, the driver's checks on, with whole results that are refused as hardware's."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)], cwd=ROOT, timeout=560,
-                          env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)],
+        cwd=ROOT,
+        timeout=560,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("ON AN EMULATED DRIVER, no hardware: NVIDIA H200")
     found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("summary", *gpu.PARTS[:3])}

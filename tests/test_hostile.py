@@ -13,9 +13,16 @@ from tactics.measure.cache import Cache
 from tests import hostile
 
 EXPECTED = (
-    "ModelError", "NoModelError", "EngineError", "NoEngineError", "CompileError", "OSError", "FileNotFoundError",
-    "IsADirectoryError", "ValueError",
-)  # fmt: skip
+    "ModelError",
+    "NoModelError",
+    "EngineError",
+    "NoEngineError",
+    "CompileError",
+    "OSError",
+    "FileNotFoundError",
+    "IsADirectoryError",
+    "ValueError",
+)
 LIMIT_S = 30.0  # on a busy machine; idle, the slowest takes about 4
 
 
@@ -98,9 +105,16 @@ def test_arrays_that_are_none_are_bad_arguments(tmp_path):
     engine = gr.build(path, device="h200")
     shape = tuple(engine.plan.inputs[0].shape)
     bad = [
-        np.ones(shape, "U3"), np.full(shape, None), np.ones(shape, complex), [[1, 2], [3]], "text", object(), [2**70] * 4,
-        np.ones((0,)), np.float32(1),
-    ]  # fmt: skip
+        np.ones(shape, "U3"),
+        np.full(shape, None),
+        np.ones(shape, complex),
+        [[1, 2], [3]],
+        "text",
+        object(),
+        [2**70] * 4,
+        np.ones((0,)),
+        np.float32(1),
+    ]
     with engine.context(device="emulator") as ctx:
         for array in bad:
             for call in (lambda a: ctx.run({"x": a}), lambda a: gr.build(path, device="h200", calibration={"x": a})):

@@ -43,8 +43,13 @@ def sessions(request):
 
 
 def drawn(infos):
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
-             "tensor(bool)": np.bool_}  # fmt: skip
+    types = {
+        "tensor(float)": np.float32,
+        "tensor(float16)": np.float16,
+        "tensor(int64)": np.int64,
+        "tensor(int32)": np.int32,
+        "tensor(bool)": np.bool_,
+    }
     return {i.name: rng.integers(-3, 4, i.shape).astype(types[i.type]) for i in infos}
 
 
@@ -84,9 +89,15 @@ def test_what_onnxruntime_refuses_is_refused(sessions):
     name, a = next(iter(feed.items()))
     other = {k: v for k, v in feed.items() if k != name}
     for wrong in (
-        (["nope"], feed), ("y", feed), (None, other), (None, feed | {"nope": a}), (None, feed | {name: a.astype(np.float64)}),
-        (None, feed | {name: a[..., :1]}), (None, a), (None, None),
-    ):  # fmt: skip
+        (["nope"], feed),
+        ("y", feed),
+        (None, other),
+        (None, feed | {"nope": a}),
+        (None, feed | {name: a.astype(np.float64)}),
+        (None, feed | {name: a[..., :1]}),
+        (None, a),
+        (None, None),
+    ):
         refused(theirs, *wrong)
         error = refused(ours, *wrong)
         assert isinstance(error, (ValueError, TypeError)) and "expected" in str(error), error
@@ -98,8 +109,10 @@ SHARED = "__init__ run get_inputs get_outputs get_overridable_initializers get_p
 @pytest.mark.parametrize("name", SHARED)
 def test_signatures_are_onnxruntimes(name):
     def parameters(cls):
-        return [(p.name if p.kind != p.VAR_KEYWORD else "**", p.kind, p.default) for p in inspect.signature(
-            getattr(cls, name)).parameters.values()]  # fmt: skip
+        return [
+            (p.name if p.kind != p.VAR_KEYWORD else "**", p.kind, p.default)
+            for p in inspect.signature(getattr(cls, name)).parameters.values()
+        ]
 
     assert parameters(gr.InferenceSession) == parameters(onnxruntime.InferenceSession)
 

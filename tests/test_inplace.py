@@ -168,9 +168,7 @@ def chained() -> onnx.ModelProto:
     return net.model({"x": (2, 8, 5, 4)}, "y")
 
 
-MODELS = {
-    f.__name__: f for f in (densenet, inception, split_block, residuals, grouped_residuals, slices, contended, chained)
-}
+MODELS = {f.__name__: f for f in (densenet, inception, split_block, residuals, grouped_residuals, slices, contended, chained)}
 FREE = ("densenet", "inception", "split_block", "residuals", "grouped_residuals", "slices", "chained")  # need no copy
 # But for what is faster than a convolution that reads planes: by the simulation their loops take 2.6 times as long and more.
 REFORMATTED = {"slices": ["Reformatting CopyNode for Input Tensor 0 to r.conv + r + y"]}
@@ -311,23 +309,38 @@ def test_parts_that_make_up_the_whole_are_the_whole():
 
 def test_share_keeps_what_it_must():
     nodes = [
-        node("Concat", "a b", "ab", axis=1), node("Concat", "a b", "again", axis=1), node("Concat", "b a b", "bab", axis=1),
-        node("Concat", "a ab b", "mixed", axis=1), node("Split", "a", "p q", axis=1, num_outputs=2),
-        node("Concat", "q p", "swapped", axis=1), node("Concat", "p q p", "more", axis=1),
-    ]  # fmt: skip
+        node("Concat", "a b", "ab", axis=1),
+        node("Concat", "a b", "again", axis=1),
+        node("Concat", "b a b", "bab", axis=1),
+        node("Concat", "a ab b", "mixed", axis=1),
+        node("Split", "a", "p q", axis=1, num_outputs=2),
+        node("Concat", "q p", "swapped", axis=1),
+        node("Concat", "p q p", "more", axis=1),
+    ]
     net = model(nodes, {"a": (1, 16, 2, 2), "b": (1, 8, 2, 2)}, "ab again bab mixed swapped more", opset=18)
     inputs = {op.output: op.inputs for op in shared_concats.share(lowered(net)).ops}
     assert inputs["ab"] == ("a", "b") and inputs["again"] == ("ab",) and inputs["bab"] == ("b", "ab")
     assert inputs["mixed"] == ("a", "ab", "b") and inputs["swapped"] == ("q", "p") and inputs["more"] == ("a", "p")
 
 
-@pytest.mark.parametrize("layout, first, c, key", [
-    ("hwc8", 0, 24, "fp16:last24"), ("hwc8", 8, 16, "fp16:last16"), ("hwc8", 40, 20, "fp16:last24"),
-    ("hwc8", 12, 24, None), ("hwc8", 16, 12, None),
-    ("hwc16", 48, 12, "fp16:last16"), ("hwc16", 8, 8, "fp16:last8"),
-    ("chw", 5, 3, "fp16:planes1"), ("chw", 59, 1, "fp16:last1"),
-    ("chw32", 32, 28, "fp16:last32"), ("chw32", 0, 32, "fp16:last32"), ("chw32", 8, 8, None), ("chw32", 0, 8, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout, first, c, key",
+    [
+        ("hwc8", 0, 24, "fp16:last24"),
+        ("hwc8", 8, 16, "fp16:last16"),
+        ("hwc8", 40, 20, "fp16:last24"),
+        ("hwc8", 12, 24, None),
+        ("hwc8", 16, 12, None),
+        ("hwc16", 48, 12, "fp16:last16"),
+        ("hwc16", 8, 8, "fp16:last8"),
+        ("chw", 5, 3, "fp16:planes1"),
+        ("chw", 59, 1, "fp16:last1"),
+        ("chw32", 32, 28, "fp16:last32"),
+        ("chw32", 0, 32, "fp16:last32"),
+        ("chw32", 8, 8, None),
+        ("chw32", 0, 8, None),
+    ],
+)
 def test_parts_fit_the_formats_vector(layout, first, c, key):
     assert part_format(Format("fp16", layout), (2, 60, 5, 4), first, c) == (key and CanonicalFormat.parse(key))
 

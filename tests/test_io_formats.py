@@ -45,8 +45,10 @@ def network(path, channels=(40, 36), size=(7, 9), two=False):
     nodes, weights = [], {}
     for i in sides:
         weights |= {f"w{i}": values(rng, k, c, 3, 3, scale=1 / np.sqrt(9 * c)), f"b{i}": np.linspace(-1, 1, k)}
-        nodes += [node("Conv", f"x{i} w{i} b{i}", f"t{i}", name=f"conv{i}", pads=[1, 1, 1, 1]),
-                  node("Relu", f"t{i}", f"y{i}", name=f"relu{i}")]  # fmt: skip
+        nodes += [
+            node("Conv", f"x{i} w{i} b{i}", f"t{i}", name=f"conv{i}", pads=[1, 1, 1, 1]),
+            node("Relu", f"t{i}", f"y{i}", name=f"relu{i}"),
+        ]
     weights = {name: w.astype(np.float32) for name, w in weights.items()}
     onnx.save(proto_of(nodes, {f"x{i}": (1, c, *size) for i in sides}, " ".join(f"y{i}" for i in sides), weights), path)
     return path
@@ -127,7 +129,7 @@ KINDS = {
     "pool": PoolProblem(1, 37, 9, 9, "max", 3, 3, (4, 4), stride=(2, 2)),
     "move": MoveProblem(1, 37, 6, 5, "window", (37, 5, 4), start=(0, 1, 1)),
     "rows": NormalizeProblem(2, 37, 5, 4, "softmax", "c"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sample(4)
@@ -195,8 +197,10 @@ def test_alternatives_and_several_tensors(tmp_path):
     engine = gr.build(path, device="h200", input_formats=["fp16:chw+hwc8", "fp32:chw"], output_formats={"y2": "fp16:chw2"})
     assert [str(i.format) for i in engine.plan.inputs] == ["fp16:hwc8", "fp32:chw"]
     assert [str(o.format) for o in engine.plan.outputs] == ["fp32:chw", "fp16:chw2"]
-    each = [gr.build(path, device="h200", input_formats=[f, "fp32:chw"], output_formats={"y2": "fp16:chw2"})
-            for f in ("fp16:chw", "fp16:hwc8")]  # fmt: skip
+    each = [
+        gr.build(path, device="h200", input_formats=[f, "fp32:chw"], output_formats={"y2": "fp16:chw2"})
+        for f in ("fp16:chw", "fp16:hwc8")
+    ]
     assert engine.plan.solution.total_us == min(e.plan.solution.total_us for e in each)
     check(path, engine)
 

@@ -146,9 +146,24 @@ def test_modes_and_orders_agree_bit_for_bit(name, options):
         assert np.array_equal(run(name, tactic)[0], run(name, tactic, **options)[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["conv_residual", "conv_one_output", "pool_max", "concat_odd", "move_d2s_crd", "softmax",
-                                  "softmax_w", "instance_norm", "group_norm", "reduce_sum", "reduce_mean", "pointwise_chain",
-                                  "pointwise_outer"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv_residual",
+        "conv_one_output",
+        "pool_max",
+        "concat_odd",
+        "move_d2s_crd",
+        "softmax",
+        "softmax_w",
+        "instance_norm",
+        "group_norm",
+        "reduce_sum",
+        "reduce_mean",
+        "pointwise_chain",
+        "pointwise_outer",
+    ],
+)
 def test_each_output_byte_is_written_once(name):
     problem, inputs, weights, _ = data(name)
     for tactic in variants(problem):
@@ -230,9 +245,12 @@ def test_a_classifier_splits_k_and_writes_linear_memory(kernel):
 
 
 EARLY = [
-    ("conv_dense", TILE), ("conv_sparse24", TILE), ("conv_dense", Tile(128, 256, 32, 2, 4, 3)),
-    ("conv_sparse24", Tile(128, 128, 64, 2, 4, 3)), ("conv_dense", Tile(16, 128, 64, 1, 4, 4)),
-]  # fmt: skip
+    ("conv_dense", TILE),
+    ("conv_sparse24", TILE),
+    ("conv_dense", Tile(128, 256, 32, 2, 4, 3)),
+    ("conv_sparse24", Tile(128, 128, 64, 2, 4, 3)),
+    ("conv_dense", Tile(16, 128, 64, 1, 4, 4)),
+]
 
 
 @pytest.mark.parametrize("kernel, tile", EARLY, ids=str)
@@ -280,7 +298,17 @@ PRE = {
     "gate and ReLU": conv_case(2, 200, 6, 6, 24, 1, 1, residual=True, sparse24=True, gated=RELU),
     "gate and groups": conv_case(2, 48, 7, 5, 40, 1, 1, bias=True, residual=True, sparse24=True, groups=2, gated=NONE),
     "gate and clip": conv_case(
-        1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, sparse24=True, gated=Activation("clip", (-0.2, 1.5)),
+        1,
+        44,
+        5,
+        5,
+        28,
+        1,
+        1,
+        (2, 2),
+        residual=True,
+        sparse24=True,
+        gated=Activation("clip", (-0.2, 1.5)),
     ),
     "norm": PROBLEMS["norm_in_front"],
     "norm and residual": conv_case(1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, act=RELU, sparse24=True, norm=1e-5),

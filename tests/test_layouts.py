@@ -13,8 +13,13 @@ from tests.independent.layouts import places, table
 from tests.independent.products import Mma, dense_name, loaded_wrong, moved_wrong, sparse_operands, wrong
 
 FACTORS = ("f16", "bf16", "tf32", "e4m3")
-SHAPES = [Mma(k, factor, total, sparse) for sparse in (False, True) for k in (4, 8, 16, 32, 64)
-          for factor in FACTORS for total in ("f32", "f16")]  # fmt: skip
+SHAPES = [
+    Mma(k, factor, total, sparse)
+    for sparse in (False, True)
+    for k in (4, 8, 16, 32, 64)
+    for factor in FACTORS
+    for total in ("f32", "f16")
+]
 
 
 def executes(m: Mma) -> bool:

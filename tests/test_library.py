@@ -27,6 +27,7 @@ INT, BOOL = TensorProto.INT64, TensorProto.BOOL
 DTYPES = {TensorProto.FLOAT: np.float32, INT: np.int64, BOOL: np.bool_}
 
 # name -> (node, {input: (shape, type or FP32)}, {constant: array}, opset, type of the output)
+# fmt: off
 CASES = {
     "lrn": (node("LRN", "x", "y", size=5, alpha=0.5, beta=0.75, bias=2.0), {"x": X}, {}),
     "lp_pool": (node("LpPool", "x", "y", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]), {"x": X}, {}),
@@ -99,13 +100,14 @@ CASES = {
     **{f"grid_{mode}_{pad}_{corners}": (
         node("GridSample", "x g", "y", mode=mode, padding_mode=pad, align_corners=corners), {"x": X, "g": (2, 4, 3, 2)}, {})
        for mode in ("bilinear", "nearest", "bicubic") for pad in ("zeros", "border", "reflection") for corners in (0, 1)},
-}  # fmt: skip
+}
+# fmt: on
 
 
 def case(name: str):
     """(model, inputs that FP16 holds exactly, some of them far outside an image's -1 to 1)."""
     operator, inputs, constants, *rest = CASES[name]
-    opset, kind = (*rest, *(17, TensorProto.FLOAT)[len(rest):])
+    opset, kind = (*rest, *(17, TensorProto.FLOAT)[len(rest) :])
     kinds = {n: s if s and isinstance(s[0], tuple) else (s, TensorProto.FLOAT) for n, s in inputs.items()}
     proto = model([operator], {n: s for n, (s, _) in kinds.items()}, "y", constants, opset)
     for v in (*proto.graph.input, *proto.graph.output):
@@ -174,10 +176,13 @@ def test_every_function_has_a_case():
 def after_lrn():
     """Scores behind a normalization: the best three channels, the best one, and where that is above zero."""
     nodes = [
-        node("LRN", "x", "a", size=5, alpha=1e-3, beta=0.75, bias=2.0), node("TopK", "a k", "values which", axis=1),
-        node("ArgMax", "a", "best", axis=1, keepdims=0), node("Greater", "a zero", "above"),
-        node("Where", "above a zero", "positive"), node("Conv", "positive w", "y"),
-    ]  # fmt: skip
+        node("LRN", "x", "a", size=5, alpha=1e-3, beta=0.75, bias=2.0),
+        node("TopK", "a k", "values which", axis=1),
+        node("ArgMax", "a", "best", axis=1, keepdims=0),
+        node("Greater", "a zero", "above"),
+        node("Where", "above a zero", "positive"),
+        node("Conv", "positive w", "y"),
+    ]
     rng = np.random.default_rng(8)
     weights = {"k": np.int64([3]), "zero": np.float32(0), "w": rng.standard_normal((8, 16, 1, 1)).astype(np.float32)}
     proto = model(nodes, {"x": (2, 16, 5, 6)}, "values which best above y", weights)
@@ -227,12 +232,22 @@ def test_the_best_detections_of_a_transformer(tmp_path):
     """What such detectors end with: the best (query, class) pairs, their classes, and the boxes of their queries."""
     queries, classes, k = 40, 6, 9
     nodes = [
-        node("Sigmoid", "logits", "s"), node("Reshape", "s flat", "f"), node("TopK", "f k", "scores which", axis=1),
-        node("Mod", "which classes", "labels"), node("Div", "which classes", "query"), node("Unsqueeze", "query last", "u"),
-        node("Tile", "u four", "at"), node("GatherElements", "boxes at", "found", axis=1),
-    ]  # fmt: skip
-    weights = {"flat": np.int64([1, -1]), "k": np.int64([k]), "classes": np.int64(classes), "last": np.int64([-1]),
-               "four": np.int64([1, 1, 4])}  # fmt: skip
+        node("Sigmoid", "logits", "s"),
+        node("Reshape", "s flat", "f"),
+        node("TopK", "f k", "scores which", axis=1),
+        node("Mod", "which classes", "labels"),
+        node("Div", "which classes", "query"),
+        node("Unsqueeze", "query last", "u"),
+        node("Tile", "u four", "at"),
+        node("GatherElements", "boxes at", "found", axis=1),
+    ]
+    weights = {
+        "flat": np.int64([1, -1]),
+        "k": np.int64([k]),
+        "classes": np.int64(classes),
+        "last": np.int64([-1]),
+        "four": np.int64([1, 1, 4]),
+    }
     proto = model(nodes, {"logits": (1, queries, classes), "boxes": (1, queries, 4)}, "scores labels found", weights)
     proto.graph.output[1].type.tensor_type.elem_type = INT
     onnx.save(proto, tmp_path / "m.onnx")
@@ -249,8 +264,9 @@ def test_the_best_detections_of_a_transformer(tmp_path):
 
 
 def test_tactics_are_linear_and_their_time_is_that_of_their_bytes():
-    problem = LibraryProblem("LRN", ("t0",), ((1, 64, 56, 56),), ("fp16",), (1, 64, 56, 56), "fp16", ((1, 64, 56, 56),) * 2,
-                             (("size", 5),))  # fmt: skip
+    problem = LibraryProblem(
+        "LRN", ("t0",), ((1, 64, 56, 56),), ("fp16",), (1, 64, 56, 56), "fp16", ((1, 64, 56, 56),) * 2, (("size", 5),)
+    )
     tactics = candidates(problem, named("h200"))
     types = ("fp16", "fp32")
     assert {f"{t.ins[0]}->{t.out}" for t in tactics} == {f"{x}:chw->{y}:chw" for x in types for y in types}
@@ -292,8 +308,12 @@ def test_wrong_functions_are_refused():
 
 
 def test_lrn_between_convolutions_keeps_every_fusion():
-    nodes = [node("Conv", "x w", "a", pads=[1] * 4), node("Relu", "a", "b"), node("LRN", "b", "c", size=3),
-             node("Conv", "c v", "y")]  # fmt: skip
+    nodes = [
+        node("Conv", "x w", "a", pads=[1] * 4),
+        node("Relu", "a", "b"),
+        node("LRN", "b", "c", size=3),
+        node("Conv", "c v", "y"),
+    ]
     rng = np.random.default_rng(1)
     w, v = (0.2 * rng.standard_normal(s).astype(np.float32) for s in ((16, 3, 3, 3), (8, 16, 1, 1)))
     net = check_against_ort(model(nodes, {"x": (1, 3, 9, 9)}, "y", {"w": w, "v": v}))

@@ -11,11 +11,11 @@ from onnx import helper
 import gpu_runtime as gr
 from benchmarks.light import NAMES, light
 from cuda_kernels import device
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime import pipeline
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.planning import io_formats, tables
 from tactics.measure import timing
 from tactics.planner import plan
@@ -44,10 +44,11 @@ def with_scores(model: onnx.ModelProto) -> onnx.ModelProto:
 def copies(plan: dict) -> list[str]:
     """Layers that only bring elements elsewhere: joins, parts, shuffles, and reformats from a format to itself."""
     return [
-        layer.name for layer in plan.layers
+        layer.name
+        for layer in plan.layers
         if layer.type in ("concat", "move", "gather")
         or (layer.type == "reformat" and str(layer.inputs[0].format) == str(layer.outputs[0].format))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks) for n, marks in MARKS.items()])

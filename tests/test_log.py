@@ -14,9 +14,9 @@ from onnx import numpy_helper
 
 import gpu_runtime as gr
 from benchmarks.networks import Net
+from cuda_kernels.device import DEFAULT_DEVICE
 from gpu_runtime.explain.log import log_text, most_lines
 from gpu_runtime.explain.wording import ELIGIBLE_LINE, PICKED_LINE
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tests.conftest import MODELS, model_path
 from tests.engines import SPARSE_DEVICE
 from tests.example_plan import best, example_plan, measured, record, verdict
@@ -28,7 +28,7 @@ VERDICTS = {
     "sparse": ("picked",),
     "dense": ("dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise", "no_sparse_tactic"),
     "not_eligible": ("pattern_violation", "channels_not_multiple_of_4", "grouped_conv"),
-}  # fmt: skip
+}
 
 
 def shown_lines(text: str, width: int) -> int:
@@ -74,14 +74,17 @@ def many(count: int, names, seed: int = 0, kinds=VERDICTS):
     rows = []
     for i in range(count):
         what = rng.choice(list(kinds))
-        dense, sparse = (best(f"conv_{kind}__fp16.hwc8_fp16.hwc8", rng.uniform(2, 9)) for kind in (
-            "dense_hmma_16816_128x128x32_w2x4_s4", "sparse24_hmma_sp_16832_128x128x64_w2x4_s3"))  # fmt: skip
+        dense, sparse = (
+            best(f"conv_{kind}__fp16.hwc8_fp16.hwc8", rng.uniform(2, 9))
+            for kind in ("dense_hmma_16816_128x128x32_w2x4_s4", "sparse24_hmma_sp_16832_128x128x64_w2x4_s3")
+        )
         row = verdict(names(i), what, rng.choice(kinds[what]), dense, sparse, rng.uniform(0, 3))
         rows.append(row | {"p_sparse_faster": rng.random(), "lost_energy": rng.random(), "pattern_share": rng.random()})
     plan["sparsity"] |= {
-        "rows": rows, "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
+        "rows": rows,
+        "eligible": [r["layer"] for r in rows if r["verdict"] != "not_eligible"],
         "picked": [r["layer"] for r in rows if r["verdict"] == "sparse"],
-    }  # fmt: skip
+    }
     plan["layers"] *= 1 + count // len(plan["layers"])
     return plan
 
@@ -103,10 +106,12 @@ def test_any_network_fits_a_screen(count, mode):
     plan = many(count, long_name)
     plan["sparsity"] |= {"mode": mode, "pruned": ["w"] * count, "not_pruned": [[long_name(i), "C = 3"] for i in range(count)]}
     plan["range"] = {
-        "source": "random values", "high": [[f"t{i}", 70000.0 + i] for i in range(count)],
-        "exponents": {f"t{i}": -1 for i in range(count)}, "single": [["prob", "'prob' reaches 1e9"]],
+        "source": "random values",
+        "high": [[f"t{i}", 70000.0 + i] for i in range(count)],
+        "exponents": {f"t{i}": -1 for i in range(count)},
+        "single": [["prob", "'prob' reaches 1e9"]],
         "stuck": [[f"t{i}", "its scale is fixed"] for i in range(count)],
-    }  # fmt: skip
+    }
     check(record(plan), whole=count <= 12)
 
 
@@ -167,10 +172,16 @@ def residual(blocks: int) -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("blocks", "mode"), [
-    (14, "disable"), (14, "enable"), (14, "force"), pytest.param(90, "force", marks=pytest.mark.slow),
-    *(pytest.param(90, mode, marks=pytest.mark.full) for mode in ("disable", "enable")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("blocks", "mode"),
+    [
+        (14, "disable"),
+        (14, "enable"),
+        (14, "force"),
+        pytest.param(90, "force", marks=pytest.mark.slow),
+        *(pytest.param(90, mode, marks=pytest.mark.full) for mode in ("disable", "enable")),
+    ],
+)
 def test_a_deep_network_fits_a_screen(tmp_path, blocks, mode):
     onnx.save(residual(blocks), tmp_path / "deep.onnx")
     plan = gr.build(tmp_path / "deep.onnx", device=SPARSE_DEVICE, sparsity=mode).record
@@ -207,8 +218,10 @@ def test_all_that_a_build_prints_fits_a_screen(files, cli, monkeypatch, columns)
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = cli(f"build sparse.onnx -o s.engine --sparsity=force --device {SPARSE_DEVICE} --shapes=x:64x1x8x8 "
-                       "--exportLayerInfo=i.json --exportProfile=p.json --savePruned=p.onnx")  # fmt: skip
+    code, out, _ = cli(
+        f"build sparse.onnx -o s.engine --sparsity=force --device {SPARSE_DEVICE} --shapes=x:64x1x8x8 "
+        "--exportLayerInfo=i.json --exportProfile=p.json --savePruned=p.onnx"
+    )
     assert code == 0 and shown_lines(out, columns or 120) <= 40
     whole = [line for line in out.splitlines() if columns or not line.startswith("(Sparsity)")]
     assert max(map(len, whole)) <= (columns or 120)

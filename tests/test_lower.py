@@ -121,9 +121,13 @@ def test_flattened_input_is_taken_as_channels():
 def test_two_matrix_products_read_one_flatten():
     w = {"a": weights(60, 8), "b": weights(60, 4), "c": weights(4)}
     nodes = [
-        node("Tanh", "x", "t"), node("Flatten", "t", "f"), node("MatMul", "f a", "p"), node("Relu", "p", "y"),
-        node("MatMul", "f b", "q"), node("Add", "q c", "z"),
-    ]  # fmt: skip
+        node("Tanh", "x", "t"),
+        node("Flatten", "t", "f"),
+        node("MatMul", "f a", "p"),
+        node("Relu", "p", "y"),
+        node("MatMul", "f b", "q"),
+        node("Add", "q c", "z"),
+    ]
     net = check_against_ort(model(nodes, {"x": (2, 5, 3, 4)}, "y z", w), 1e-5)
     assert [op.name for op in net.ops] == ["t", "p + y", "q"] and set(net.ops[2].weights) == {"w", "b"}
 
@@ -311,9 +315,13 @@ def test_softmax(opset, axis, shape):
 
 def test_concat_and_copies():
     nodes = [
-        node("Relu", "x", "a"), node("Concat", "a x a", "c", axis=1), node("Dropout", "c", "d"),
-        node("Identity", "d", "y"), node("Identity", "x", "z"), node("Identity", "y", "again"),
-    ]  # fmt: skip
+        node("Relu", "x", "a"),
+        node("Concat", "a x a", "c", axis=1),
+        node("Dropout", "c", "d"),
+        node("Identity", "d", "y"),
+        node("Identity", "x", "z"),
+        node("Identity", "y", "again"),
+    ]
     net = check_against_ort(model(nodes, {"x": (2, 3, 4, 5)}, "y z again"), 1e-6)
     assert [t.name for t in net.outputs] == ["y", "z", "again"]
 
@@ -322,10 +330,16 @@ def test_views_are_names_only():
     w = {"w": weights(6, 4, 1, 1), "s": np.int64([2, 6]), "axes": np.int64([2, 3]), "img": np.int64([2, 4, 3, 5])}
     nodes = [
         node("Reshape", "x img", "i"),  # the input itself is taken as an image
-        node("Conv", "i w", "c"), node("GlobalAveragePool", "c", "p"), node("Reshape", "p s", "r"),
-        node("Sigmoid", "r", "g"), node("Unsqueeze", "g axes", "u"), node("Relu", "u", "v"), node("Squeeze", "v axes", "y"),
-        node("Transpose", "u", "t", perm=(0, 3, 2, 1)), node("Flatten", "c", "flat"),
-    ]  # fmt: skip
+        node("Conv", "i w", "c"),
+        node("GlobalAveragePool", "c", "p"),
+        node("Reshape", "p s", "r"),
+        node("Sigmoid", "r", "g"),
+        node("Unsqueeze", "g axes", "u"),
+        node("Relu", "u", "v"),
+        node("Squeeze", "v axes", "y"),
+        node("Transpose", "u", "t", perm=(0, 3, 2, 1)),
+        node("Flatten", "c", "flat"),
+    ]
     net = check_against_ort(model(nodes, {"x": (2, 60)}, "y t flat c", w), 1e-5)
     assert net.inputs[0].shape == (2, 60) and net.inputs[0].shape4 == (2, 4, 3, 5)
     assert [(t.name, t.shape, t.shape4) for t in net.outputs] == [
@@ -341,9 +355,13 @@ def test_half_precision_inside_vanishes_and_io_is_as_declared():
     half = onnx.TensorProto.FLOAT16
     w = {"w": weights(4, 4, 1, 1, dtype=np.float16), "w2": weights(4, 4, 1, 1)}
     nodes = [
-        node("Cast", "x", "h", to=half), node("Conv", "h w", "c"), node("Cast", "c", "f", to=1),
-        node("Conv", "f w2", "d"), node("Cast", "d", "y", to=half), node("Relu", "f", "z"),
-    ]  # fmt: skip
+        node("Cast", "x", "h", to=half),
+        node("Conv", "h w", "c"),
+        node("Cast", "c", "f", to=1),
+        node("Conv", "f w2", "d"),
+        node("Cast", "d", "y", to=half),
+        node("Relu", "f", "z"),
+    ]
     proto = model(nodes, {"x": (1, 4, 3, 3)}, "y z", w)
     proto.graph.output[0].type.tensor_type.elem_type = half
     net = check_against_ort(proto, 2e-3)
@@ -376,9 +394,16 @@ def test_refusals_are_listed_together():
 
 def test_every_operator_accepted_on_import_has_a_rule():
     elsewhere = {  # vanish, are views or shuffles, or split before lower
-        "Constant", "Dropout", "Sum", "Mean", "Upsample", "GroupNormalization",
-        "DepthToSpace", "SpaceToDepth", "Swish",
-    }  # fmt: skip
+        "Constant",
+        "Dropout",
+        "Sum",
+        "Mean",
+        "Upsample",
+        "GroupNormalization",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Swish",
+    }
     rules = set(lower.PROBLEMS) | elsewhere | chains.OPS | set(FUNCTIONS)
     assert rules - {"Chain", "Standardize", *lower.SHUFFLES} == OPERATORS
 

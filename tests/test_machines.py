@@ -9,9 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
-    "test_emulator", "test_emulator_alu", "test_emulator_blocks", "test_emulator_checks", "test_emulator_sectors",
+    "test_emulator",
+    "test_emulator_alu",
+    "test_emulator_blocks",
+    "test_emulator_checks",
+    "test_emulator_sectors",
     "test_kernels",
-)  # fmt: skip
+)
 
 
 @pytest.mark.long

@@ -22,8 +22,11 @@ def attends(spelling: str, *, constant: np.ndarray | None = None) -> onnx.ModelP
     w |= {"four": np.array([1, N, HEADS, D]), "three": np.array([1, N, c]), "root": np.float32(D**-0.5)}
     nodes, inputs = [], {"x": (1, N, c)}
     for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
-        nodes += [node("MatMul", f"x w{name}", f"{name}0"), node("Reshape", f"{name}0 four", f"{name}1"),
-                  node("Transpose", f"{name}1", name, perm=perm)]  # fmt: skip
+        nodes += [
+            node("MatMul", f"x w{name}", f"{name}0"),
+            node("Reshape", f"{name}0 four", f"{name}1"),
+            node("Transpose", f"{name}1", name, perm=perm),
+        ]
     nodes += [node("MatMul", "q k", "s0"), node("Mul", "s0 root", "s")]
     if constant is not None:
         w["mask"] = constant.astype(np.float32)
@@ -42,8 +45,13 @@ def attends(spelling: str, *, constant: np.ndarray | None = None) -> onnx.ModelP
         nodes += [node("Add", "s m", "sm")]
     else:
         nodes += [node("Add", "s mask", "sm")]
-    nodes += [node("Softmax", "sm", "a", axis=-1), node("MatMul", "a v", "o"), node("Transpose", "o", "ot", perm=(0, 2, 1, 3)),
-              node("Reshape", "ot three", "or"), node("MatMul", "or wp", "y")]  # fmt: skip
+    nodes += [
+        node("Softmax", "sm", "a", axis=-1),
+        node("MatMul", "a v", "o"),
+        node("Transpose", "o", "ot", perm=(0, 2, 1, 3)),
+        node("Reshape", "ot three", "or"),
+        node("MatMul", "or wp", "y"),
+    ]
     return model(nodes, inputs, "y", w)
 
 

@@ -128,7 +128,7 @@ TABLE = {
     "closed: run_async": (closed(lambda c: c.run_async({"x": X})), ValueError, CLOSED),
     "closed: trace": (closed(lambda c: c.trace({"x": X})), ValueError, CLOSED),
     "closed: with": (closed(lambda c: c.__enter__()), ValueError, CLOSED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TABLE)

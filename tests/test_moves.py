@@ -26,6 +26,7 @@ def kinds(net) -> list[str]:
 
 
 # (nodes, shape of x, constants, problems); opset 18 with Slice, Pad and Resize as they are today.
+# fmt: off
 CASES = {
     "slice_backwards": (
         [node("Slice", "x s e a t", "y")], (2, 6, 5, 4),
@@ -91,7 +92,8 @@ CASES = {
     "six_axes": (
         [node("Transpose", "x", "y", perm=(5, 3, 1, 4, 2, 0))], (2, 3, 2, 2, 3, 2), {}, None,
     ),
-}  # fmt: skip
+}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,15 +152,18 @@ def test_resize(mode, turn):
         assert np.abs(got - expected).max() < 2e-5, (how, {k: v.tolist() for k, v in constants.items()}, (h, w))
 
 
-@pytest.mark.parametrize("shape, scales, problems", [
-    ((2, 3, 6), (1, 1, 2.5), ["Resize"]),
-    ((2, 5, 4, 3), (1, 2, 3.5, 1), ["Gather", "Resize", "Gather"]),  # rows and columns of an NHWC tensor
-    ((2, 3, 5, 4), (1, 1, 1.6, 1), ["Resize"]),
-    ((4, 6), (1.5, 2), ["Gather", "Resize", "Gather"]),
-    ((1, 2, 3, 4, 5), (1, 1, 2, 1.5, 2.2), ["View", "Resize", "View", "Resize", "View"]),
-    ((1, 2, 3, 4, 5), (1, 1, 1.7, 1, 1), ["View", "Resize", "View"]),
-    ((1, 2, 3, 4, 5), (1, 1, 1, 1, 1), ["View", "Resize", "View"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, scales, problems",
+    [
+        ((2, 3, 6), (1, 1, 2.5), ["Resize"]),
+        ((2, 5, 4, 3), (1, 2, 3.5, 1), ["Gather", "Resize", "Gather"]),  # rows and columns of an NHWC tensor
+        ((2, 3, 5, 4), (1, 1, 1.6, 1), ["Resize"]),
+        ((4, 6), (1.5, 2), ["Gather", "Resize", "Gather"]),
+        ((1, 2, 3, 4, 5), (1, 1, 2, 1.5, 2.2), ["View", "Resize", "View", "Resize", "View"]),
+        ((1, 2, 3, 4, 5), (1, 1, 1.7, 1, 1), ["View", "Resize", "View"]),
+        ((1, 2, 3, 4, 5), (1, 1, 1, 1, 1), ["View", "Resize", "View"]),
+    ],
+)
 def test_linear_resize_of_other_axes(shape, scales, problems):
     proto = model([node("Resize", "x _ s", "y", mode="linear")], {"x": shape}, "y", {"s": np.float32(scales)}, 19)
     assert kinds(check_against_ort(proto, 1e-6)) == problems
@@ -195,11 +200,16 @@ def test_views_launch_nothing(tmp_path):
     """A view is an alias: not one byte is copied for it, chains of views and views of network inputs and outputs included."""
     constants = {"s": INT([2, 3, 24]), "t": INT([2, 12, 6]), "u": INT([6, 24])}
     nodes = [
-        node("Relu", "x", "a"), node("Reshape", "a s", "b"), node("Sigmoid", "b", "c"), node("Reshape", "c t", "d"),
-        node("Reshape", "d u", "e"), node("Relu", "e", "y"),
-    ]  # fmt: skip
-    engine = check_engine(tmp_path, model(nodes, {"x": (2, 6, 3, 4)}, "y", constants), input_formats="fp16:chw",
-                          output_formats="fp16:chw")  # fmt: skip
+        node("Relu", "x", "a"),
+        node("Reshape", "a s", "b"),
+        node("Sigmoid", "b", "c"),
+        node("Reshape", "c t", "d"),
+        node("Reshape", "d u", "e"),
+        node("Relu", "e", "y"),
+    ]
+    engine = check_engine(
+        tmp_path, model(nodes, {"x": (2, 6, 3, 4)}, "y", constants), input_formats="fp16:chw", output_formats="fp16:chw"
+    )
     assert sum(isinstance(layer.problem, ViewProblem) for layer in engine.plan.layers) == 3
     assert {step.kernel for step in engine.plan.steps} == {"pointwise"} and len(engine.plan.steps) == 3
 
@@ -214,9 +224,12 @@ def test_a_transposition_that_the_format_already_is_launches_nothing(tmp_path):
 
 def test_a_split_of_a_view_lies_in_the_views_memory(tmp_path):
     nodes = [
-        node("Relu", "x", "a"), node("Reshape", "a s", "b"), node("Split", "b", "c d", axis=1, num_outputs=2),
-        node("Sigmoid", "c", "y"), node("Sigmoid", "d", "z"),
-    ]  # fmt: skip
+        node("Relu", "x", "a"),
+        node("Reshape", "a s", "b"),
+        node("Split", "b", "c d", axis=1, num_outputs=2),
+        node("Sigmoid", "c", "y"),
+        node("Sigmoid", "d", "z"),
+    ]
     proto = model(nodes, {"x": (1, 6, 3, 8)}, "y z", {"s": INT([1, 4, 36])}, 18)
     engine = check_engine(tmp_path, proto, input_formats="fp16:chw", output_formats="fp16:chw")
     assert {step.kernel for step in engine.plan.steps} == {"pointwise"}

@@ -24,17 +24,22 @@ def expanded(text: str) -> list[str]:
     return [name for v in values for name in expanded(text[: found.start()] + v + text[found.end() :])]
 
 
-@pytest.mark.parametrize(("names", "texts"), [
-    (NAMES, ["layer{1..4}.{0..2}/conv{1,2}"]),
-    ([*NAMES, "layer2.0/downsample"], ["layer{1..4}.{0..2}/conv{1,2}", "layer2.0/downsample"]),
-    (["Conv_41", "Conv_42", "Conv_9"], ["Conv_{9,41,42}"]),
-    (["Conv_1", "Conv_2", "Conv_3", "Conv_7"], ["Conv_{1..3,7}"]),
-    (["a01", "a1", "a2"], ["a{01,1,2}"]),
-    (["Conv_50 || Conv_53", "Conv_76 || Conv_79"], ["Conv_50 || Conv_53", "Conv_76 || Conv_79"]),
-    (["stem/conv", "head/conv"], ["{stem,head}/conv"]),
-    (["x{1}", "x{2}", "a..b", "a..c"], ["x{1}", "x{2}", "a..b", "a..c"]),
-    ([], []), (["a", "a"], ["a"]), ([""], [""]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "texts"),
+    [
+        (NAMES, ["layer{1..4}.{0..2}/conv{1,2}"]),
+        ([*NAMES, "layer2.0/downsample"], ["layer{1..4}.{0..2}/conv{1,2}", "layer2.0/downsample"]),
+        (["Conv_41", "Conv_42", "Conv_9"], ["Conv_{9,41,42}"]),
+        (["Conv_1", "Conv_2", "Conv_3", "Conv_7"], ["Conv_{1..3,7}"]),
+        (["a01", "a1", "a2"], ["a{01,1,2}"]),
+        (["Conv_50 || Conv_53", "Conv_76 || Conv_79"], ["Conv_50 || Conv_53", "Conv_76 || Conv_79"]),
+        (["stem/conv", "head/conv"], ["{stem,head}/conv"]),
+        (["x{1}", "x{2}", "a..b", "a..c"], ["x{1}", "x{2}", "a..b", "a..c"]),
+        ([], []),
+        (["a", "a"], ["a"]),
+        ([""], [""]),
+    ],
+)
 def test_names_that_differ_in_one_part_are_written_once(names, texts):
     assert grouped(names) == texts
 
@@ -53,23 +58,33 @@ def test_what_is_grouped_is_found_again(numbers):
     assert sorted(found) == sorted(chosen)
 
 
-@pytest.mark.parametrize(("wanted", "found"), [
-    ("layer1.0/conv1", ["layer1.0/conv1"]), ("layer3.*", NAMES[12:18]),
-    ("layer[12].0/conv2", ["layer1.0/conv2", "layer2.0/conv2"]),
-    ("layer{1,4}.0/conv1", ["layer1.0/conv1", "layer4.0/conv1"]), ("layer{2..3}.0/*1", ["layer2.0/conv1", "layer3.0/conv1"]),
-    ("4.2/conv2", ["layer4.2/conv2"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("layer1.0/conv1", ["layer1.0/conv1"]),
+        ("layer3.*", NAMES[12:18]),
+        ("layer[12].0/conv2", ["layer1.0/conv2", "layer2.0/conv2"]),
+        ("layer{1,4}.0/conv1", ["layer1.0/conv1", "layer4.0/conv1"]),
+        ("layer{2..3}.0/*1", ["layer2.0/conv1", "layer3.0/conv1"]),
+        ("4.2/conv2", ["layer4.2/conv2"]),
+    ],
+)
 def test_layers_by_name_pattern_or_part(wanted, found):
     assert matching(wanted, NAMES, lambda row: (row,), "layer") == found
 
 
-@pytest.mark.parametrize(("wanted", "sentence"), [
-    ("layer2.0/con1", "'layer2.0/con1' is no layer: did you mean layer2.0/conv1, "),
-    ("zzzzz", "'zzzzz' is no layer: expected one of layer1.0/conv1, layer1.0/conv2, layer1.1/conv1, .* and 20 more"),
-    ("conv1", "'conv1' is in the names of 12 layers: layer1.0/conv1, .* and 8 more; all of them are '\\*conv1\\*'"),
-    ("layer9.*", "'layer9.\\*' is no layer: "), ("", "'' is in the names of 24 layers"),
-    ("{1..9999}{1..9999}{1..9999}", "is no layer"), ("[", "is no layer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ("layer2.0/con1", "'layer2.0/con1' is no layer: did you mean layer2.0/conv1, "),
+        ("zzzzz", "'zzzzz' is no layer: expected one of layer1.0/conv1, layer1.0/conv2, layer1.1/conv1, .* and 20 more"),
+        ("conv1", "'conv1' is in the names of 12 layers: layer1.0/conv1, .* and 8 more; all of them are '\\*conv1\\*'"),
+        ("layer9.*", "'layer9.\\*' is no layer: "),
+        ("", "'' is in the names of 24 layers"),
+        ("{1..9999}{1..9999}{1..9999}", "is no layer"),
+        ("[", "is no layer"),
+    ],
+)
 def test_what_is_no_layer_gets_a_sentence(wanted, sentence):
     with pytest.raises(ValueError, match=sentence):
         matching(wanted, NAMES, lambda row: (row,), "layer")

@@ -12,10 +12,10 @@ from onnx import TensorProto, numpy_helper
 from PIL import Image, ImageDraw, ImageFont
 
 import gpu_runtime as gr
+from cuda_kernels.device import DEFAULT_DEVICE
 from cuda_kernels.emulator import Stats
 from gpu_runtime.accuracy.rounding import in_fp32
 from gpu_runtime.engine import Engine
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tests.conftest import DIGITS, MODELS, model_path
 from tests.engines import SPARSE_DEVICE
 from tests.ort_budget import budgets, run
@@ -133,7 +133,7 @@ def expect_person_with_tie(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def expect_airplane_cells(x: np.ndarray, y: np.ndarray) -> None:
-    scores = (y[0, 0] ** 0.6 * y[0, 5:].max(0) ** 0.4)  # objectness and the best COCO class, as its authors weigh them
+    scores = y[0, 0] ** 0.6 * y[0, 5:].max(0) ** 0.4  # objectness and the best COCO class, as its authors weigh them
     best = np.unravel_index(scores.argmax(), scores.shape)
     assert scores.max() > 0.6 and y[0, 5:, best[0], best[1]].argmax() == 4, (scores.max(), y[0, 5:, best[0], best[1]].argmax())
 
@@ -226,9 +226,15 @@ SPARSE_PAYS = ("super_resolution_10", "squeezenet11_fp16", "realesr_animevideov3
 # In `make test` each network is built, the small ones are run, and those of PRUNED are run pruned too.
 PRUNED = ("squeezenet11_fp16", "resnet20_cifar10", "realesr_animevideov3_fp16", "sci_180x320", "mnist8")
 LARGE = (
-    "ultraface_rfb320", "ppocr_cls", "ppocrv3_det_en", "tbefn_180x320", "prisma_seg", "yolox_nano", "fastestdet",
+    "ultraface_rfb320",
+    "ppocr_cls",
+    "ppocrv3_det_en",
+    "tbefn_180x320",
+    "prisma_seg",
+    "yolox_nano",
+    "fastestdet",
     "deeplabv3_mnv2_257",
-)  # fmt: skip
+)
 PRUNED_RUNS = [pytest.param(name, "force", marks=() if name in PRUNED else pytest.mark.full) for name in NETWORKS]
 each_build = pytest.mark.parametrize("name, sparsity", [*((name, "disable") for name in NETWORKS), *PRUNED_RUNS])
 DENSE_RUNS = [pytest.param(name, "disable", marks=pytest.mark.full if name in LARGE else ()) for name in NETWORKS]

@@ -41,9 +41,11 @@ def layer_norm(c=24, k=40, n=1, size=6, last=True, sparse=False, more=(), output
     nodes += [node("MatMul", "m w", "z"), node("Add", "z v", "s"), *more, node("Relu", "s", "r" if not last else "y")]
     nodes += [] if last else [node("Transpose", "r", "y", perm=(0, 3, 1, 2))]
     given = {
-        "g": rng.uniform(0.5, 2, c).astype(np.float32) if scale is None else scale, "b": weights(c), "v": weights(k),
+        "g": rng.uniform(0.5, 2, c).astype(np.float32) if scale is None else scale,
+        "b": weights(c),
+        "v": weights(k),
         "w": weights(c, k, sparse=sparse),
-    }  # fmt: skip
+    }
     return model(nodes, {"x": (n, size, size, c) if last else (n, c, size, size)}, outputs, given)
 
 
@@ -69,11 +71,13 @@ def test_layers_that_read_one_norm_take_it_together():
 @pytest.mark.parametrize(
     "case",
     [
-        {"outputs": "y m"}, {"more": [node("Sigmoid", "m", "other")], "outputs": "y other"},
-        {"scale": np.full(24, 1e30, np.float32)}, {"scale": np.full(24, 1e-7, np.float32)},
+        {"outputs": "y m"},
+        {"more": [node("Sigmoid", "m", "other")], "outputs": "y other"},
+        {"scale": np.full(24, 1e30, np.float32)},
+        {"scale": np.full(24, 1e-7, np.float32)},
     ],
     ids=["an output", "another reader", "weights beyond FP16", "weights that FP16 holds badly"],
-)  # fmt: skip
+)
 def test_what_is_not_offered(case):
     assert not in_front(offer(network(layer_norm(**case))))
 
@@ -92,9 +96,13 @@ def test_it_runs_in_one_launch(tmp_path, sparse):
     path = tmp_path / "norm.onnx"
     onnx.save(layer_norm(c=96, k=192, size=8, n=2, last=False, sparse=sparse), path)
     engine = gr.build(
-        path, device=SPARSE_DEVICE, sparsity="enable" if sparse else "disable", risk=0.5, input_formats="fp16:hwc8",
+        path,
+        device=SPARSE_DEVICE,
+        sparsity="enable" if sparse else "disable",
+        risk=0.5,
+        input_formats="fp16:hwc8",
         output_formats="fp16:hwc8",
-    )  # fmt: skip
+    )
     (layer,) = (layer for layer in engine.plan.layers if layer.tactic)
     assert layer.problem.prologue.normalized and set(layer.nodes) >= {"m", "z"} and layer.problem.sparse24 == sparse
     judge(engine, path, {i.name: 3 + rng.standard_normal(i.shape).astype(np.float32) for i in engine.plan.inputs})
@@ -102,8 +110,11 @@ def test_it_runs_in_one_launch(tmp_path, sparse):
 
 def tactics(p: ConvProblem) -> list[Tactic]:
     """One tile, dense and sparse, between vectors of 8."""
-    found = {t.kernel: t for t, why in candidates(p, DEVICE, only=TILE) if isinstance(t, Tactic) and not why
-             and all(f.layout == "hwc8" for f in (*t.ins, t.out))}  # fmt: skip
+    found = {
+        t.kernel: t
+        for t, why in candidates(p, DEVICE, only=TILE)
+        if isinstance(t, Tactic) and not why and all(f.layout == "hwc8" for f in (*t.ins, t.out))
+    }
     return list(found.values())
 
 
@@ -112,9 +123,18 @@ def drawn(seed: int) -> tuple[ConvProblem, list[np.ndarray], dict]:
     pick = random.Random(f"norm {seed}")
     c, k, n = pick.choice((2, 5, 12, 20, 44, 64, 72, 100, 264)), pick.choice((3, 8, 40, 65)), pick.choice((1, 2, 3))
     p = conv_case(
-        n, c, pick.randint(1, 9), pick.randint(1, 9), k, 1, 1, (pick.choice((1, 1, 2)),) * 2, bias=True,
-        sparse24=c % 4 == 0, norm=pick.choice((1e-6, 1e-5, 1e-3)),
-    )  # fmt: skip
+        n,
+        c,
+        pick.randint(1, 9),
+        pick.randint(1, 9),
+        k,
+        1,
+        1,
+        (pick.choice((1, 1, 2)),) * 2,
+        bias=True,
+        sparse24=c % 4 == 0,
+        norm=pick.choice((1e-6, 1e-5, 1e-3)),
+    )
     (x,), held = random_data(p, seed)
     wide = x.astype(np.float32) * pick.choice((1, 30)) + pick.choice((0, 5, -40))
     wide[:, 0] += pick.choice((0, 300))

@@ -59,7 +59,7 @@ EXCLUDED = {
     "corners aligned with a fraction of a pixel; here, as in PyTorch and onnxruntime, with the last whole one": """
         test_resize_downsample_scales_cubic_align_corners test_resize_downsample_scales_linear_align_corners""",
     "a transposed convolution of volumes": "test_convtranspose_3d",
-}  # fmt: skip
+}
 REASON = {name: reason for reason, names in EXCLUDED.items() for name in names.split()}
 
 

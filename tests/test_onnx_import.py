@@ -19,9 +19,12 @@ def weights(*shape, dtype=np.float32):
 def small(**options):
     """Conv, Relu, Flatten, Gemm: one of everything that has weights."""
     nodes = [
-        node("Conv", "x w b", "c", pads=(1, 1, 1, 1)), node("Relu", "c", "r"),
-        node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "f"), node("Gemm", "f g", "y"),
-    ]  # fmt: skip
+        node("Conv", "x w b", "c", pads=(1, 1, 1, 1)),
+        node("Relu", "c", "r"),
+        node("GlobalAveragePool", "r", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f g", "y"),
+    ]
     return model(nodes, {"x": (1, 4, 5, 5)}, "y", {"w": weights(8, 4, 3, 3), "b": weights(8), "g": weights(8, 4)}, **options)
 
 
@@ -46,11 +49,16 @@ def refused(tmp_path, proto, match, **options):
 @pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 21, 22, onnx.defs.onnx_opset_version()])
 def test_every_opset_becomes_one(tmp_path, opset):
     nodes = [
-        node("Conv", "x w b", "c", strides=(2, 2)), node("BatchNormalization", "c s b m v", "n"),
-        node("LeakyRelu", "n", "l"), node("MaxPool", "l", "p", kernel_shape=(2, 2), strides=(2, 2)),
-        node("AveragePool", "p", "q", kernel_shape=(2, 2), strides=(1, 1)), node("Dropout", "q", "d"),
-        node("Flatten", "d", "f"), node("Gemm", "f g k", "h"), node("Softmax", "h", "y", axis=1),
-    ]  # fmt: skip
+        node("Conv", "x w b", "c", strides=(2, 2)),
+        node("BatchNormalization", "c s b m v", "n"),
+        node("LeakyRelu", "n", "l"),
+        node("MaxPool", "l", "p", kernel_shape=(2, 2), strides=(2, 2)),
+        node("AveragePool", "p", "q", kernel_shape=(2, 2), strides=(1, 1)),
+        node("Dropout", "q", "d"),
+        node("Flatten", "d", "f"),
+        node("Gemm", "f g k", "h"),
+        node("Softmax", "h", "y", axis=1),
+    ]
     w = {"w": weights(8, 4, 3, 3), "b": weights(8), "s": weights(8), "m": weights(8), "v": abs(weights(8)) + 1}
     proto = model(nodes, {"x": (1, 4, 11, 11)}, "y", w | {"g": weights(8, 5), "k": weights(5)}, opset)
     proto.ir_version = 3 if opset < 9 else 8
@@ -78,9 +86,12 @@ def test_swish_is_spelled_in_older_words(alpha, dtype):
 def test_a_shape_subgraph_may_have_empty_lists(tmp_path):
     """As exporters write Flatten: the sizes before axis 0, none, then -1."""
     nodes = [
-        node("Shape", "x", "s"), node("Slice", "s zero zero", "before"), node("Concat", "before rest", "t", axis=0),
-        node("Relu", "x", "r"), node("Reshape", "r t", "y"),
-    ]  # fmt: skip
+        node("Shape", "x", "s"),
+        node("Slice", "s zero zero", "before"),
+        node("Concat", "before rest", "t", axis=0),
+        node("Relu", "x", "r"),
+        node("Reshape", "r t", "y"),
+    ]
     proto = model(nodes, {"x": (2, 3, 4)}, "y", {"zero": np.int64([0]), "rest": np.int64([-1])})
     assert [int(d) for d in importer.read(save(tmp_path, proto)).model.graph.outputs[0].shape] == [24]
 
@@ -97,20 +108,29 @@ def test_concat_drops_what_has_no_elements():
 
 
 GEMMS = {  # inputs (computed: their names; constants: the arrays'), attributes
-    "transposed": ("a w", {"transA": 1}), "constant_first": ("v b c", {"alpha": 0.5, "transB": 1, "beta": 2.0}),
-    "constant_first_transposed": ("u b", {"transA": 1, "transB": 1}), "matrix_addend": ("d w m", {"alpha": 0.5, "beta": 0.25}),
-    "column_addend": ("d w k", {"beta": 2.0}), "computed_addend": ("d w e", {"alpha": 2.0}),
+    "transposed": ("a w", {"transA": 1}),
+    "constant_first": ("v b c", {"alpha": 0.5, "transB": 1, "beta": 2.0}),
+    "constant_first_transposed": ("u b", {"transA": 1, "transB": 1}),
+    "matrix_addend": ("d w m", {"alpha": 0.5, "beta": 0.25}),
+    "column_addend": ("d w k", {"beta": 2.0}),
+    "computed_addend": ("d w e", {"alpha": 2.0}),
     "two_computed": ("a b e", {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 0.5}),
     "row_addend": ("a b r", {"transA": 1, "transB": 1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GEMMS)
 def test_every_gemm_is_a_convolution_or_a_product(name):
     """A is [3,8], B [8,5]; a letter is one of them or its transpose, or the addend."""
     computed = {"a": (8, 3), "b": (5, 8), "d": (3, 8), "e": (3, 5), "c": (3, 5)}
-    stored = {"w": weights(8, 5), "v": weights(3, 8), "u": weights(8, 3), "m": weights(3, 5), "k": weights(3, 1),
-              "r": weights(1, 5)}  # fmt: skip
+    stored = {
+        "w": weights(8, 5),
+        "v": weights(3, 8),
+        "u": weights(8, 3),
+        "m": weights(3, 5),
+        "k": weights(3, 1),
+        "r": weights(1, 5),
+    }
     inputs, attributes = GEMMS[name]
     shapes = {n: computed[n] for n in inputs.split() if n in computed}
     proto = model([node("Gemm", inputs, "y", **attributes)], shapes, "y", {n: stored[n] for n in inputs.split() if n in stored})
@@ -229,10 +249,16 @@ def test_pruning_against_brute_force(tmp_path, dtype):
     w = np.round(weights(8, 8, 3, 2, dtype=dtype) * 2) / 2  # many ties
     shared, gemm, mat = weights(4, 8, 1, 1, dtype=dtype), weights(4, 10, dtype=dtype), weights(10, 8, dtype=dtype)
     nodes = [
-        node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b shared", "c"), node("Conv", "a shared", "d"),
-        node("Add", "c d", "e"), node("GlobalAveragePool", "e", "p"), node("Flatten", "p", "f"),
-        node("Gemm", "f gemm", "g"), node("Gemm", "g mat", "y", transB=0, alpha=2.0),
-    ]  # fmt: skip
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "b"),
+        node("Conv", "b shared", "c"),
+        node("Conv", "a shared", "d"),
+        node("Add", "c d", "e"),
+        node("GlobalAveragePool", "e", "p"),
+        node("Flatten", "p", "f"),
+        node("Gemm", "f gemm", "g"),
+        node("Gemm", "g mat", "y", transB=0, alpha=2.0),
+    ]
     stored = {"w": w, "shared": shared, "gemm": gemm, "mat": mat}
     proto = model(nodes, {"x": (1, 8, 6, 6)}, "y", stored, dtype=dtype)
     if dtype is np.float64:  # double weights behind Casts, in a float network
@@ -285,10 +311,16 @@ def test_saved_model_keeps_opset_ir_version_and_inputs(tmp_path):
 def test_what_cannot_be_pruned_is_listed_with_its_reason(tmp_path):
     nodes = [
         node("Constant", "", "k", value=onnx.numpy_helper.from_array(weights(8, 8, 1, 1))),
-        node("Conv", "x k", "a"), node("Conv", "a grouped", "b", group=2), node("Conv", "b both", "c"),
-        node("Conv", "c both", "d", group=1), node("Mul", "d scale", "e"), node("Conv", "e scale", "f"),
-        node("Reshape", "flat shape", "made"), node("Conv", "f made", "g"), node("Conv", "g thin", "y", group=4),
-    ]  # fmt: skip
+        node("Conv", "x k", "a"),
+        node("Conv", "a grouped", "b", group=2),
+        node("Conv", "b both", "c"),
+        node("Conv", "c both", "d", group=1),
+        node("Mul", "d scale", "e"),
+        node("Conv", "e scale", "f"),
+        node("Reshape", "flat shape", "made"),
+        node("Conv", "f made", "g"),
+        node("Conv", "g thin", "y", group=4),
+    ]
     w = {"grouped": weights(8, 4, 1, 1), "thin": weights(8, 2, 1, 1), "both": weights(8, 8, 1, 1), "scale": weights(1, 8, 1, 1)}
     w |= {"flat": weights(8), "shape": np.int64([8, 1, 1, 1])}
     nodes[6].input[1] = "scale"

@@ -54,9 +54,13 @@ def test_flipped_bytes_never_crash(tmp_path):
 
 def test_unsupported_operators_are_all_listed(tmp_path):
     nodes = [
-        node("Conv", "x w", "a"), node("Det", "a", "b"), node("Einsum", "b", "c", equation="nchw->nhwc", name="mix"),
-        node("Magic", "c", "d", domain="com.example"), node("Nothing", "d", "y"), node("Exp", "w", "folds"),
-    ]  # fmt: skip
+        node("Conv", "x w", "a"),
+        node("Det", "a", "b"),
+        node("Einsum", "b", "c", equation="nchw->nhwc", name="mix"),
+        node("Magic", "c", "d", domain="com.example"),
+        node("Nothing", "d", "y"),
+        node("Exp", "w", "folds"),
+    ]
     proto = model(nodes, {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
     proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
     message = refused(tmp_path, proto, "4 nodes have an operator that is not supported: ")

@@ -36,6 +36,7 @@ STRIP = Tile(64, 128, 64, 2, 2, 3)
 LEAKY = Activation("leaky_relu", (0.1,))
 LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
 # (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
+# fmt: off
 AROUND = {
     "conv": (
         conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True), "conv_dense", DENSE, (H8, H8),
@@ -186,7 +187,8 @@ AROUND = {
     "attention": (of_tokens(2, 2, 5, 8), "attention", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
     "cross_covariance": (of_channels(2, 2, 8, 5), "cross_covariance", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
     "concat": (ConcatProblem((16, 12), (1, 4, 3)), "move", None, (H8, H8, CHW), ((8, 32, H8), None, (2, 31, CHW))),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def run_inside(problem, tactic, inputs, weights, places, **options):

@@ -17,8 +17,22 @@ def weights(*shape: int) -> np.ndarray:
     return (rng.standard_normal(shape) / 4).astype(np.float16).astype(np.float32)
 
 
-def mixed(sizes=(8, 8), kernels=(1, 1), k=(), depthwise=False, stride=1, h=9, w=7, act="", order=None, behind=(), outputs="y",
-          pads=None, n=1, wide=0) -> onnx.ModelProto:  # fmt: skip
+def mixed(
+    sizes=(8, 8),
+    kernels=(1, 1),
+    k=(),
+    depthwise=False,
+    stride=1,
+    h=9,
+    w=7,
+    act="",
+    order=None,
+    behind=(),
+    outputs="y",
+    pads=None,
+    n=1,
+    wide=0,
+) -> onnx.ModelProto:
     """Split, a convolution of each piece, Concat; `behind`: nodes from c (the Concat's output) and t to y."""
     k = k or sizes
     given = {"s": np.array([*sizes, *([wide] if wide else [])])}
@@ -47,22 +61,28 @@ ADD, ADD_RELU = [node("Add", "c t", "y")], [node("Add", "t c", "d"), node("Relu"
 @pytest.mark.parametrize(
     "case, groups, window",
     [
-        ({}, 2, 1), ({"kernels": (3, 3), "n": 2, "act": "Relu"}, 2, 3),
+        ({}, 2, 1),
+        ({"kernels": (3, 3), "n": 2, "act": "Relu"}, 2, 3),
         ({"sizes": (5, 5, 5), "kernels": (1,) * 3, "k": (7,) * 3}, 3, 1),
         ({"sizes": (8, 3, 5), "kernels": (3, 5, 7), "depthwise": True}, 16, 7),
         ({"sizes": (8, 8), "kernels": (5, 3), "depthwise": True, "stride": 2, "n": 2, "act": "Sigmoid"}, 16, 5),
         ({"sizes": (4, 8), "kernels": (3, 5), "depthwise": True, "pads": [(0, 1, 2, 1), (1, 2, 3, 2)]}, 12, 5),
     ],
-)  # fmt: skip
+)
 def test_both_options_compute_the_same(case, groups, window):
     net = check_against_ort(mixed(**case), 1e-5, rewrite=pieces.offer)
     (problem,) = joined(net)
     assert (problem.groups, problem.r, problem.s) == (groups, window, window) and problem.epilogue.bias
 
 
-@pytest.mark.parametrize("case, act, first", [
-    ({"behind": ADD}, "none", False), ({"behind": ADD_RELU}, "relu", False), ({"behind": ADD, "act": "Relu"}, "relu", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, act, first",
+    [
+        ({"behind": ADD}, "none", False),
+        ({"behind": ADD_RELU}, "relu", False),
+        ({"behind": ADD, "act": "Relu"}, "relu", True),
+    ],
+)
 def test_a_sum_behind_may_be_the_residual(case, act, first):
     net = check_against_ort(mixed(**case), 1e-5, rewrite=pieces.offer)
     alone, added = joined(net)
@@ -79,11 +99,15 @@ def test_two_activations_around_a_sum_stay_apart_from_it():
 @pytest.mark.parametrize(
     "case",
     [
-        {"order": (1, 0)}, {"wide": 8}, {"kernels": (1, 3)}, {"k": (8, 16)}, {"outputs": "y z0"},
+        {"order": (1, 0)},
+        {"wide": 8},
+        {"kernels": (1, 3)},
+        {"k": (8, 16)},
+        {"outputs": "y z0"},
         {"sizes": (8, 4), "kernels": (3, 3), "k": (8, 4), "pads": [(1, 1, 1, 1)] * 2},
     ],
     ids=["another order", "not all of it", "other kernels", "other sizes", "an output", "other channels"],
-)  # fmt: skip
+)
 def test_what_is_not_offered(case):
     assert not joined(pieces.offer(network(mixed(**case))))
 
@@ -98,10 +122,14 @@ def test_a_gate_stands_in_front_of_groups():
     assert len(gated) == 2 and {p.groups for p in gated} == {2}
 
 
-@pytest.mark.parametrize("case", [
-    {"sizes": (16, 8, 8), "kernels": (3, 5, 7), "depthwise": True, "h": 14, "w": 14, "act": "Relu"},
-    {"sizes": (20, 20), "kernels": (1, 1), "h": 14, "w": 14, "behind": ADD, "k": (12, 12), "n": 2},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"sizes": (16, 8, 8), "kernels": (3, 5, 7), "depthwise": True, "h": 14, "w": 14, "act": "Relu"},
+        {"sizes": (20, 20), "kernels": (1, 1), "h": 14, "w": 14, "behind": ADD, "k": (12, 12), "n": 2},
+    ],
+    ids=str,
+)
 def test_a_mixed_convolution_is_one_launch(tmp_path, case):
     path = tmp_path / "mixed.onnx"
     onnx.save(mixed(**case), path)

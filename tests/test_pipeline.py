@@ -100,8 +100,17 @@ def test_every_layer_with_weights_has_a_row_and_a_reason():
     convs = {layer.layer or layer.name for layer in e.plan.layers if layer.type == "conv"}
     rows = {r.layer: r for r in e.sparsity.rows}
     assert set(rows) == convs
-    known = {"picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "no_sparse_tactic", "pattern_violation",
-             "channels_not_multiple_of_4", "grouped_conv"}  # fmt: skip
+    known = {
+        "picked",
+        "dense_faster",
+        "reformat_outweighs",
+        "one_launch",
+        "uncertain",
+        "no_sparse_tactic",
+        "pattern_violation",
+        "channels_not_multiple_of_4",
+        "grouped_conv",
+    }
     assert {r.reason for r in rows.values()} <= known
     assert rows["stem/conv"].verdict == "not_eligible"
     verdicts = {r.verdict for r in rows.values() if r.layer in e.sparsity.eligible}

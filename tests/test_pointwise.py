@@ -22,10 +22,12 @@ from tests.reference_run import check_against_ort, feeds_for, model, network, no
 
 rng = np.random.default_rng(11)
 SHAPE = (2, 6, 5, 4)
+# fmt: off
 OTHER = {
     "same": SHAPE, "channel": (6, 1, 1), "scalar": (), "one": (1,), "nc": (2, 6, 1, 1), "nhw": (2, 1, 5, 4), "row": (5, 1),
     "column": (4,), "image": (2, 1, 1, 1), "pixels": (1, 1, 5, 4), "chw": (6, 5, 4),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def stages(op) -> list[str]:
@@ -62,15 +64,41 @@ def test_operations_broadcast(op, other, swap, computed):
 @pytest.mark.parametrize(
     "op, opset, attributes, low",
     [
-        *((op, 17, {}, -1) for op in ("Abs", "Ceil", "Elu", "Erf", "Exp", "Floor", "HardSwish", "Neg", "Round", "Sign",
-                                      "Softplus", "Softsign", "Relu", "Sigmoid", "Tanh", "HardSigmoid", "LeakyRelu", "Selu",
-                                      "Celu", "ThresholdedRelu")),
+        *(
+            (op, 17, {}, -1)
+            for op in (
+                "Abs",
+                "Ceil",
+                "Elu",
+                "Erf",
+                "Exp",
+                "Floor",
+                "HardSwish",
+                "Neg",
+                "Round",
+                "Sign",
+                "Softplus",
+                "Softsign",
+                "Relu",
+                "Sigmoid",
+                "Tanh",
+                "HardSigmoid",
+                "LeakyRelu",
+                "Selu",
+                "Celu",
+                "ThresholdedRelu",
+            )
+        ),
         *((op, 17, {}, 0.1) for op in ("Log", "Sqrt", "Reciprocal")),
-        ("Elu", 7, {"alpha": 0.7}, -1), ("Celu", 17, {"alpha": 0.3}, -1), ("Selu", 17, {"alpha": 1.5, "gamma": 0.9}, -1),
-        ("ThresholdedRelu", 17, {"alpha": 0.3}, -1), ("Mish", 18, {}, -1),
-        ("Gelu", 20, {}, -1), ("Gelu", 20, {"approximate": "tanh"}, -1),
+        ("Elu", 7, {"alpha": 0.7}, -1),
+        ("Celu", 17, {"alpha": 0.3}, -1),
+        ("Selu", 17, {"alpha": 1.5, "gamma": 0.9}, -1),
+        ("ThresholdedRelu", 17, {"alpha": 0.3}, -1),
+        ("Mish", 18, {}, -1),
+        ("Gelu", 20, {}, -1),
+        ("Gelu", 20, {"approximate": "tanh"}, -1),
     ],
-)  # fmt: skip
+)
 def test_functions(op, opset, attributes, low):
     x = node("Mul", "x k", "a")
     chain(model([x, node(op, "a", "y", **attributes)], {"x": SHAPE}, "y", {"k": np.float32(6)}, opset), low=low)
@@ -165,11 +193,14 @@ def test_both_sides_may_be_repeated():
 
 # ---- functions that exporters write in several nodes
 
+# fmt: off
 NUMBERS = {
     "half": 0.5, "one": 1, "root2": math.sqrt(2), "three": 3, "six": 6, "zero": 0, "sixth": 1 / 6, "c": 0.044715,
     "k": math.sqrt(2 / math.pi), "cube": 3,
-}  # fmt: skip
+}
+# fmt: on
 SCALARS = {name: np.float32(value) for name, value in NUMBERS.items()}
+# fmt: off
 SPELLINGS = {
     "silu": [["Sigmoid x a", "Mul x a y"], ["Sigmoid x a", "Mul a x y"], ["Neg x n", "Exp n e", "Add e one d", "Div x d y"]],
     "mish": [["Softplus x s", "Tanh s t", "Mul x t y"], ["Exp x e", "Add one e f", "Log f s", "Tanh s t", "Mul t x y"]],
@@ -192,7 +223,8 @@ SPELLINGS = {
     "softplus": [["Exp x e", "Add e one f", "Log f y"]],
     "softsign": [["Abs x a", "Add a one b", "Div x b y"]],
     "sigmoid": [["Neg x n", "Exp n e", "Add e one d", "Reciprocal d y"]],
-}  # fmt: skip
+}
+# fmt: on
 
 
 def spelled(lines, x="x", y="y"):
@@ -235,8 +267,15 @@ def test_almost_a_function_is_not_that_function():
 
 def test_a_chain_is_one_launch():
     w = {"c": rng.standard_normal((6, 1, 1)).astype(np.float32), "three": np.float32(3)}
-    nodes = [node("Mul", "x c", "a"), node("Add", "z a", "b"), node("Relu", "b", "d"), node("Sub", "three d", "e"),
-             node("Mul", "e s", "f"), node("Clip", "f _ three", "g"), node("Max", "x g", "y")]  # fmt: skip
+    nodes = [
+        node("Mul", "x c", "a"),
+        node("Add", "z a", "b"),
+        node("Relu", "b", "d"),
+        node("Sub", "three d", "e"),
+        node("Mul", "e s", "f"),
+        node("Clip", "f _ three", "g"),
+        node("Max", "x g", "y"),
+    ]
     proto = model(nodes, {"x": SHAPE, "z": SHAPE, "s": (2, 6, 1, 1)}, "y", w)
     net = check_against_ort(proto, 1e-5)
     (op,) = net.ops
@@ -311,10 +350,16 @@ def squeeze_excite():
     w = {name: rng.standard_normal(s) / np.sqrt(np.prod(s[1:])) for name, s in w.items()}
     w = {name: a.astype(np.float16).astype(np.float32) for name, a in w.items()}
     nodes = [
-        node("Conv", "x w", "c", pads=(1, 1, 1, 1)), node("HardSwish", "c", "h"), node("GlobalAveragePool", "h", "g"),
-        node("Conv", "g w1 b1", "s1"), node("Relu", "s1", "s2"), node("Conv", "s2 w2 b2", "s3"),
-        node("HardSigmoid", "s3", "s4", alpha=1 / 6), node("Mul", "h s4", "m"), node("Conv", "m p", "y"),
-    ]  # fmt: skip
+        node("Conv", "x w", "c", pads=(1, 1, 1, 1)),
+        node("HardSwish", "c", "h"),
+        node("GlobalAveragePool", "h", "g"),
+        node("Conv", "g w1 b1", "s1"),
+        node("Relu", "s1", "s2"),
+        node("Conv", "s2 w2 b2", "s3"),
+        node("HardSigmoid", "s3", "s4", alpha=1 / 6),
+        node("Mul", "h s4", "m"),
+        node("Conv", "m p", "y"),
+    ]
     return model(nodes, {"x": (2, 24, 7, 9)}, "y", w)
 
 
@@ -328,9 +373,14 @@ def test_squeeze_excite_runs(tmp_path):
 def test_chains_of_all_kinds_run(tmp_path):
     w = {"by": rng.standard_normal((5, 1, 1)).astype(np.float32), "map": rng.standard_normal((1, 1, 6, 7)).astype(np.float32)}
     nodes = [
-        *spelled(SPELLINGS["gelu"][1], "x", "a"), node("Mul", "a by", "b"), node("Add", "b map", "s"), node("Max", "s z", "t"),
-        node("Exp", "t", "y"), node("Mish", "z", "m"), node("Sub", "m x", "v"),
-    ]  # fmt: skip
+        *spelled(SPELLINGS["gelu"][1], "x", "a"),
+        node("Mul", "a by", "b"),
+        node("Add", "b map", "s"),
+        node("Max", "s z", "t"),
+        node("Exp", "t", "y"),
+        node("Mish", "z", "m"),
+        node("Sub", "m x", "v"),
+    ]
     proto = model(nodes, {"x": (1, 5, 6, 7), "z": (1, 5, 1, 1)}, "y v", SCALARS | w, opset=18)
     error, engine = engine_error(proto, tmp_path)
     assert error < 2e-3 and sum(layer.type == "pointwise" for layer in engine.plan.layers) == 2

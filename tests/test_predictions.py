@@ -68,8 +68,9 @@ def test_no_estimate_is_below_the_bound(device):
                 assert peers.estimate(work, d, rates(d).library)[0] > peers.least(work, d, rates(d).boost)
 
 
-@pytest.mark.parametrize("device, most", {"a100": 0.15, "l40s": 0.18, "h100": 0.18, "h200": 0.18, "b200": 0.2,
-                                          "rtx_pro_6000": 0.2}.items())  # fmt: skip
+@pytest.mark.parametrize(
+    "device, most", {"a100": 0.15, "l40s": 0.18, "h100": 0.18, "h200": 0.18, "b200": 0.2, "rtx_pro_6000": 0.2}.items()
+)
 def test_dense_products_of_libraries(device, most):
     """Mean |log error| of 4 us and more, on rows that nothing was fitted to."""
     found = judge(by_device(JUDGED, "gemm")[device])
@@ -261,7 +262,8 @@ def test_plots_have_axes_that_are_read_in_both_themes():
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     texts = [e for e in root.iter() if e.tag.endswith("}text")]
     assert {"predicted time, us", "published time of 2 dense products, us", "launch-bound", "math-bound", "1", "100,000"} <= {
-        e.text for e in texts}  # fmt: skip
+        e.text for e in texts
+    }
     assert "DRAM-bound" not in text and text.count("<circle cx") == 2
     for e in (e for e in texts if "transform" not in e.attrib):
         long = 0.62 * float(e.attrib.get("font-size", 11)) * len(e.text)
@@ -288,6 +290,7 @@ def one_convolution(p: ConvProblem) -> Network:
 def test_no_tactic_is_left_out_of_a_measured_plan_by_an_estimate(sizes, monkeypatch):
     """On a GPU at hand every tactic may be the one that takes no more than its bound, all others twenty times theirs: the plan
     then takes no more than it, reformats aside, whatever estimates say. These are not even asked for."""
+
     def no_estimate(*_: object) -> None:
         raise AssertionError("a measured plan asks for no estimate")
 

@@ -236,11 +236,16 @@ def test_a_damaged_file_is_a_miss(cache, ptx):
 
 
 DAMAGES = {
-    "cut": lambda p: os.truncate(p, 100), "empty": lambda p: p.write_bytes(b""), "absent": Path.unlink,
-    "altered": lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x"), "text": lambda p: p.write_bytes(b"{}\n"),
-    "device": lambda p: (p.unlink(), p.symlink_to("/dev/zero")), "pipe": lambda p: (p.unlink(), os.mkfifo(p)),
-    "folder": lambda p: (p.unlink(), p.mkdir()), "another's": lambda p: shutil.copy(another(p), p),
-}  # fmt: skip
+    "cut": lambda p: os.truncate(p, 100),
+    "empty": lambda p: p.write_bytes(b""),
+    "absent": Path.unlink,
+    "altered": lambda p: p.write_bytes(p.read_bytes()[:-1] + b"x"),
+    "text": lambda p: p.write_bytes(b"{}\n"),
+    "device": lambda p: (p.unlink(), p.symlink_to("/dev/zero")),
+    "pipe": lambda p: (p.unlink(), os.mkfifo(p)),
+    "folder": lambda p: (p.unlink(), p.mkdir()),
+    "another's": lambda p: shutil.copy(another(p), p),
+}
 
 
 def another(path: Path) -> Path:

@@ -212,8 +212,16 @@ def test_control_c_leaves_the_terminal_clean(files):
     ours, theirs = pty.openpty()
     env = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "CUDA_VISIBLE_DEVICES": ""}
     line = [sys.executable, "-c", SLOW, "build", "tiny.onnx", "-o", "new.engine", "--device", "h200"]
-    with subprocess.Popen(line, cwd=files, env=env, stdout=subprocess.DEVNULL, stdin=theirs, stderr=theirs,
-                          start_new_session=True, preexec_fn=own_terminal) as process:  # fmt: skip
+    with subprocess.Popen(
+        line,
+        cwd=files,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stdin=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=own_terminal,
+    ) as process:
         os.close(theirs)
         seen = b""
         while b"times of layers: 0 of" not in seen:

@@ -44,11 +44,26 @@ def conv(seed: int) -> ConvProblem:
     pre = (rows[0], columns[0], groups) == (1, 1, 1) and not any(pads) and d2s == 1 and pick.random() < 0.3
     residual = not pre and pick.random() < 0.4
     return conv_case(
-        pick.choice((1, 1, 2, 3)), c * groups, rows[5], columns[5], k * groups, rows[0], columns[0],
-        (rows[1], columns[1]), pads, (rows[2], columns[2]), groups, bias=pick.random() < 0.7, residual=residual,
-        act=pick.choice(ACTIVATIONS), sparse24=c % 4 == 0 and pick.random() < 0.7, d2s=d2s,
-        d2s_mode=pick.choice(("dcr", "crd")), act_first=residual and pick.random() < 0.3, scaled=pre,
-    )  # fmt: skip
+        pick.choice((1, 1, 2, 3)),
+        c * groups,
+        rows[5],
+        columns[5],
+        k * groups,
+        rows[0],
+        columns[0],
+        (rows[1], columns[1]),
+        pads,
+        (rows[2], columns[2]),
+        groups,
+        bias=pick.random() < 0.7,
+        residual=residual,
+        act=pick.choice(ACTIVATIONS),
+        sparse24=c % 4 == 0 and pick.random() < 0.7,
+        d2s=d2s,
+        d2s_mode=pick.choice(("dcr", "crd")),
+        act_first=residual and pick.random() < 0.3,
+        scaled=pre,
+    )
 
 
 def pool(seed: int) -> PoolProblem:
@@ -64,9 +79,19 @@ def pool(seed: int) -> PoolProblem:
     if pick.random() < 0.15:
         return PoolProblem(n, c, rows[5], columns[5], kind, rows[5], columns[5], (1, 1))
     return PoolProblem(
-        n, c, rows[5], columns[5], kind, rows[0], columns[0], tuple(out), (rows[1], columns[1]),
-        (rows[3], columns[3], rows[4], columns[4]), (rows[2], columns[2]), count_pad=pick.random() < 0.5,
-    )  # fmt: skip
+        n,
+        c,
+        rows[5],
+        columns[5],
+        kind,
+        rows[0],
+        columns[0],
+        tuple(out),
+        (rows[1], columns[1]),
+        (rows[3], columns[3], rows[4], columns[4]),
+        (rows[2], columns[2]),
+        count_pad=pick.random() < 0.5,
+    )
 
 
 def resize(seed: int) -> ResizeProblem | GatherProblem:
@@ -82,9 +107,19 @@ def resize(seed: int) -> ResizeProblem | GatherProblem:
         index = (nearest(image[a], out[a], scale[a], turn, rounding, roi[2 * a : 2 * a + 2]) for a in range(2))
         return GatherProblem((n, c, *image), index=((), (), *index), fill=outside)
     return ResizeProblem(
-        n, c, *image, out, mode, turn, scale, pick.choice((-0.75, -0.5)), pick.random() < 0.3 and turn != "tf_crop_and_resize",
-        pick.random() < 0.3, roi, outside,
-    )  # fmt: skip
+        n,
+        c,
+        *image,
+        out,
+        mode,
+        turn,
+        scale,
+        pick.choice((-0.75, -0.5)),
+        pick.random() < 0.3 and turn != "tf_crop_and_resize",
+        pick.random() < 0.3,
+        roi,
+        outside,
+    )
 
 
 DRAWS = {"conv": conv, "pool": pool, "resize": resize}

@@ -85,8 +85,10 @@ def test_an_order_that_keeps_more_is_found():
     """Four large channels in each half of the groups: two to a group, nothing is lost."""
     w = np.where(np.arange(16) < 8, 1.0, 1e-3) * np.ones((8, 16))
     nodes = [node("Conv", "x a", "h"), node("Conv", "h b", "y")]
-    given = {"a": np.random.default_rng(0).standard_normal((16, 3, 1, 1)).astype(np.float32),
-             "b": w.reshape(8, 16, 1, 1).astype(np.float32)}  # fmt: skip
+    given = {
+        "a": np.random.default_rng(0).standard_normal((16, 3, 1, 1)).astype(np.float32),
+        "b": w.reshape(8, 16, 1, 1).astype(np.float32),
+    }
     proto = model(nodes, {"x": (1, 3, 4, 4)}, "y", given)
     before = onnx.ModelProto.FromString(proto.SerializeToString())
     from gpu_runtime.frontend.weights import weights
@@ -103,8 +105,11 @@ def test_an_order_that_keeps_more_is_found():
 def test_what_is_2_4_already_is_not_undone_by_an_order(tmp_path):
     """A weight that is skipped or kept may be 2:4: channels that it reads keep their places."""
     rng = np.random.default_rng(0)
-    w = {"a": rng.standard_normal((16, 4, 1, 1)), "b": sparse24.prune(rng.standard_normal((8, 16, 1, 1))),
-         "c": rng.standard_normal((8, 16, 1, 1))}  # fmt: skip
+    w = {
+        "a": rng.standard_normal((16, 4, 1, 1)),
+        "b": sparse24.prune(rng.standard_normal((8, 16, 1, 1))),
+        "c": rng.standard_normal((8, 16, 1, 1)),
+    }
     nodes = [node("Conv", "x a", "h"), node("Conv", "h b", "y", name="first"), node("Conv", "h c", "z", name="second")]
     onnx.save(model(nodes, {"x": (1, 4, 4, 4)}, "y z", {k: v.astype(np.float32) for k, v in w.items()}), tmp_path / "m.onnx")
     for choice in (Choice(), Choice(skip=("first",))):
@@ -148,16 +153,19 @@ def test_calibration_measures_and_restores(digits, cli):
     assert "restored: its outputs differ the most" in " ".join(out.split()) and "\nLeft dense for that: " in out
 
 
-@pytest.mark.parametrize("args, message", [
-    ("--layers nothing", "no layer or weight is named 'nothing': "),
-    ("--layers hed/gemm", "did you mean 'head/gemm', 'head/gemm.weight'?"),
-    ("--calibration none.npz", "--calibration none.npz: no such file; expected a .npz file"),
-    ("--calibration dense.onnx", "--calibration dense.onnx: not a readable .npz file: File is not a zip file"),
-    ("--calibration other.npz", "inputs: expected the names ['x'], got ['z']"),
-    ("--calibration shape.npz", "input 'x': expected shape ?x1x8x8 (or several along the first axis), got 2x3x8x8"),
-    ("--calibration nan.npz", "input 'x' holds NaN or infinity"),
-    ("--calibration pickled.npz", "not a readable .npz file: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("--layers nothing", "no layer or weight is named 'nothing': "),
+        ("--layers hed/gemm", "did you mean 'head/gemm', 'head/gemm.weight'?"),
+        ("--calibration none.npz", "--calibration none.npz: no such file; expected a .npz file"),
+        ("--calibration dense.onnx", "--calibration dense.onnx: not a readable .npz file: File is not a zip file"),
+        ("--calibration other.npz", "inputs: expected the names ['x'], got ['z']"),
+        ("--calibration shape.npz", "input 'x': expected shape ?x1x8x8 (or several along the first axis), got 2x3x8x8"),
+        ("--calibration nan.npz", "input 'x' holds NaN or infinity"),
+        ("--calibration pickled.npz", "not a readable .npz file: "),
+    ],
+)
 def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cli):
     x = np.zeros((2, 1, 8, 8), np.float32)
     np.savez("other.npz", z=x)
@@ -169,14 +177,17 @@ def test_what_does_not_fit_is_said_and_nothing_written(args, message, digits, cl
     assert (code, out) == (1, "") and message in err and (digits / "s.onnx").read_bytes() == mine
 
 
-@pytest.mark.parametrize("args, message", [
-    ("--min-snr 3", "--min-snr and --max-drop need --calibration=FILE.npz"),
-    ("--layers auto", "--device=NAME and --layers=auto go together"),
-    ("--device h200", "--device=NAME and --layers=auto go together"),
-    ("--layers auto,stem --device h200", "auto stands alone"),
-    ("--layers a,,b", "expected names with commas between them"),
-    ("--layers auto --device h20", "--device: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("--min-snr 3", "--min-snr and --max-drop need --calibration=FILE.npz"),
+        ("--layers auto", "--device=NAME and --layers=auto go together"),
+        ("--device h200", "--device=NAME and --layers=auto go together"),
+        ("--layers auto,stem --device h200", "auto stands alone"),
+        ("--layers a,,b", "expected names with commas between them"),
+        ("--layers auto --device h20", "--device: "),
+    ],
+)
 def test_wrong_usage(args, message, digits, cli):
     code, out, err = cli(f"prune dense.onnx -o s.onnx {args}")
     assert (code, out) == (2, "") and message in " ".join(err.split()) and not (digits / "s.onnx").exists()

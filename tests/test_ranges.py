@@ -30,17 +30,28 @@ def weights(*shape, scale=1.0, seed=0):
 def large(last=()):
     """Convolutions, a residual, a pool, a concat and pointwise operators, in the middle 5 times what FP16 holds."""
     w = {
-        "a": weights(16, 8, 3, 3, scale=2000), "b": weights(16, 16, 3, 3, scale=1000, seed=1),
-        "c": weights(16, 16, 1, 1, seed=2), "bias": weights(16, scale=5e3, seed=3),
-        "d": weights(8, 32, 1, 1, scale=1e-3, seed=4), "one": np.float32([1000.0]),
-    }  # fmt: skip
+        "a": weights(16, 8, 3, 3, scale=2000),
+        "b": weights(16, 16, 3, 3, scale=1000, seed=1),
+        "c": weights(16, 16, 1, 1, seed=2),
+        "bias": weights(16, scale=5e3, seed=3),
+        "d": weights(8, 32, 1, 1, scale=1e-3, seed=4),
+        "one": np.float32([1000.0]),
+    }
     nodes = [
-        node("Conv", "x a", "p", pads=(1, 1, 1, 1)), node("Relu", "p", "q"), node("Conv", "q b bias", "r", pads=(1, 1, 1, 1)),
-        node("Relu", "r", "s"), node("Conv", "s c", "t"), node("Add", "t s", "u"), node("Relu", "u", "v"),
-        node("Add", "v one", "v2"), node("MaxPool", "v2", "m", kernel_shape=(2, 2), strides=(2, 2)),
-        node("MaxPool", "s", "n", kernel_shape=(2, 2), strides=(2, 2)), node("Concat", "m n", "o", axis=1),
-        node("Conv", "o d", "z"), *last,
-    ]  # fmt: skip
+        node("Conv", "x a", "p", pads=(1, 1, 1, 1)),
+        node("Relu", "p", "q"),
+        node("Conv", "q b bias", "r", pads=(1, 1, 1, 1)),
+        node("Relu", "r", "s"),
+        node("Conv", "s c", "t"),
+        node("Add", "t s", "u"),
+        node("Relu", "u", "v"),
+        node("Add", "v one", "v2"),
+        node("MaxPool", "v2", "m", kernel_shape=(2, 2), strides=(2, 2)),
+        node("MaxPool", "s", "n", kernel_shape=(2, 2), strides=(2, 2)),
+        node("Concat", "m n", "o", axis=1),
+        node("Conv", "o d", "z"),
+        *last,
+    ]
     return model(nodes, {"x": (1, 8, 10, 10)}, (last or nodes)[-1].output[0], w)
 
 
@@ -50,8 +61,10 @@ def lowered(tmp_path, proto):
 
 
 LAST = {
-    "conv": (), "sigmoid": (node("Sigmoid", "z", "y"),), "softmax": (node("Softmax", "z", "y", axis=1),),
-}  # fmt: skip
+    "conv": (),
+    "sigmoid": (node("Sigmoid", "z", "y"),),
+    "softmax": (node("Softmax", "z", "y", axis=1),),
+}
 
 
 @pytest.mark.parametrize("name", ["conv", "sigmoid", "softmax"])
@@ -99,6 +112,7 @@ def silu(x, y):
 
 LARGE = weights(8, 4, 3, 3, scale=2e4) + 2e4  # what it gives reaches some 2e5
 # Networks with a tensor that no power of two can bring into FP16's range: (nodes, weights, FP32 tensors).
+# fmt: off
 STUCK = {
     "output": ([node("Conv", "x a", "y")], {"a": LARGE}, ["y"]),
     "silu": ([node("Conv", "x a", "p"), *silu("p", "q"), node("Conv", "q b", "y")],
@@ -164,7 +178,8 @@ STUCK = {
         {"a": LARGE, "apart": np.int64([1, 2, 4, 6, 6]), "image": np.int64([1, 8, 6, 6]), "b": weights(8, 4, 3, 3, seed=1),
          "c": weights(4, 8, 1, 1, scale=1e-4, seed=2)}, ["q", "t", "u", "v", "w", "m", "o"],
     ),
-}  # fmt: skip
+}
+# fmt: on
 QUICK = ("output", "residuals", "normalized", "softmax")
 
 
@@ -198,11 +213,19 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
         monkeypatch.setattr(execution, "QUICK", execution.Budget(10, 10))
         monkeypatch.setattr(execution, "MOST", execution.Budget(10, 10))
     proto = model(
-        [node("Conv", "x a", "p"), node("Mul", "p s", "q"), node("Relu", "q", "r"), node("Conv", "r b", "y"),
-         node("Conv", "x c", "z"), node("Mul", "z s", "w"), *silu("w", "v")],
-        {"x": (1, 4, 6, 6)}, "y v",
+        [
+            node("Conv", "x a", "p"),
+            node("Mul", "p s", "q"),
+            node("Relu", "q", "r"),
+            node("Conv", "r b", "y"),
+            node("Conv", "x c", "z"),
+            node("Mul", "z s", "w"),
+            *silu("w", "v"),
+        ],
+        {"x": (1, 4, 6, 6)},
+        "y v",
         {"a": weights(8, 4, 3, 3), "b": weights(4, 8, 1, 1, scale=1e-5), "c": weights(4, 4, 1, 1), "s": np.float32([1e6])},
-    )  # fmt: skip
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*range is not checked")  # as it is said where nothing was run
@@ -212,7 +235,9 @@ def test_weights_beyond_fp16(tmp_path, monkeypatch, checked):
     assert tensor == "v" and found.exponents.keys() == {"r"} and found.source.startswith("not") != checked
     assert re.fullmatch(
         r"'v' is made with weights of z \+ v_s \+ v that reach 1\.\d+e\+06; FP16 ends at 65504, and no power of two can bring "
-        "them there: it is an output of the network", why)  # fmt: skip
+        "them there: it is an output of the network",
+        why,
+    )
     x = {"x": np.random.default_rng(0).random((1, 4, 6, 6), np.float32)}
     with engine.context(device="emulator", poison=True) as ctx, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -250,7 +275,9 @@ def test_fp32_layers_say_why(tmp_path):
         why = first["PrecisionReason"]
         assert re.fullmatch(
             r"'q' reaches \d+ on random values from 0 to 1; FP16 ends at 65504, and no power of two can bring it there: "
-            r"p \+ q_s \+ q computes silu", why)  # fmt: skip
+            r"p \+ q_s \+ q computes silu",
+            why,
+        )
         assert last["PrecisionReason"] == why
         assert (first["Weights"]["Type"], last["Weights"]["Type"]) == ("Half", "Float")  # of what is written, of what is read
         assert first["Outputs"][0]["Format"] == "Row major linear FP32" and first["Outputs"][0]["Datatype"] == "Float"
@@ -269,9 +296,11 @@ def test_fp32_layers_say_why(tmp_path):
 def test_sums_beyond_fp16_come_from_tensor_cores(tmp_path):
     """Only what reads them needs CUDA cores; 2:4 weights are as good as others."""
     proto = model(
-        [node("Conv", "x a b", "p", pads=(1, 1, 1, 1)), *silu("p", "q"), node("Conv", "q c", "y")], {"x": (1, 64, 14, 14)}, "y",
+        [node("Conv", "x a b", "p", pads=(1, 1, 1, 1)), *silu("p", "q"), node("Conv", "q c", "y")],
+        {"x": (1, 64, 14, 14)},
+        "y",
         {"a": weights(64, 64, 3, 3, scale=3e3) + 3e3, "b": weights(64), "c": weights(8, 64, 1, 1, scale=1e-6)},
-    )  # fmt: skip
+    )
     x = {"x": np.random.default_rng(0).random((1, 64, 14, 14), np.float32)}
     engine = build(tmp_path, proto)
     layers = {layer.name: layer for layer in engine.plan.layers}
@@ -302,9 +331,11 @@ def test_an_output_that_is_asked_for_in_fp16_is_a_warning(tmp_path):
 def test_inputs_beyond_fp16(tmp_path):
     """A scan of 16-bit values: the calibration input tells."""
     proto = model(
-        [node("Conv", "x w", "a", strides=(2, 2)), node("Relu", "a", "y")], {"x": (1, 1, 8, 8)}, "y",
+        [node("Conv", "x w", "a", strides=(2, 2)), node("Relu", "a", "y")],
+        {"x": (1, 1, 8, 8)},
+        "y",
         {"w": weights(4, 1, 3, 3, scale=1e-3)},
-    )  # fmt: skip
+    )
     x = {"x": np.random.default_rng(0).integers(0, 1 << 18, (1, 1, 8, 8)).astype(np.float32)}
     engine = build(tmp_path, proto, calibration=x)
     assert [t for t, _ in engine.plan.range.single] == ["x"]
@@ -320,8 +351,10 @@ def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):
     """100 * 4 * 400 is no FP16 number; HardSigmoid makes 1 of it."""
     proto = model(
         [node("Conv", "x w", "a"), node("MaxPool", "a", "b", kernel_shape=[2, 2]), node("HardSigmoid", "b", "y")],
-        {"x": (1, 4, 5, 5)}, "y", {"w": np.full((4, 4, 1, 1), 100, np.float32)},
-    )  # fmt: skip
+        {"x": (1, 4, 5, 5)},
+        "y",
+        {"w": np.full((4, 4, 1, 1), 100, np.float32)},
+    )
     engine, feeds = build(tmp_path, proto), {"x": np.full((1, 4, 5, 5), 400, np.float32)}
     with engine.context(device="emulator") as ctx:
         with pytest.warns(RuntimeWarning, match="layers hold infinite values or NaN, first written by a, b"):
@@ -337,9 +370,11 @@ def test_an_overflow_that_the_outputs_hide_is_named(tmp_path):
 
 def test_a_calibration_input_decides(tmp_path):
     proto = model(
-        [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "y")], {"x": (1, 4, 5, 5)}, "y",
+        [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "y")],
+        {"x": (1, 4, 5, 5)},
+        "y",
         {"w": np.full((4, 4, 1, 1), 100, np.float32), "v": np.full((4, 4, 1, 1), 1e-3, np.float32)},
-    )  # fmt: skip
+    )
     bright = {"x": np.full((1, 4, 5, 5), 255, np.float32)}
     assert not build(tmp_path, proto).plan.range.exponents
     engine = build(tmp_path, proto, calibration=bright)

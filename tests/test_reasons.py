@@ -102,8 +102,12 @@ def test_no_speed_makes_up_for_reformats_that_cost_more_than_the_dense_kernel():
 def test_the_layers_around_are_told_apart_from_reformats():
     """Two layers between which chw32 is dear for the second: sparse in the first costs the second, not a reformat."""
     first, second = network(W24).ops[0], network(W24).ops[0]
-    ops = (replace(first, output="m"), replace(second, name="next", layer="next", inputs=("m",), weights={"w": W},
-                                               problem=replace(second.problem, sparse24=False)))  # fmt: skip
+    ops = (
+        replace(first, output="m"),
+        replace(
+            second, name="next", layer="next", inputs=("m",), weights={"w": W}, problem=replace(second.problem, sparse24=False)
+        ),
+    )
     base = network(W24)
     net = replace(base, tensors={**base.tensors, "m": SHAPE}, ops=ops)
 

@@ -22,8 +22,10 @@ from tests.reference_run import check_against_ort, feeds_for, model, network, no
 pytestmark = pytest.mark.slow
 
 rng = np.random.default_rng(17)
+# fmt: off
 REDUCE = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-          "ReduceLogSum", "ReduceLogSumExp")  # fmt: skip
+          "ReduceLogSum", "ReduceLogSumExp")
+# fmt: on
 AXES = [(0,), (1,), (2,), (3,), (-1,), (1, 2), (2, 3), (0, 2, 3), (1, 3), (0, 1, 2, 3)]
 
 
@@ -55,9 +57,15 @@ def test_axes_are_attributes_or_inputs(op, opset):
 
 
 RANKS = [
-    ((7,), (0,)), ((3, 7), (0,)), ((3, 7), (1,)), ((2, 3, 7), (1,)), ((2, 3, 4, 5, 6), (2, 3, 4)), ((2, 3, 4, 5, 6), (1,)),
-    ((2, 3, 4, 5, 6), (0, 4)), ((2, 3, 2, 5, 2, 3), (2, 3)),
-]  # fmt: skip
+    ((7,), (0,)),
+    ((3, 7), (0,)),
+    ((3, 7), (1,)),
+    ((2, 3, 7), (1,)),
+    ((2, 3, 4, 5, 6), (2, 3, 4)),
+    ((2, 3, 4, 5, 6), (1,)),
+    ((2, 3, 4, 5, 6), (0, 4)),
+    ((2, 3, 2, 5, 2, 3), (2, 3)),
+]
 
 
 @pytest.mark.parametrize("shape, axes", RANKS)
@@ -89,8 +97,10 @@ def test_reduce_everything_without_axes():
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize("shape, axis", [*(((2, 5, 3, 4), a) for a in (0, 1, 2, -1)), ((2, 7), 1), ((2, 7), 0), ((2, 3, 9), -1),
-                                         ((2, 3, 4, 5, 6), 2), ((9,), 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, axis",
+    [*(((2, 5, 3, 4), a) for a in (0, 1, 2, -1)), ((2, 7), 1), ((2, 7), 0), ((2, 3, 9), -1), ((2, 3, 4, 5, 6), 2), ((9,), 0)],
+)
 def test_softmax_over_any_axis(op, shape, axis):
     assert isinstance(only(model([node(op, "x", "y", axis=axis)], {"x": shape}, "y")), NormalizeProblem)
 
@@ -101,8 +111,9 @@ def test_softmax_of_old_opsets_is_over_all_from_an_axis(opset, axis):
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize("perm, back, axis", [((0, 2, 3, 1), (0, 3, 1, 2), -1), ((2, 0, 3, 1), (1, 3, 0, 2), 0),
-                                              ((0, 2, 3, 1), (0, 3, 1, 2), 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "perm, back, axis", [((0, 2, 3, 1), (0, 3, 1, 2), -1), ((2, 0, 3, 1), (1, 3, 0, 2), 0), ((0, 2, 3, 1), (0, 3, 1, 2), 1)]
+)
 def test_softmax_between_transpositions_is_one_of_another_axis(op, perm, back, axis):
     nodes = [node("Transpose", "x", "t", perm=perm), node(op, "t", "s", axis=axis), node("Transpose", "s", "y", perm=back)]
     assert only(model(nodes, {"x": (2, 5, 3, 4)}, "y")).axes == "nchw"[perm[axis]]
@@ -131,8 +142,9 @@ def test_group_normalization(groups):
     assert (p.groups, p.axes) == ((1, "hw") if groups == 6 else (groups, "chw"))
 
 
-@pytest.mark.parametrize("shape, axis", [*(((2, 6, 5, 4), a) for a in (-1, 1, 2)), ((3, 7, 8), -1), ((3, 8), -1),
-                                         ((2, 3, 4, 5, 6), 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, axis", [*(((2, 6, 5, 4), a) for a in (-1, 1, 2)), ((3, 7, 8), -1), ((3, 8), -1), ((2, 3, 4, 5, 6), 3)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_layer_normalization(shape, axis, bias):
     w = {"s": values(*shape[axis:])} | ({"b": values(*shape[axis:])} if bias else {})
@@ -153,10 +165,16 @@ def test_normalization_written_in_nodes_is_one_kernel(shape, axes, square):
     w["s"] = values(*shape[1:2], *[1] * (len(shape) - 2))
     power = node("Pow", "d two", "q") if square == "Pow" else node("Mul", "d d", "q")
     nodes = [
-        node("ReduceMean", "x", "m", axes=axes), node("Sub", "x m", "d"), power, node("ReduceMean", "q", "v", axes=axes),
-        node("Add", "v e", "ve"), node("Sqrt", "ve", "r"), node("Div", "d r", "n"), node("Mul", "n s", "o"),
+        node("ReduceMean", "x", "m", axes=axes),
+        node("Sub", "x m", "d"),
+        power,
+        node("ReduceMean", "q", "v", axes=axes),
+        node("Add", "v e", "ve"),
+        node("Sqrt", "ve", "r"),
+        node("Div", "d r", "n"),
+        node("Mul", "n s", "o"),
         node("Add", "o b", "y"),
-    ]  # fmt: skip
+    ]
     net = check_against_ort(model(nodes, {"x": shape}, "y", w, 13), 1e-5)
     kinds = [op for op in net.ops if not isinstance(op.problem, ViewProblem)]
     taken = axes != [-1]  # the scale along channels is the normalization's own, where that does not go along columns
@@ -171,9 +189,14 @@ def test_normalization_written_in_nodes_is_one_kernel(shape, axes, square):
 def test_scale_and_shift_along_the_columns_are_the_normalizations_own(op):
     w = {"e": np.float32(1e-3), "two": np.float32(2), "s": abs(values(8)) + 0.5, "b": values(8)}
     nodes = [
-        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d"), node("Pow", "d two", "q"),
-        node("ReduceMean", "q", "v", axes=[-1]), node("Add", "v e", "ve"), node("Sqrt", "ve", "r"), node("Div", "d r", "n"),
-    ]  # fmt: skip
+        node("ReduceMean", "x", "m", axes=[-1]),
+        node("Sub", "x m", "d"),
+        node("Pow", "d two", "q"),
+        node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v e", "ve"),
+        node("Sqrt", "ve", "r"),
+        node("Div", "d r", "n"),
+    ]
     first, *more = op.split()
     nodes += [node(first, "n s", "o" if more else "y"), *(node(o, "o b", "y") for o in more)]
     p = only(model(nodes, {"x": (2, 9, 8)}, "y", w, 13))
@@ -185,10 +208,21 @@ def test_scale_and_shift_along_the_columns_are_the_normalizations_own(op):
 def test_group_normalization_between_reshapes_is_one_kernel(shape, groups):
     """As PyTorch's exporter writes it for operator sets without GroupNormalization."""
     one = (1,) * (len(shape) - 2)
-    w = {"to": np.int64([0, groups, -1]), "back": np.int64(shape), "s": values(groups), "b": values(groups),
-         "g": values(6, *one), "h": values(6, *one)}  # fmt: skip
-    nodes = [node("Reshape", "x to", "t"), node("InstanceNormalization", "t s b", "i", epsilon=1e-3),
-             node("Reshape", "i back", "u"), node("Mul", "u g", "m"), node("Add", "m h", "y")]  # fmt: skip
+    w = {
+        "to": np.int64([0, groups, -1]),
+        "back": np.int64(shape),
+        "s": values(groups),
+        "b": values(groups),
+        "g": values(6, *one),
+        "h": values(6, *one),
+    }
+    nodes = [
+        node("Reshape", "x to", "t"),
+        node("InstanceNormalization", "t s b", "i", epsilon=1e-3),
+        node("Reshape", "i back", "u"),
+        node("Mul", "u g", "m"),
+        node("Add", "m h", "y"),
+    ]
     p = only(model(nodes, {"x": shape}, "y", w), 1e-4)
     pixels = "hw" if len(shape) == 4 else "w"
     assert (p.groups, p.axes, p.affine) == ((1, pixels, "c") if groups == 6 else (groups, f"c{pixels}", "c"))
@@ -225,10 +259,16 @@ def test_an_engine_of_rows_runs(tmp_path):
     """A tail of a style network and an attention over channels: every kind of rows in one plan."""
     w = {name: values(16) for name in "sbg"} | {"w": values(16, 8, 3, 3) / 8, "a": np.int64([1])}
     nodes = [
-        node("Conv", "x w", "c", pads=(1, 1, 1, 1)), node("InstanceNormalization", "c s b", "i"), node("Relu", "i", "r"),
-        node("GroupNormalization", "r g b", "n", num_groups=2), node("ReduceMean", "n a", "m"), node("Sub", "n m", "d"),
-        node("Softmax", "d", "p", axis=1), node("LogSoftmax", "d", "y", axis=3), node("ReduceL2", "p a", "z"),
-    ]  # fmt: skip
+        node("Conv", "x w", "c", pads=(1, 1, 1, 1)),
+        node("InstanceNormalization", "c s b", "i"),
+        node("Relu", "i", "r"),
+        node("GroupNormalization", "r g b", "n", num_groups=2),
+        node("ReduceMean", "n a", "m"),
+        node("Sub", "n m", "d"),
+        node("Softmax", "d", "p", axis=1),
+        node("LogSoftmax", "d", "y", axis=3),
+        node("ReduceL2", "p a", "z"),
+    ]
     path = tmp_path / "m.onnx"
     path.write_bytes(model(nodes, {"x": (2, 8, 6, 7)}, "y z", w, opset=21).SerializeToString())
     engine = gr.build(path, device="h200")

@@ -40,9 +40,11 @@ def pages(tmp_path_factory, records):
     evil = page.report(hostile(records[0]))
     injected = f"<img src=x onerror=\"document.title='{'run'}'\"><script>document.title='run'</script></main>".encode()
     written = {
-        "one": page.report(records[0]), "two": page.report(*records), "evil": evil,
+        "one": page.report(records[0]),
+        "two": page.report(*records),
+        "evil": evil,
         "injected": evil.replace(b"</main>", injected, 1),
-    }  # fmt: skip
+    }
     for name, data in written.items():
         (folder / f"{name}.html").write_bytes(data)
     return folder
@@ -158,8 +160,10 @@ def test_the_keyboard_moves_among_rows(shown):
 def test_the_theme_is_switched_and_the_data_saved(shown, records):
     colour = "getComputedStyle(document.body).backgroundColor"
     assert [shown.click("#theme") or shown.evaluate(colour) for _ in range(3)] == [
-        "rgb(246, 247, 249)", "rgb(20, 23, 28)", "rgb(246, 247, 249)",
-    ]  # fmt: skip
+        "rgb(246, 247, 249)",
+        "rgb(20, 23, 28)",
+        "rgb(246, 247, 249)",
+    ]
     shown.evaluate("URL.createObjectURL = blob => { window.saved = blob.text(); return 'data:,'; }")
     shown.click("#download")
     saved = shown.evaluate("window.saved.then(text => JSON.parse(text).pages[0].layers.map(l => l.us))")
@@ -215,8 +219,15 @@ def test_compressed_data_is_read(browser, pages, records, monkeypatch):
 def test_a_plan_of_nothing_and_a_measured_one(browser, pages, records):
     plan = records[0].plan
     measured = replace(records[0].timing, kind="measured", label="measured(GPU)", sigma=None)
-    empty = replace(plan, layers=(), steps=(), outputs=(), frees=(), choices=None,
-                    sparsity=replace(plan.sparsity, rows=(), summary=None, eligible=(), picked=()))  # fmt: skip
+    empty = replace(
+        plan,
+        layers=(),
+        steps=(),
+        outputs=(),
+        frees=(),
+        choices=None,
+        sparsity=replace(plan.sparsity, rows=(), summary=None, eligible=(), picked=()),
+    )
     for name, found in (("measured", replace(records[0], timing=measured)), ("empty", replace(records[0], plans=(empty,)))):
         (pages / f"{name}.html").write_bytes(page.report(found))
         browser.open(pages / f"{name}.html")

@@ -123,9 +123,17 @@ def test_layers_of_two_plans_are_joined_by_name_then_by_node(tmp_path):
 # ---- words of doubt
 
 
-@pytest.mark.parametrize("p, word", [
-    (1.0, "certain"), (0.95, "certain"), (0.9499, "likely"), (0.75, "likely"), (0.7499, "toss-up"), (0.3, "toss-up"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "p, word",
+    [
+        (1.0, "certain"),
+        (0.95, "certain"),
+        (0.9499, "likely"),
+        (0.75, "likely"),
+        (0.7499, "toss-up"),
+        (0.3, "toss-up"),
+    ],
+)
 def test_log_account_page_and_json_have_the_same_word(p, word):
     plan = example_plan()
     plan["sparsity"]["rows"][1]["p_sparse_faster"] = p
@@ -151,8 +159,15 @@ def test_the_page_s_scripts_have_no_words_of_doubt_of_their_own():
 
 
 def test_measured_picks_have_no_word():
-    found = made(as_if_timed(example_plan() | {"sparsity": example_plan()["sparsity"] | {"rows": [
-        row | {"p_sparse_faster": None} for row in example_plan()["sparsity"]["rows"]]}}))  # fmt: skip
+    found = made(
+        as_if_timed(
+            example_plan()
+            | {
+                "sparsity": example_plan()["sparsity"]
+                | {"rows": [row | {"p_sparse_faster": None} for row in example_plan()["sparsity"]["rows"]]}
+            }
+        )
+    )
     assert "1 runs sparse\n" in (text := log_text(found, 120, 60)) and "1 picked: sparse kernels are" in text
     assert data.page(found).layers[2].kind == "sparse" and not data.page(found).verdict.sure
 
@@ -244,10 +259,15 @@ def hostile(record: EngineRecord) -> EngineRecord:
     sparsity, solution = replace(plan.sparsity, rows=rows), replace(plan.solution, method=EVIL, status=EVIL)
     plan = replace(plan, layers=layers, solution=solution, sparsity=sparsity)
     return replace(
-        record, model=replace(record.model, name=EVIL, sha256=EVIL), plans=(plan,), source_hash=EVIL,
-        flags=replace(record.flags, shapes={EVIL: (1, 2)}), producer=replace(record.producer, version=EVIL),
-        device=replace(record.device, name=EVIL, title=EVIL, sources=EVIL), timing=replace(record.timing, label=EVIL),
-    )  # fmt: skip
+        record,
+        model=replace(record.model, name=EVIL, sha256=EVIL),
+        plans=(plan,),
+        source_hash=EVIL,
+        flags=replace(record.flags, shapes={EVIL: (1, 2)}),
+        producer=replace(record.producer, version=EVIL),
+        device=replace(record.device, name=EVIL, title=EVIL, sources=EVIL),
+        timing=replace(record.timing, label=EVIL),
+    )
 
 
 def texts(value) -> list[str]:
@@ -290,13 +310,16 @@ def test_the_command_writes_one_file(files, cli):
     assert code == 0 and len(found["pages"]) == 2 and all(i == j for i, j in found["joined"])
 
 
-@pytest.mark.parametrize(("line", "told"), [
-    ("report none.engine -o r.html", "none.engine: no such file"),
-    ("report tiny.onnx -o r.html", "tiny.onnx"),
-    ("report tiny.engine -o tiny.engine", "is a file that this command reads"),
-    ("report tiny.engine --compare none.engine -o r.html", "none.engine: no such file"),
-    ("report tiny.engine -o no/such/folder/r.html", "no/such/folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("report none.engine -o r.html", "none.engine: no such file"),
+        ("report tiny.onnx -o r.html", "tiny.onnx"),
+        ("report tiny.engine -o tiny.engine", "is a file that this command reads"),
+        ("report tiny.engine --compare none.engine -o r.html", "none.engine: no such file"),
+        ("report tiny.engine -o no/such/folder/r.html", "no/such/folder"),
+    ],
+)
 def test_what_cannot_be_written_or_read_is_told(files, cli, line, told):
     before = (files / "tiny.engine").read_bytes()
     code, _, err = cli(line)

@@ -18,10 +18,15 @@ from tests.reference_run import check_against_ort, model, network, node
 
 rng = np.random.default_rng(11)
 PASSES = {
-    "blocks": blocks.offer, "channels": channels.offer, "upsampling": upsampling.offer, "concats": shared_concats.share,
-    "siblings": siblings.merge, "squeeze-excite": squeeze_excite.offer, "back to back": back_to_back.offer,
+    "blocks": blocks.offer,
+    "channels": channels.offer,
+    "upsampling": upsampling.offer,
+    "concats": shared_concats.share,
+    "siblings": siblings.merge,
+    "squeeze-excite": squeeze_excite.offer,
+    "back to back": back_to_back.offer,
     "gates": squeeze_excite.gates,
-}  # fmt: skip
+}
 BOUND, ROUNDED = 1e-5, 1e-3  # relative error; the latter where one launch of two layers rounds what lies between to FP16
 
 
@@ -31,9 +36,20 @@ def _w(*shape):
 
 def _everything():
     """Space-to-depth, a Focus, shuffles before and behind convolutions, siblings in a Concat, a gate, an enlarged residual."""
-    w = {"w0": _w(16, 12, 3, 3), "w1": _w(16, 16, 1, 1), "w2": _w(8, 16, 1, 1), "w3": _w(8, 16, 1, 1), "w4": _w(16, 24, 3, 3),
-         "w5": _w(8, 16, 1, 1), "w6": _w(16, 8, 1, 1), "w8": _w(64, 16, 1, 1), "s": np.float32([1, 1, 2, 2]),
-         "five": np.array([1, 2, 8, 4, 4]), "four": np.array([1, 16, 4, 4]), "wf": _w(16, 12, 1, 1)}  # fmt: skip
+    w = {
+        "w0": _w(16, 12, 3, 3),
+        "w1": _w(16, 16, 1, 1),
+        "w2": _w(8, 16, 1, 1),
+        "w3": _w(8, 16, 1, 1),
+        "w4": _w(16, 24, 3, 3),
+        "w5": _w(8, 16, 1, 1),
+        "w6": _w(16, 8, 1, 1),
+        "w8": _w(64, 16, 1, 1),
+        "s": np.float32([1, 1, 2, 2]),
+        "five": np.array([1, 2, 8, 4, 4]),
+        "four": np.array([1, 16, 4, 4]),
+        "wf": _w(16, 12, 1, 1),
+    }
     nodes = [node("SpaceToDepth", "x", "d", blocksize=2), node("Conv", "d w0", "a", pads=(1, 1, 1, 1)), node("Relu", "a", "ar")]
     for t, (i, j) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):  # the corners in another order than SpaceToDepth's
         w |= {f"b{t}": np.array([i, j]), f"e{t}": np.array([8, 8])}

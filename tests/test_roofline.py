@@ -17,29 +17,37 @@ from tests.problems import conv_case
 H200 = named("h200")
 
 
-@pytest.mark.parametrize("problem, read, macs, weights", [
-    # 1x1, stride 2: every second pixel of every second row
-    (ConvProblem(2, 8, 56, 56, 16, 1, 1, stride=(2, 2)), 2 * 8 * 28 * 28, 2 * 16 * 8 * 28 * 28, 8 * 16),
-    # 2x2, stride 4 on 8: indices 0, 1, 4, 5
-    (ConvProblem(1, 8, 8, 8, 8, 2, 2, stride=(4, 4)), 8 * 4 * 4, 8 * 8 * 4 * 4, 8 * 8 * 4),
-    # 3x3, stride 2, pad 1 on 6: outputs start at -1, 1, 3: 8 of 9 pairs lie inside, all 6 rows are read
-    (ConvProblem(1, 4, 6, 6, 4, 3, 3, stride=(2, 2), pad=(1, 1, 1, 1)), 4 * 36, 4 * 4 * 8 * 8, 4 * 4 * 9),
-    # 3x3 with pad 1 on one pixel: the tap in the middle alone
-    (ConvProblem(1, 16, 1, 1, 16, 3, 3, pad=(1, 1, 1, 1)), 16, 16 * 16, 16 * 16),
-    # dilation 12 on 9 x 9: likewise
-    (ConvProblem(1, 16, 9, 9, 16, 3, 3, pad=(12, 12, 12, 12), dilation=(12, 12)), 16 * 81, 16 * 16 * 81, 16 * 16),
-    # a residual is read whole; two groups have half the products
-    (conv_case(1, 8, 4, 4, 8, 1, 1, stride=(2, 1), groups=2, residual=True), 8 * 2 * 4, 8 * 4 * 2 * 4, 8 * 4),
-    # a pool of 1 x 1, stride 2, takes rows and columns 0, 2 of a 3x3 convolution without padding on 5: rows 0 to 4
-    (conv_case(1, 3, 5, 5, 8, 3, 3, pool=(1, 1, 2, 2, 0, 0, 2, 2)), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
-    # kernel 2, stride 2, its first row and column cut: 1 + 2 * 3 pairs of input row and tap remain
-    (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (7, 7), (2, 2), (1, 1)), 4 * 16, 4 * 4 * 7 * 7, 4 * 4 * 4),
-    # two rows of output need the first input row only
-    (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (2, 2), (2, 2)), 4, 4 * 4 * 2 * 2, 4 * 4 * 4),
-    # the second takes every second pixel of the first, a 1x1: so the first need compute no others
-    (BackToBackProblem(ConvProblem(1, 8, 8, 8, 8, 1, 1), ConvProblem(1, 8, 8, 8, 8, 1, 1, stride=(2, 2))),
-     8 * 16, 2 * 8 * 8 * 16, 2 * 8 * 8),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "problem, read, macs, weights",
+    [
+        # 1x1, stride 2: every second pixel of every second row
+        (ConvProblem(2, 8, 56, 56, 16, 1, 1, stride=(2, 2)), 2 * 8 * 28 * 28, 2 * 16 * 8 * 28 * 28, 8 * 16),
+        # 2x2, stride 4 on 8: indices 0, 1, 4, 5
+        (ConvProblem(1, 8, 8, 8, 8, 2, 2, stride=(4, 4)), 8 * 4 * 4, 8 * 8 * 4 * 4, 8 * 8 * 4),
+        # 3x3, stride 2, pad 1 on 6: outputs start at -1, 1, 3: 8 of 9 pairs lie inside, all 6 rows are read
+        (ConvProblem(1, 4, 6, 6, 4, 3, 3, stride=(2, 2), pad=(1, 1, 1, 1)), 4 * 36, 4 * 4 * 8 * 8, 4 * 4 * 9),
+        # 3x3 with pad 1 on one pixel: the tap in the middle alone
+        (ConvProblem(1, 16, 1, 1, 16, 3, 3, pad=(1, 1, 1, 1)), 16, 16 * 16, 16 * 16),
+        # dilation 12 on 9 x 9: likewise
+        (ConvProblem(1, 16, 9, 9, 16, 3, 3, pad=(12, 12, 12, 12), dilation=(12, 12)), 16 * 81, 16 * 16 * 81, 16 * 16),
+        # a residual is read whole; two groups have half the products
+        (conv_case(1, 8, 4, 4, 8, 1, 1, stride=(2, 1), groups=2, residual=True), 8 * 2 * 4, 8 * 4 * 2 * 4, 8 * 4),
+        # a pool of 1 x 1, stride 2, takes rows and columns 0, 2 of a 3x3 convolution without padding on 5: rows 0 to 4
+        (conv_case(1, 3, 5, 5, 8, 3, 3, pool=(1, 1, 2, 2, 0, 0, 2, 2)), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
+        # kernel 2, stride 2, its first row and column cut: 1 + 2 * 3 pairs of input row and tap remain
+        (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (7, 7), (2, 2), (1, 1)), 4 * 16, 4 * 4 * 7 * 7, 4 * 4 * 4),
+        # two rows of output need the first input row only
+        (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (2, 2), (2, 2)), 4, 4 * 4 * 2 * 2, 4 * 4 * 4),
+        # the second takes every second pixel of the first, a 1x1: so the first need compute no others
+        (
+            BackToBackProblem(ConvProblem(1, 8, 8, 8, 8, 1, 1), ConvProblem(1, 8, 8, 8, 8, 1, 1, stride=(2, 2))),
+            8 * 16,
+            2 * 8 * 8 * 16,
+            2 * 8 * 8,
+        ),
+    ],
+    ids=str,
+)
 def test_counts_by_hand(problem, read, macs, weights):
     assert _needs(problem) == (read, macs, weights)
 
@@ -64,11 +72,18 @@ def test_counts_of_drawn_convolutions():
     for _ in range(100):
         r, s = rng.randint(1, 4), rng.randint(1, 4)
         p = ConvProblem(
-            rng.randint(1, 2), 8, rng.randint(7, 12), rng.randint(7, 12), 8, r, s,
+            rng.randint(1, 2),
+            8,
+            rng.randint(7, 12),
+            rng.randint(7, 12),
+            8,
+            r,
+            s,
             stride=(rng.randint(1, 5), rng.randint(1, 5)),
-            pad=tuple(rng.randint(0, 4) for _ in range(4)), dilation=(rng.randint(1, 2), rng.randint(1, 2)),
+            pad=tuple(rng.randint(0, 4) for _ in range(4)),
+            dilation=(rng.randint(1, 2), rng.randint(1, 2)),
             groups=rng.choice((1, 2)),
-        )  # fmt: skip
+        )
         assert _needs(p) == _by_counting(p), p
 
 
@@ -103,9 +118,17 @@ def test_no_prediction_is_below_the_floor(device):
     for _ in range(6):
         r = rng.choice((1, 1, 2, 3))
         p = conv_case(
-            rng.choice((1, 8, 64)), rng.choice((16, 64, 256)), *[rng.choice((7, 14, 56))] * 2, rng.choice((8, 64, 256)), r, r,
-            stride=(rng.choice((1, 2, 3)),) * 2, pad=(r // 2,) * 4, sparse24=True, residual=rng.random() < 0.3,
-        )  # fmt: skip
+            rng.choice((1, 8, 64)),
+            rng.choice((16, 64, 256)),
+            *[rng.choice((7, 14, 56))] * 2,
+            rng.choice((8, 64, 256)),
+            r,
+            r,
+            stride=(rng.choice((1, 2, 3)),) * 2,
+            pad=(r // 2,) * 4,
+            sparse24=True,
+            residual=rng.random() < 0.3,
+        )
         f = floors(p, d)
         for t in candidates(p, d):
             least = f["sparse_us" if t.sparse else "dense_us"]

@@ -22,16 +22,24 @@ def overflowing(x: tuple[int | str, ...], *more: onnx.NodeProto) -> onnx.ModelPr
         "u": np.full((4, 64, 1, 1), 1e-5),
     }
     nodes = [
-        node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "r"), node("Conv", "r v", "b", pads=[1, 1, 1, 1]),
-        node("Relu", "b", "s"), node("Conv", "s u", "y"), *more,
-    ]  # fmt: skip
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "r"),
+        node("Conv", "r v", "b", pads=[1, 1, 1, 1]),
+        node("Relu", "b", "s"),
+        node("Conv", "s u", "y"),
+        *more,
+    ]
     return model(nodes, {"x": x}, "y", {k: a.astype(np.float32) for k, a in w.items()})
 
 
-@pytest.mark.parametrize(("declared", "asked", "run"), [
-    (("N", 3, "H", "W"), (4, 3, 1080, 1920), "1x3x136x256"), (("N", 3, 96, 96), (64, 3, 96, 96), "1x3x96x96"),
-    ((1, 3, "H", 64), (1, 3, 16384, 64), "1x3x512x64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("declared", "asked", "run"),
+    [
+        (("N", 3, "H", "W"), (4, 3, 1080, 1920), "1x3x136x256"),
+        (("N", 3, 96, 96), (64, 3, 96, 96), "1x3x96x96"),
+        ((1, 3, "H", 64), (1, 3, 16384, 64), "1x3x512x64"),
+    ],
+)
 def test_a_large_network_is_run_on_smaller_inputs(declared, asked, run, tmp_path):
     """By itself, where the model leaves sizes open: what overflows FP16 is stored smaller, as if it had been run as it is."""
     (tmp_path / "m.onnx").write_bytes(overflowing(declared).SerializeToString())
@@ -70,10 +78,17 @@ def test_one_image_is_run_where_a_batch_is_beyond_all_budgets(tmp_path):
     assert found.source == "the calibration input's first image" and found.exponents["s"] < 0
 
 
-@pytest.mark.parametrize(("nodes", "w", "why"), [
-    ([node("Expand", "x to", "e"), node("ReduceMean", "e", "y", axes=[2, 3])], {"to": np.int64([1, 8, 8192, 8192])}, "537 M"),
-    ([node("LpPool", "x", "y", kernel_shape=[2000, 2000], pads=[1999] * 4)], {}, "544.8 G mult"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "w", "why"),
+    [
+        (
+            [node("Expand", "x to", "e"), node("ReduceMean", "e", "y", axes=[2, 3])],
+            {"to": np.int64([1, 8, 8192, 8192])},
+            "537 M",
+        ),
+        ([node("LpPool", "x", "y", kernel_shape=[2000, 2000], pads=[1999] * 4)], {}, "544.8 G mult"),
+    ],
+)
 def test_what_takes_long_without_many_products_is_beyond_the_budget(nodes, w, why, tmp_path):
     network = lowered(tmp_path, model(nodes, {"x": (1, 8, 64, 64) if not w else (1, 8, 1, 1)}, "y", w))
     begun = time.process_time()

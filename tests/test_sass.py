@@ -70,6 +70,7 @@ def text(*rows: str) -> str:
     return "\n".join(lines)
 
 
+# fmt: off
 BRANCHES = (
     ".L_top:", "BAR.SYNC 0x0", "@P0 BRA `(.L_products)",  # over a copy: not taken
     "LDGSTS.E.128 [R0], [R2.64]", "@!P1 BRA `(.L_same_tap)",  # over what steps to the next tap: taken
@@ -77,7 +78,8 @@ BRANCHES = (
     ".L_same_tap:", "BRA `(.L_products)", "IADD3 R5, R5, 0x1, RZ",  # unconditional: taken
     ".L_products:", "HMMA.16816.F32 R8, R12, R16, R8", "@P3 BRA `(.L_out)", "@!P4 BRA `(.L_top)",  # out of the loop: not taken
     ".L_out:", "EXIT",
-)  # fmt: skip
+)
+# fmt: on
 
 
 def test_branches_take_their_commonest_path(monkeypatch):
@@ -93,27 +95,29 @@ def test_branches_take_their_commonest_path(monkeypatch):
     assert before == () and [i.opcode for i in behind] == ["EXIT"]
 
 
-@pytest.mark.parametrize("row, reads, writes", [
-    ("HMMA.16816.F32 R4, R8.reuse, R2, R4", "R8 R9 R10 R11 R2 R3 R4 R5 R6 R7", "R4 R5 R6 R7"),
-    ("HMMA.16816.F16 R4, R8, R2, RZ", "R8 R9 R10 R11 R2 R3", "R4 R5"),
-    ("HMMA.1688.F32 R4, R8, R2, R12", "R8 R9 R2 R12 R13 R14 R15", "R4 R5 R6 R7"),
-    ("HMMA.SP.16832.F32 R4, R8, R12, R4, R2.reuse, 0x0",
-     "R8 R9 R10 R11 R12 R13 R14 R15 R4 R5 R6 R7 R2", "R4 R5 R6 R7"),
-    ("LDSM.16.M88.4 R172, [R172+0x2000]", "R172", "R172 R173 R174 R175"),
-    ("LDSM.16.MT88.2 R0, [R3+UR4]", "R3 UR4", "R0 R1"),
-    ("LDS.128 R8, [UR4+0x10]", "UR4", "R8 R9 R10 R11"),
-    ("@P0 LDG.E.64 R8, desc[UR6][R2.64+0x8]", "P0 UR6 R2 R3", "R8 R9"),
-    ("STS.128 [R4], R8", "R4 R8 R9 R10 R11", ""),
-    ("LDGSTS.E.BYPASS.LTC128B.128 [R29+0x2000], [R24.64], !P2", "R29 R24 R25 P2", ""),
-    ("IADD3 R20, P5, P6, R212, R33.reuse, R180", "R212 R33 R180", "R20 P5 P6"),
-    ("IADD3.X R21, R182, R30, R3, P5, P6", "R182 R30 R3 P5 P6", "R21"),
-    ("ISETP.GE.AND P0, PT, R20, c[0x0][0x1c8], PT", "R20", "P0"),
-    ("@!PT LDS RZ, [RZ]", "", ""),
-    ("IMAD.WIDE R20, R195, c[0x0][0x1c8], R2", "R195 R2 R3", "R20 R21"),
-    ("UISETP.NE.AND UP0, UPT, UR4, 0x3, UPT", "UR4", "UP0"),
-    ("CS2R R4, SRZ", "", "R4 R5"),
-    ("MOV R3, c[0x0][R2+0x10]", "R2", "R3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "row, reads, writes",
+    [
+        ("HMMA.16816.F32 R4, R8.reuse, R2, R4", "R8 R9 R10 R11 R2 R3 R4 R5 R6 R7", "R4 R5 R6 R7"),
+        ("HMMA.16816.F16 R4, R8, R2, RZ", "R8 R9 R10 R11 R2 R3", "R4 R5"),
+        ("HMMA.1688.F32 R4, R8, R2, R12", "R8 R9 R2 R12 R13 R14 R15", "R4 R5 R6 R7"),
+        ("HMMA.SP.16832.F32 R4, R8, R12, R4, R2.reuse, 0x0", "R8 R9 R10 R11 R12 R13 R14 R15 R4 R5 R6 R7 R2", "R4 R5 R6 R7"),
+        ("LDSM.16.M88.4 R172, [R172+0x2000]", "R172", "R172 R173 R174 R175"),
+        ("LDSM.16.MT88.2 R0, [R3+UR4]", "R3 UR4", "R0 R1"),
+        ("LDS.128 R8, [UR4+0x10]", "UR4", "R8 R9 R10 R11"),
+        ("@P0 LDG.E.64 R8, desc[UR6][R2.64+0x8]", "P0 UR6 R2 R3", "R8 R9"),
+        ("STS.128 [R4], R8", "R4 R8 R9 R10 R11", ""),
+        ("LDGSTS.E.BYPASS.LTC128B.128 [R29+0x2000], [R24.64], !P2", "R29 R24 R25 P2", ""),
+        ("IADD3 R20, P5, P6, R212, R33.reuse, R180", "R212 R33 R180", "R20 P5 P6"),
+        ("IADD3.X R21, R182, R30, R3, P5, P6", "R182 R30 R3 P5 P6", "R21"),
+        ("ISETP.GE.AND P0, PT, R20, c[0x0][0x1c8], PT", "R20", "P0"),
+        ("@!PT LDS RZ, [RZ]", "", ""),
+        ("IMAD.WIDE R20, R195, c[0x0][0x1c8], R2", "R195 R2 R3", "R20 R21"),
+        ("UISETP.NE.AND UP0, UPT, UR4, 0x3, UPT", "UR4", "UP0"),
+        ("CS2R R4, SRZ", "", "R4 R5"),
+        ("MOV R3, c[0x0][R2+0x10]", "R2", "R3"),
+    ],
+)
 def test_registers(monkeypatch, row, reads, writes):
     monkeypatch.setattr(sass, "disassembly", lambda cubin: text(row))
     (i,) = program(row.encode()).instructions
@@ -123,9 +127,19 @@ def test_registers(monkeypatch, row, reads, writes):
 
 def test_loops_by_backward_branches(monkeypatch):
     rows = (
-        ".L_a:", "NOP", ".L_b:", "HMMA.16816.F32 R4, R8, R2, R4", ".L_c:", "IADD3 R0, R0, 0x1, RZ", "@P1 BRA `(.L_c)",
-        "@P0 BRA `(.L_b)", "@P2 BRA `(.L_a)", "EXIT", ".L_d:", "BRA `(.L_d)",
-    )  # fmt: skip
+        ".L_a:",
+        "NOP",
+        ".L_b:",
+        "HMMA.16816.F32 R4, R8, R2, R4",
+        ".L_c:",
+        "IADD3 R0, R0, 0x1, RZ",
+        "@P1 BRA `(.L_c)",
+        "@P0 BRA `(.L_b)",
+        "@P2 BRA `(.L_a)",
+        "EXIT",
+        ".L_d:",
+        "BRA `(.L_d)",
+    )
     monkeypatch.setattr(sass, "disassembly", lambda cubin: text(*rows))
     code = program(b"loops")
     assert code.loops == (Loop(0, 5), Loop(1, 4), Loop(2, 3))

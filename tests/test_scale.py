@@ -81,10 +81,11 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
 # Of 32 to 64 convolutions of one tensor the planner searches longer for an order of elimination: from 24 on, no trend is seen.
 LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 24)]
 GROWING = [
-    pytest.param("chain", 40, marks=pytest.mark.slow), pytest.param("split", 60, marks=pytest.mark.full),
+    pytest.param("chain", 40, marks=pytest.mark.slow),
+    pytest.param("split", 60, marks=pytest.mark.full),
     pytest.param("convs", 6, marks=pytest.mark.full),
     *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind, nodes", GROWING)

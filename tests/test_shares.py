@@ -44,9 +44,17 @@ def given(monkeypatch):
 def test_the_newest_compiler_s_rows_serve_whatever_the_sources_are(given):
     old = {TILE: {"vectors": {"sm_80/1024": ["", [0.1]]}}}
     given["9.1.0"] = {"conv_dense": {"source": "", "shares": old}}
-    given["13.0.88"] = {"conv_dense": {"source": "another", "shares": {TILE: {
-        "vectors": {"sm_80/1024": ["", [0.5, 0.6], [0.4, 0.7]], "sm_86/512": ["", [0.8]], "sm_86/256": ["", [0.9]]},
-        "linear": {"sm_80/1024": ["", [0.2]]}}}}}  # fmt: skip
+    given["13.0.88"] = {
+        "conv_dense": {
+            "source": "another",
+            "shares": {
+                TILE: {
+                    "vectors": {"sm_80/1024": ["", [0.5, 0.6], [0.4, 0.7]], "sm_86/512": ["", [0.8]], "sm_86/256": ["", [0.9]]},
+                    "linear": {"sm_80/1024": ["", [0.2]]},
+                }
+            },
+        }
+    }
 
     def share(device, blocks=1, loop="vectors", tile=TILE):
         return shares.share("conv_dense", tile, loop, named(device) if isinstance(device, str) else device, blocks)
@@ -73,9 +81,13 @@ def test_an_interrupted_table_loses_nothing_and_goes_on(stop, tmp_path, monkeypa
     """What is done is written beside what was there; the hash of sources comes last, rows of other compilers stay."""
     path = tmp_path / "shares.json"
     old = {name: ["00000000", [0.1]] for name in MACHINES}
-    before = {nvrtc(): {"conv_dense": {"source": "of before", "shares": {TILE: {"vectors": old}}},
-                        "conv_sparse24": {"source": "of before", "shares": {}}},
-              "12.9": {"conv_dense": {"source": "", "shares": {TILE: {"vectors": old}}}}}  # fmt: skip
+    before = {
+        nvrtc(): {
+            "conv_dense": {"source": "of before", "shares": {TILE: {"vectors": old}}},
+            "conv_sparse24": {"source": "of before", "shares": {}},
+        },
+        "12.9": {"conv_dense": {"source": "", "shares": {TILE: {"vectors": old}}}},
+    }
     path.write_text(cycle_shares.written(before))
     monkeypatch.setattr(cycle_shares, "TABLE", path)
     monkeypatch.setattr(cycle_shares, "table", lambda: json.loads(path.read_text()))
@@ -95,8 +107,12 @@ def test_an_interrupted_table_loses_nothing_and_goes_on(stop, tmp_path, monkeypa
         assert cycle_shares.make(known, nvrtc(), results()) == len([*loops()])
     left = json.loads(path.read_text())
     assert left["12.9"] == before["12.9"]
-    rows = {(kernel, tile, loop): row for kernel, of in left[nvrtc()].items() for tile, by in of["shares"].items()
-            for loop, row in by.items()}  # fmt: skip
+    rows = {
+        (kernel, tile, loop): row
+        for kernel, of in left[nvrtc()].items()
+        for tile, by in of["shares"].items()
+        for loop, row in by.items()
+    }
     assert sum(row == new for row in rows.values()) == min(stop, len([*loops()]))
     assert rows["conv_dense", TILE, "vectors"] == (new if stop == 1000 else old)
     assert left[nvrtc()]["conv_dense"]["source"] == (cycle_shares.source("conv_dense") if stop == 1000 else "of before")

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.device import ARCHITECTURES, DEFAULT_DEVICE, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime.network import exists
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from gpu_runtime.rewrites import blocks, channels, upsampling
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import padded_k, row_order
@@ -113,9 +112,14 @@ def test_split_k_and_depth_to_space(up):
         assert_right(p, t, execute(Emulated(DEVICE), p, t, inputs, w), reference(p, inputs, w))
 
 
-@pytest.mark.parametrize("p", [
-    conv_case(1, 16, 8, 8, 128, 1, 1, d2s=2), conv_case(1, 16, 8, 8, 48, 1, 1, d2s=4, d2s_mode="crd"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "p",
+    [
+        conv_case(1, 16, 8, 8, 128, 1, 1, d2s=2),
+        conv_case(1, 16, 8, 8, 48, 1, 1, d2s=4, d2s_mode="crd"),
+    ],
+    ids=str,
+)
 def test_the_shuffled_tensor_is_stored_once_in_whole_sectors(p):
     """Launch-unique bytes are the output's with its padding, and nothing else; for vectors no sector is stored twice."""
     for y in ("hwc8", "chw"):
@@ -130,9 +134,16 @@ def test_the_shuffled_tensor_is_stored_once_in_whole_sectors(p):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
-@pytest.mark.parametrize("b, kernel, y", [*itertools.product((2, 4), ("conv_dense", "conv_sparse24"), ("hwc8", "chw")),
-                                          (3, "conv_dense", "chw"), (1, "conv_dense", "hwc8"), (1, "conv_sparse24", "hwc8"),
-                                          (1, "conv_dense", "chw")])  # fmt: skip
+@pytest.mark.parametrize(
+    "b, kernel, y",
+    [
+        *itertools.product((2, 4), ("conv_dense", "conv_sparse24"), ("hwc8", "chw")),
+        (3, "conv_dense", "chw"),
+        (1, "conv_dense", "hwc8"),
+        (1, "conv_sparse24", "hwc8"),
+        (1, "conv_dense", "chw"),
+    ],
+)
 def test_compiles_without_spills(b, kernel, y, sm):
     p = problem(b, "dcr", 48 if b != 3 else 27, residual=True, act=PRELU) if b > 1 else CASES["upsampled_plain"]
     for tile in (TILE, Tile(128, 128, 64, 2, 4, 3)):
@@ -165,8 +176,11 @@ def written_out(kind: str, x: str, y: str, shape, b: int):
         "s2d_dcr": ((n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4), (n, c * b * b, h // b, w // b)),
         "channels": ((n, b, c // b, h, w), (0, 2, 1, 3, 4), shape),
     }[kind]
-    nodes = [node("Reshape", f"{x} {y}_six", f"{y}_a"), node("Transpose", f"{y}_a", f"{y}_b", perm=perm),
-             node("Reshape", f"{y}_b {y}_out", y)]  # fmt: skip
+    nodes = [
+        node("Reshape", f"{x} {y}_six", f"{y}_a"),
+        node("Transpose", f"{y}_a", f"{y}_b", perm=perm),
+        node("Reshape", f"{y}_b {y}_out", y),
+    ]
     return nodes, {f"{y}_six": np.array(six), f"{y}_out": np.array(out)}
 
 
@@ -225,8 +239,10 @@ def test_an_enlarged_residual_is_read_where_it_is_small(b, act):
 
 def test_an_enlarged_tensor_with_other_readers_stays():
     w = {"w": weights(3, 8, 1, 1), "s": np.float32([1, 1, 2, 2])}
-    nodes = [node("Conv", "x w", "a"), node("Resize", "z _ s", "u", mode="nearest", nearest_mode="floor",
-                                            coordinate_transformation_mode="asymmetric")]  # fmt: skip
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Resize", "z _ s", "u", mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"),
+    ]
     nodes += [node("Add", "a u", "y"), node("Tanh", "u", "t")]
     net = upsampling.offer(network(model(nodes, X | {"z": (2, 3, 3, 2)}, "y t", w)))
     assert [op.when for op in net.ops if isinstance(op.problem, MoveProblem)] == [()]
@@ -310,9 +326,15 @@ def moved(engine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sparsity", ["disable", "force"])
-@pytest.mark.parametrize("name, shape", [("super_resolution_10", (1, 1, 224, 224)), ("realesr_animevideov3", (1, 3, 32, 40)),
-                                         ("realesr_animevideov3_fp16", (1, 3, 32, 40)),
-                                         ("carn_m_x2", (1, 3, 24, 32))])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("super_resolution_10", (1, 1, 224, 224)),
+        ("realesr_animevideov3", (1, 3, 32, 40)),
+        ("realesr_animevideov3_fp16", (1, 3, 32, 40)),
+        ("carn_m_x2", (1, 3, 24, 32)),
+    ],
+)
 def test_no_layer_is_left_for_pixel_shuffles(name, shape, sparsity):
     engine = gr.build(model_path(name), sparsity=sparsity, device=DEFAULT_DEVICE, shapes={"input": shape})
     assert moved(engine) == []

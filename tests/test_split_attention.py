@@ -14,8 +14,12 @@ def block(rng, n=2, *, views=((1, 1, 2, C), (0, 2, 1, 3), 1), stacked=False, bia
     """A split-attention block. `views`: the shape of the logits (its first axis is the batch), how they are transposed, and the
     softmax's axis; `stacked`: two tensors along a new axis (SKNet), not one with twice the channels."""
     shape, perm, axis = views
-    w = {"w1": rng.standard_normal((4, C, 1, 1)), "w2": rng.standard_normal((groups * C, 4, 1, 1)),
-         "w3": rng.standard_normal((6, C, 1, 1)), "b2": rng.standard_normal(groups * C)}  # fmt: skip
+    w = {
+        "w1": rng.standard_normal((4, C, 1, 1)),
+        "w2": rng.standard_normal((groups * C, 4, 1, 1)),
+        "w3": rng.standard_normal((6, C, 1, 1)),
+        "b2": rng.standard_normal(groups * C),
+    }
     w = {name: a.astype(np.float32) for name, a in w.items()}
     w |= {"five": np.array([n, groups, C, *PIXELS]), "weights": np.array([n, groups, C, 1, 1]), "one": np.array([1])}
     w |= {"logits": np.array((n, *shape[1:])), "flat": np.array([n, groups * C]), "pixels": np.array([2, 3])}

@@ -35,10 +35,14 @@ def problem(n, c, h, w, mid, k=None, bias=True) -> SqueezeExciteProblem:
 
 
 CASES = {
-    "small": problem(2, 16, 5, 7, 8), "odd": problem(1, 100, 9, 13, 25), "wide": problem(3, 960, 7, 7, 240),
-    "another": problem(1, 72, 14, 14, 20, 40, bias=False), "alone": problem(1, 8, 1, 1, 3),
-    "runs": problem(2, 32, 48, 45, 8), "slices and runs": problem(1, 136, 33, 35, 70),
-}  # fmt: skip
+    "small": problem(2, 16, 5, 7, 8),
+    "odd": problem(1, 100, 9, 13, 25),
+    "wide": problem(3, 960, 7, 7, 240),
+    "another": problem(1, 72, 14, 14, 20, 40, bias=False),
+    "alone": problem(1, 8, 1, 1, 3),
+    "runs": problem(2, 32, 48, 45, 8),
+    "slices and runs": problem(1, 136, 33, 35, 70),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,13 +112,19 @@ def test_all_three_are_one_launch_or_apart():
     kinds = [(type(op.problem).__name__, dict(op.when)) for op in net.ops if len(op.layers) == 2 and "reduce" in op.layers]
     group = "reduce -> expand (squeeze-excite)"
     assert sorted(kinds, key=str) == [
-        ("BackToBackProblem", {group: "apart", "reduce -> expand": "one"}), ("SqueezeExciteProblem", {group: "one"}),
-    ]  # fmt: skip
+        ("BackToBackProblem", {group: "apart", "reduce -> expand": "one"}),
+        ("SqueezeExciteProblem", {group: "one"}),
+    ]
 
 
-@pytest.mark.parametrize("sparsity, reason", [
-    ("disable", "no_sparse_tactic"), ("enable", "one_launch"), ("force", "one_launch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sparsity, reason",
+    [
+        ("disable", "no_sparse_tactic"),
+        ("enable", "one_launch"),
+        ("force", "one_launch"),
+    ],
+)
 def test_layers_that_could_run_sparse_are_one_dense_launch_and_the_log_says_so(tmp_path, sparsity, reason):
     """The first layer's weights are 2:4; forced, those of both are, and the plan with them sparse is compared."""
     path = tmp_path / "block.onnx"

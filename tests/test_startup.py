@@ -23,9 +23,15 @@ ONNX = ("onnx", "onnx_ir", "google.protobuf", "onnxscript")
 PLANNER = ("gpu_runtime.planning", "gpu_runtime.rewrites", "gpu_runtime.explain", "tactics.planner", "tactics.measure")
 PARSER = tuple(f"cuda_kernels.emulator.{name}" for name in ("parse", "decode", "decoder", "opcodes", "registers"))
 ELSEWHERE = (
-    "sympy.core", "scipy", "cupy", "numpy.ma", "benchmarks",
-    "tactics.measure.worker", "gpu_runtime.doctor", "gpu_runtime.explain.autotuning",
-)  # fmt: skip
+    "sympy.core",
+    "scipy",
+    "cupy",
+    "numpy.ma",
+    "benchmarks",
+    "tactics.measure.worker",
+    "gpu_runtime.doctor",
+    "gpu_runtime.explain.autotuning",
+)
 LAUNCHES = ("cuda_kernels.launch", "cuda_kernels.emulator")
 # What is run -> what it does not import.
 WITHOUT = {

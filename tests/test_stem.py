@@ -46,7 +46,7 @@ SOME = [("fp32:chw", "hwc8"), ("uint8:hwc", "hwc8"), ("fp16:chw", "chw")]
 IMAGENET = {
     "resnet50": conv_case(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU),
     "squeezenet": conv_case(1, 3, 224, 224, 64, 3, 3, (2, 2), bias=True, act=RELU),
-}  # fmt: skip
+}
 
 
 def stem(problem, x, y=HWC8, tile=SMALL):
@@ -178,7 +178,7 @@ POOLED = {
     "ceil": conv_case(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 9, 9)),
     "apart": conv_case(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
     "negative": conv_case(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", POOLED)
@@ -198,8 +198,10 @@ def test_pooling_in_the_epilogue_saves_the_convolutions_bytes():
     """ResNet-50's stem: what is moved is image and maxima; apart, the convolution's result goes out and comes back."""
     whole = conv_case(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU)
     pooled = with_epilogue(whole, pool=(3, 3, 2, 2, 1, 1, 56, 56))
-    tactic = min((t for t in candidates(pooled, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8),
-                 key=lambda t: predict_us(pooled, t, DEVICE))  # fmt: skip
+    tactic = min(
+        (t for t in candidates(pooled, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8),
+        key=lambda t: predict_us(pooled, t, DEVICE),
+    )
     _, stats = run(pooled, tactic)
     image, maxima = 3 * 224 * 224 * 4, 64 * 56 * 56 * 2
     assert stats.launch_unique_bytes <= 1.02 * (image + maxima + 64 * 3 * 49 * 2)
@@ -214,9 +216,10 @@ def test_a_pool_that_no_stem_takes_stays_apart(tmp_path):
     """The option is dropped, and the network builds."""
     weights = {"w": np.random.default_rng(0).standard_normal((8, 1, 5, 5)).astype(np.float32)}
     nodes = [
-        node("Conv", "x w", "a", pads=(2, 2, 2, 2)), node("Relu", "a", "b"),
+        node("Conv", "x w", "a", pads=(2, 2, 2, 2)),
+        node("Relu", "a", "b"),
         node("MaxPool", "b", "y", kernel_shape=(2, 2), strides=(2, 2)),
-    ]  # fmt: skip
+    ]
     (tmp_path / "m.onnx").write_bytes(model(nodes, {"x": (1, 1, 28, 28)}, "y", weights).SerializeToString())
     engine = gr.build(tmp_path / "m.onnx", device="h200")
     assert [layer.type for layer in engine.plan.layers if layer.type != "reformat"] == ["conv", "pool"]

@@ -46,7 +46,7 @@ CASES = {
     "1x7": conv_case(1, 72, 6, 9, 64, 1, 7, pad=(0, 3, 0, 3), bias=True, sparse24=True),
     "7x1": conv_case(1, 72, 9, 6, 64, 7, 1, pad=(3, 0, 3, 0), bias=True, sparse24=True),
     "tail": conv_case(2, 72, 6, 5, 40, 3, 3, pad=ONE, bias=True, residual=True, act=RELU, affine=True, sparse24=True),
-}  # fmt: skip
+}
 
 
 @lru_cache
@@ -115,7 +115,13 @@ def test_random_convolutions(data):
     sizes = draw(st.tuples(*(st.integers(1, most) for most in (4, 150, 9, 19, 70))))
     r, s = draw(st.sampled_from([(3, 3), (3, 1), (1, 3), (5, 3), (5, 5)]))
     problem = conv_case(
-        *sizes, r, s, pad=(r // 2, s // 2) * 2, bias=draw(st.booleans()), residual=draw(st.booleans()), act=RELU,
+        *sizes,
+        r,
+        s,
+        pad=(r // 2, s // 2) * 2,
+        bias=draw(st.booleans()),
+        residual=draw(st.booleans()),
+        act=RELU,
         sparse24=sizes[1] % 4 == 0,
     )
     kernel = draw(st.sampled_from(KERNELS if problem.sparse24 else KERNELS[:1]))
@@ -184,8 +190,10 @@ def test_predictions_count_a_strip_s_bytes():
     device = named("a100")
     for w in (14, 28, 56):
         problem = ConvProblem(32, 256, w, w, 256, 3, 3, pad=ONE, sparse24=True)
-        for ours, theirs, tile in (("conv_strip", "conv_dense", "128x128x64_w2x4_s3"),
-                                   ("conv_strip_sparse24", "conv_sparse24", "128x128x64_w2x4_s3")):
+        for ours, theirs, tile in (
+            ("conv_strip", "conv_dense", "128x128x64_w2x4_s3"),
+            ("conv_strip_sparse24", "conv_sparse24", "128x128x64_w2x4_s3"),
+        ):
             at = next(t for _, t in TILES if str(t) == tile)
             strip, gemm = (predict_us(problem, Tactic(k, at, (HWC8,), HWC8), device) for k in (ours, theirs))
             assert strip < 1.05 * gemm

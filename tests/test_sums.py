@@ -88,8 +88,10 @@ def test_depthwise_sums_and_those_that_cannot_be_looked_for(tmp_path, cli, monke
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(21)
     onnx.save(_model(rng, groups=8), "depthwise.onnx")
-    assert "cannot be 2:4 (depthwise: each output has one input channel): c0y, and what is added" in cli(
-        "inspect-sparsity depthwise.onnx")[1]  # fmt: skip
+    assert (
+        "cannot be 2:4 (depthwise: each output has one input channel): c0y, and what is added"
+        in cli("inspect-sparsity depthwise.onnx")[1]
+    )
     nodes, y, w = _branches(rng, c=16, k=16)
     onnx.save(model([*nodes, node("Bernoulli", y, "y")], {"x": (1, 16, 7, 9)}, "y", w), "unknown.onnx")
     code, out, _ = cli("inspect-sparsity unknown.onnx")
@@ -124,8 +126,13 @@ def test_a_weight_of_two_layers_has_no_common_pattern(tmp_path):
     w = np.random.default_rng(22).standard_normal((16, 16, 1, 1)).astype(np.float32)
     k = np.random.default_rng(23).standard_normal((16, 16, 3, 3)).astype(np.float32)
     how = {"pads": (1, 1, 1, 1)}
-    nodes = [node("Conv", "x k", "a", **how), node("Conv", "x w", "b"), node("Add", "a b", "c"), node("Relu", "c", "d"),
-             node("Conv", "d w", "y")]  # fmt: skip
+    nodes = [
+        node("Conv", "x k", "a", **how),
+        node("Conv", "x w", "b"),
+        node("Add", "a b", "c"),
+        node("Relu", "c", "d"),
+        node("Conv", "d w", "y"),
+    ]
     onnx.save(model(nodes, {"x": (1, 16, 6, 6)}, "y", {"k": k, "w": w}), tmp_path / "m.onnx")
     result = prune(tmp_path / "m.onnx")
     assert [s.reason for s in result.sums] == ["b stays as it is, not 2:4"] and {r.verdict for r in result.rows} == {"pruned"}

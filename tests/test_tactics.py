@@ -102,13 +102,15 @@ def test_no_prediction_beats_the_roofline(device):
 
 
 HUGE = [
-    MatmulProblem((1, 1), (1, 1), 1 << 27, 8, 2), MatmulProblem((1 << 20, 1), (1 << 20, 1), 4, 8, 2),
+    MatmulProblem((1, 1), (1, 1), 1 << 27, 8, 2),
+    MatmulProblem((1 << 20, 1), (1 << 20, 1), 4, 8, 2),
     ConvProblem(1, 8 * 70_000, 4, 4, 8 * 70_000, 3, 3, pad=(1, 1, 1, 1), groups=70_000),
     ConvProblem(1, 1 << 20, 4, 4, 1 << 20, 3, 3, pad=(1, 1, 1, 1), groups=1 << 20),
     ConvTransposeProblem(1, 8 * 70_000, 4, 4, 8 * 70_000, 2, 2, (8, 8), stride=(2, 2), groups=70_000),
-    PoolProblem(1 << 17, 8, 16, 16, "max", 2, 2, (8, 8), (2, 2)), PoolProblem(1 << 18, 8, 16, 16, "avg", 16, 16, (1, 1)),
+    PoolProblem(1 << 17, 8, 16, 16, "max", 2, 2, (8, 8), (2, 2)),
+    PoolProblem(1 << 18, 8, 16, 16, "avg", 16, 16, (1, 1)),
     ReformatProblem(1, 1 << 20, 16, 16, "fp32:chw", "fp16:hwc8"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("problem", HUGE, ids=str)
@@ -120,9 +122,11 @@ def test_every_launch_of_a_huge_problem_fits_a_grid(problem):
             assert all(1 <= n <= most for n, most in zip(launch.grid, MAX_GRID, strict=True)), tactic
 
 
+# fmt: off
 PEAKS = {"a100": 312, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "h100": 989, "h200": 989, "b200": 2250,
          "rtx5090": 209.5, "a100_pcie": 312, "a100_40gb": 312, "a40": 149.7, "rtx3070": 40.6, "l40s": 362,
-         "rtx_pro_6000": 503.8, "rtx_a6000": 154.8}  # fmt: skip
+         "rtx_pro_6000": 503.8, "rtx_a6000": 154.8}
+# fmt: on
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -133,12 +137,17 @@ def test_a_device_s_rate_is_its_data_sheet_s(name):
     assert d.smem_per_block == SMEM_PER_BLOCK[d.cc]
 
 
-@pytest.mark.parametrize("problem", [
-    PoolProblem(1, 96, 56, 56, "avg", 56, 56, (1, 1)), PoolProblem(1, 24, 56, 56, "avg", 56, 56, (1, 1)),
-    PoolProblem(1, 256, 14, 14, "avg", 14, 14, (1, 1)),
-    PoolProblem(1, 64, 112, 112, "max", 3, 3, (56, 56), (2, 2), (1, 1, 1, 1)),
-    ResizeProblem(1, 256, 1, 1, (33, 33), "linear", "asymmetric", (33.0, 33.0)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PoolProblem(1, 96, 56, 56, "avg", 56, 56, (1, 1)),
+        PoolProblem(1, 24, 56, 56, "avg", 56, 56, (1, 1)),
+        PoolProblem(1, 256, 14, 14, "avg", 14, 14, (1, 1)),
+        PoolProblem(1, 64, 112, 112, "max", 3, 3, (56, 56), (2, 2), (1, 1, 1, 1)),
+        ResizeProblem(1, 256, 1, 1, (33, 33), "linear", "asymmetric", (33.0, 33.0)),
+    ],
+    ids=str,
+)
 def test_windows_over_small_images_are_predicted_in_microseconds(problem):
     """Work is counted by output and tap: by input and tap it would be milliseconds for a global pool."""
     d = named("h200")

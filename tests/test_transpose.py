@@ -9,9 +9,8 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
-from cuda_kernels.device import ARCHITECTURES, named
+from cuda_kernels.device import ARCHITECTURES, DEFAULT_DEVICE, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime.pipeline import DEFAULT_DEVICE
 from tactics.candidates import candidates, rejected
 from tactics.families.conv_gemm import padded_k
 from tactics.families.conv_transpose import phases
@@ -33,9 +32,7 @@ pytestmark = pytest.mark.slow
 
 DEVICE = named("h200")
 TILE, SIGMOID = Tile(64, 64, 64, 2, 2, 4), Activation("sigmoid")
-PROBLEM = transposed_case(
-    2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True
-)
+PROBLEM = transposed_case(2, 16, 5, 7, 24, 4, 4, (10, 14), (2, 2), (1, 1), bias=True, residual=True, act=SIGMOID, sparse24=True)
 
 
 GROUPS = ((2, 16, 8), (3, 12, 9), (4, 32, 32), (2, 48, 80), (8, 8, 8), (20, 20, 20), (6, 6, 12), (5, 40, 40))
@@ -156,8 +153,11 @@ def test_bytes_of_groups(name):
             assert s.sectors == s.ideal_sectors and s.excess_wavefronts == 0
         if name.startswith("depthwise"):
             assert sum(s.mma + s.mma_sp for s in stats) == 0
-    assert seen == ({"transpose_depthwise"} if name.startswith("depthwise") else
-                    {"transpose_dense", "transpose_sparse24", "transpose_grouped"})  # fmt: skip
+    assert seen == (
+        {"transpose_depthwise"}
+        if name.startswith("depthwise")
+        else {"transpose_dense", "transpose_sparse24", "transpose_grouped"}
+    )
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
@@ -194,8 +194,11 @@ def test_counters_residual_and_orders(kernel):
 
 
 def test_phases_hold_every_tap_once():
-    for p in (PROBLEM, ConvTransposeProblem(1, 8, 4, 4, 8, 5, 3, (13, 9), (3, 2), (0, 1), (1, 1)),
-              ConvTransposeProblem(1, 8, 4, 4, 8, 3, 3, (11, 11), (2, 2), (0, 0), (2, 2))):  # fmt: skip
+    for p in (
+        PROBLEM,
+        ConvTransposeProblem(1, 8, 4, 4, 8, 5, 3, (13, 9), (3, 2), (0, 1), (1, 1)),
+        ConvTransposeProblem(1, 8, 4, 4, 8, 3, 3, (11, 11), (2, 2), (0, 0), (2, 2)),
+    ):
         pairs = [(r, s) for _, _, rows, columns in phases(p) for r in rows for s in columns]
         real = [pair for pair in pairs if min(pair) >= 0]
         assert sorted(real) == sorted((r, s) for r in range(p.r) for s in range(p.s))

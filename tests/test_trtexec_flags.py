@@ -15,13 +15,15 @@ from tests.reference_run import model, node
 
 OWN = {name for p in build_command.params if p.expose_value for name in p.opts}
 # What an accepted option may be given, so that only the model's absence is complained of; FILE: any file to write.
+# fmt: off
 VALUES = {
     "--onnx": "nope.onnx", "--saveEngine": "FILE", "--timingCacheFile": "FILE", "--exportLayerInfo": "FILE",
     "--exportProfile": "FILE", "--shapes": "x:1x2", "--minShapes": "x:1x2", "--optShapes": "x:1x2", "--maxShapes": "x:1x2",
     "--inputIOFormats": "fp16:hwc8", "--outputIOFormats": "fp16:chw", "--memPoolSize": "workspace:64", "--sparsity": "enable",
     "--device": "h200", "--profilingVerbosity": "detailed", "--iterations": "10", "--loadInputs": "x:x.bin",
     "--exportTimes": "FILE", "--exportOutput": "FILE",
-}  # fmt: skip
+}
+# fmt: on
 RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # what only an inference gives
 GONE = "error: nope.onnx: no such file; give the path of an ONNX model\n"
 
@@ -104,12 +106,15 @@ def test_an_engine_that_was_built_before(files, cli, monkeypatch):
     assert json.loads((files / "t.json").read_text())
 
 
-@pytest.mark.parametrize(("typed", "words"), [
-    ("tiny.onnx", "--loadEngine reads an engine and builds none: leave out MODEL"),
-    ("--onnx=tiny.onnx --saveEngine=new.engine", "leave out --onnx, -o"),
-    ("--device=a100", "--device: expected the number of a GPU here, got 'a100'"),
-    ("--skipInference --exportTimes=t.json", "--exportTimes: of inferences, and --skipInference runs none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("tiny.onnx", "--loadEngine reads an engine and builds none: leave out MODEL"),
+        ("--onnx=tiny.onnx --saveEngine=new.engine", "leave out --onnx, -o"),
+        ("--device=a100", "--device: expected the number of a GPU here, got 'a100'"),
+        ("--skipInference --exportTimes=t.json", "--exportTimes: of inferences, and --skipInference runs none"),
+    ],
+)
 def test_what_does_not_go_with_an_engine(typed, words, files, cli):
     code, out, err = cli(f"build --loadEngine=tiny.engine {typed}")
     assert (code, out) == (2, "") and words in err and not (files / "new.engine").exists()
@@ -123,10 +128,18 @@ def test_options_of_a_build_are_ignored_with_an_engine(files, cli):
     ]
 
 
-@pytest.mark.parametrize(("typed", "offered"), [
-    ("--loadEngin=x", ()), ("--loadengine=x", ()), ("--engine=x", ()), ("--saveEngin=x", ("--saveEngine",)),
-    ("--exportProfil=x", ("--exportProfile",)), ("--shape=x", ("--shapes",)), ("--sparcity=x", ("--sparsity",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("--loadEngin=x", ()),
+        ("--loadengine=x", ()),
+        ("--engine=x", ()),
+        ("--saveEngin=x", ("--saveEngine",)),
+        ("--exportProfil=x", ("--exportProfile",)),
+        ("--shape=x", ("--shapes",)),
+        ("--sparcity=x", ("--sparsity",)),
+    ],
+)
 def test_a_typo_is_offered_no_file_to_overwrite(typed, offered, cli):
     code, _, err = cli(f"build {typed} nope.onnx")
     assert code == 2 and "No such option" in err
@@ -172,10 +185,15 @@ def test_an_open_height_is_refused_with_an_example_that_works(files, cli):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [
-    "--minShapes=x:2x1x8x8 --optShapes=x:2x1x8x8 --maxShapes=x:2x1x8x8", "--optShapes=x:2x1x8x8",
-    "--shapes=x:2x1x8x8 --maxShapes x:2x1x8x8", "--minShapes='x':2x1x8x8",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--minShapes=x:2x1x8x8 --optShapes=x:2x1x8x8 --maxShapes=x:2x1x8x8",
+        "--optShapes=x:2x1x8x8",
+        "--shapes=x:2x1x8x8 --maxShapes x:2x1x8x8",
+        "--minShapes='x':2x1x8x8",
+    ],
+)
 def test_equal_sizes_are_the_size(given, files, cli):
     assert cli(f"build sparse.onnx -o two.engine --device h200 {given}")[::2] == (0, "")
     assert gr.load("two.engine").inputs[0].shape == (2, 1, 8, 8)

@@ -47,6 +47,7 @@ def at(data, kind: str) -> dict:
 
 def moved(name: str, to: str):
     """Tensor `name` lies where `to` does, wherever either is named."""
+
     def change(plan):
         tensors = [t for layer in plan_of(plan)["layers"] for t in (*layer["inputs"], *layer["outputs"])]
         there = next(t["offset"] for t in tensors if t["name"] == to)
@@ -78,6 +79,7 @@ def onto_counters(plan):
     crafted.agree(plan)
 
 
+# fmt: off
 CASES = {
     "a tile of nobody's": (JOINED, tile, "is no tactic for"),
     "a tile that the device has no room for": (JOINED, other_tile, "is no tactic for"),
@@ -100,7 +102,8 @@ CASES = {
         JOINED, lambda p: at(p, "ConvProblem")["problem"].update(dilation=[2**62, 1]), "at most 31 bits",
     ),
     "a device of a billion SMs": (JOINED, lambda p: p["device"].update(num_sms=10**9), "no GPU's num_sms"),
-}  # fmt: skip
+}
+# fmt: on
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,11 +126,15 @@ def test_crafted_plans_are_refused(case):
 
 STEPS = ("steps", "frees", "kernel", "values", "grid", "block", "smem", "args", "covers", "function", "part")
 CRAFTED_STEPS = {
-    "any address as an argument": {"args": (("i64", 0x7F0000000000),)}, "another stride": {"args": (("i32", 64),)},
-    "an offset into the weights": {"args": (("weights", 1 << 40),)}, "another grid": {"grid": (2**31 - 1, 1, 1)},
-    "another block": {"block": (32, 1, 1)}, "another kernel": {"kernel": "pool_global"}, "more shared memory": {"smem": 1024},
+    "any address as an argument": {"args": (("i64", 0x7F0000000000),)},
+    "another stride": {"args": (("i32", 64),)},
+    "an offset into the weights": {"args": (("weights", 1 << 40),)},
+    "another grid": {"grid": (2**31 - 1, 1, 1)},
+    "another block": {"block": (32, 1, 1)},
+    "another kernel": {"kernel": "pool_global"},
+    "more shared memory": {"smem": 1024},
     "another layer's step": {"covers": (0,)},
-}  # fmt: skip
+}
 
 
 def keys(value) -> set[str]:
@@ -238,10 +245,13 @@ def test_padding_with_infinity_is_built_and_loaded(tmp_path):
 
 
 NOTHING = {
-    "lists": b"[" + b"[]," * 20_000_000 + b"0]", "records": b'{"a":' + b"[" + b"{}," * 20_000_000 + b"0]}",
-    "blanks": b"{" + b" " * 63_000_000 + b"}", "zeros": b'{"a":[' + b"0," * 30_000_000 + b"0]}",
-    "a long text": b'{"__metadata__":{"plan":"' + b"x" * 63_000_000 + b'"}}', "depth": b"[" * 60_000_000,
-}  # fmt: skip
+    "lists": b"[" + b"[]," * 20_000_000 + b"0]",
+    "records": b'{"a":' + b"[" + b"{}," * 20_000_000 + b"0]}",
+    "blanks": b"{" + b" " * 63_000_000 + b"}",
+    "zeros": b'{"a":[' + b"0," * 30_000_000 + b"0]}",
+    "a long text": b'{"__metadata__":{"plan":"' + b"x" * 63_000_000 + b'"}}',
+    "depth": b"[" * 60_000_000,
+}
 
 
 @pytest.mark.parametrize("kind", NOTHING)

@@ -48,12 +48,16 @@ def test_build_engine_has_the_help_and_errors_of_its_own_name(monkeypatch, capsy
     assert e.value.code == 2 and capsys.readouterr().err.startswith("Usage: build-engine [OPTIONS] [MODEL]\n")
 
 
-@pytest.mark.parametrize(("name", "line", "expected"), [
-    ("gpu-runtime", "gpu-runtime ins", {"plain,inspect", "plain,inspect-sparsity"}),
-    ("build-engine", "build-engine --spar", {"plain,--sparsity"}),
-    ("gpu-runtime", "gpu-runtime build --sparsity en", {"plain,enable"}),
-    ("build-engine", "build-engine --loadE", {"plain,--loadEngine"}), ("build-engine", "build-engine --plug", set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        ("gpu-runtime", "gpu-runtime ins", {"plain,inspect", "plain,inspect-sparsity"}),
+        ("build-engine", "build-engine --spar", {"plain,--sparsity"}),
+        ("gpu-runtime", "gpu-runtime build --sparsity en", {"plain,enable"}),
+        ("build-engine", "build-engine --loadE", {"plain,--loadEngine"}),
+        ("build-engine", "build-engine --plug", set()),
+    ],
+)
 def test_shell_completion(name, line, expected):
     """As bash asks for it; what trtexec has and this has not is not offered."""
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"

@@ -18,7 +18,7 @@ CHAINS = {
     "rows_first": (["Reshape stored sizes t", "Transpose t w"], (8, 3, 3, 16), {"sizes": [8, 3, 3, 16]}),
     "axes": (["Unsqueeze stored one t", "Squeeze t one u", "Identity u i", "Cast i w"], (8, 16, 3, 3), {"one": [1]}),
     "cast_after": (["Cast stored t", "Reshape t sizes w"], (1152,), {"sizes": [8, 16, 3, 3]}),
-}  # fmt: skip
+}
 
 
 def made(lines: list[str]) -> list[onnx.NodeProto]:
@@ -58,23 +58,30 @@ def test_weights_behind_views_are_pruned_where_they_are_stored(chain, tmp_path):
 def test_what_stands_behind_a_view_and_cannot_be_pruned(tmp_path):
     """Two layers that see it differently; a view that leaves the network; one whose sizes are computed."""
     nodes = [
-        node("Transpose", "a", "at", perm=(1, 0)), node("MatMul", "x a", "p"), node("MatMul", "p at", "q"),
-        node("Identity", "b", "out"), node("MatMul", "q out", "r"), node("Add", "zero sizes", "s"), node("Reshape", "c s", "t"),
+        node("Transpose", "a", "at", perm=(1, 0)),
+        node("MatMul", "x a", "p"),
+        node("MatMul", "p at", "q"),
+        node("Identity", "b", "out"),
+        node("MatMul", "q out", "r"),
+        node("Add", "zero sizes", "s"),
+        node("Reshape", "c s", "t"),
         node("MatMul", "r t", "y"),
-    ]  # fmt: skip
+    ]
     w = {name: RNG.standard_normal((8, 8)).astype(np.float32) for name in "abc"}
     w |= {"zero": np.int64([0]), "sizes": np.int64([8, 8])}
     found = {v.name: v.reason for v in weights(model(nodes, {"x": (8, 8)}, "y out", w).graph)}
     assert found == {
-        "a": "shared by layers that read it along different axes", "b": "also read by the network's outputs",
+        "a": "shared by layers that read it along different axes",
+        "b": "also read by the network's outputs",
         "t": "computed by Reshape t, not stored",
-    }  # fmt: skip
+    }
     alone = weights(model([nodes[0], node("MatMul", "x at", "y")], {"x": (8, 8)}, "y", w).graph)
     assert [(v.name, v.axis, v.reason) for v in alone] == [("a", 0, "")]
 
 
-@pytest.mark.parametrize("op, second", [("Reshape", [7, 7]), ("Reshape", [-1, -1]), ("Squeeze", [1]), ("Unsqueeze", [9]),
-                                        ("Reshape", [2**62, 4])])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, second", [("Reshape", [7, 7]), ("Reshape", [-1, -1]), ("Squeeze", [1]), ("Unsqueeze", [9]), ("Reshape", [2**62, 4])]
+)
 def test_a_view_that_makes_no_sense_is_none(op, second, tmp_path):
     nodes = [node(op, "a sizes", "w"), node("MatMul", "x w", "y")]
     w = {"a": np.ones((8, 8), np.float32), "sizes": np.array(second, np.int64)}

@@ -109,22 +109,25 @@ def test_what_moves_adds_up_to_what_is_shown(digits, wishes):
     then, now, cost = (Decimal(us) for us in re.findall(r"~([+-]?\d+\.\d\d) us", text.partition("\n\n")[0])[:3])
     *rows, (now_sum, then_sum) = [
         [Decimal(us[1]) if (us := re.match(r"~(\d+\.\d\d) us", cell)) else Decimal(0) for cell in cells]
-        for line in text.partition("---\n")[2].splitlines() if len(cells := re.split("  +", line)[1:]) == 2
-        and any(cell.startswith("~") for cell in cells)
-    ]  # fmt: skip
+        for line in text.partition("---\n")[2].splitlines()
+        if len(cells := re.split("  +", line)[1:]) == 2 and any(cell.startswith("~") for cell in cells)
+    ]
     assert then - now == cost == then_sum - now_sum and len(rows) >= 1
     assert [sum(column) for column in zip(*rows, strict=True)] == [now_sum, then_sum]
 
 
-@pytest.mark.parametrize(("wishes", "sentence"), [
-    ({"nope": "sparse"}, "is no layer of this engine: expected one of stem/conv"),
-    ({"block1/con1": "sparse"}, "is no layer of this engine: did you mean block1/conv1, "),
-    ({"stem/*": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
-    ({"stem/conv": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
-    ({"stem/conv": "warp"}, "unknown format fp16:warp"),
-    ({"stem/conv": "a b"}, "expected sparse, dense, a format like hwc8"),
-    ({"block1/conv1": "chw2"}, "no kernel of this layer does that; its formats are fp16:"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"nope": "sparse"}, "is no layer of this engine: expected one of stem/conv"),
+        ({"block1/con1": "sparse"}, "is no layer of this engine: did you mean block1/conv1, "),
+        ({"stem/*": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
+        ({"stem/conv": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
+        ({"stem/conv": "warp"}, "unknown format fp16:warp"),
+        ({"stem/conv": "a b"}, "expected sparse, dense, a format like hwc8"),
+        ({"block1/conv1": "chw2"}, "no kernel of this layer does that; its formats are fp16:"),
+    ],
+)
 def test_wishes_that_cannot_be(digits, wishes, sentence):
     with pytest.raises(ValueError, match=sentence):
         what_if.what_if(digits, wishes)

@@ -69,9 +69,12 @@ def test_what_onnxruntime_computes_is_computed_and_the_rest_is_refused_with_its_
 def test_a_window_that_constants_alone_make_too_large(tmp_path):
     """Sizes that only folding finds, and an image that becomes too small on the way."""
     nodes = [
-        node("Shape", "x", "s"), node("Slice", "s b e", "n"), node("Concat", "n d", "t", axis=0), node("Reshape", "x t", "r"),
+        node("Shape", "x", "s"),
+        node("Slice", "s b e", "n"),
+        node("Concat", "n d", "t", axis=0),
+        node("Reshape", "x t", "r"),
         node("Conv", "r w", "y", name="it", strides=(9, 9)),
-    ]  # fmt: skip
+    ]
     weights = {"b": np.int64([0]), "e": np.int64([1]), "d": np.int64([4, 4, 4]), "w": np.ones((4, 4, 5, 5), np.float32)}
     with pytest.raises(ModelError, match=r"Conv it: its output 'y' would have the size \[1, 4, 0, 0\] .*: give another input"):
         network(model(nodes, {"x": (1, 64)}, "y", weights))

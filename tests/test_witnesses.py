@@ -18,7 +18,7 @@ from tests.independent.witnesses import (
     program_notices,
     record,
     witnessed,
-)  # fmt: skip
+)
 
 RECORD = record()
 NO_CUDA = packages.missing(packages.CUTLASS, *packages.TOOLKIT)
@@ -69,7 +69,7 @@ METADATA = {
     "a code's two indices exchanged": f"{PAIRS} or.b32 %t0, %t0, %t1;",
     "the selector's other lanes": "shfl.sync.bfly.b32 %t0, %i12, 2, 31, -1;",
     "by eight lanes": f"{OTHER_LANE.format(7, 2, 3)} shfl.sync.idx.b32 %t0, %i12, %t1, 31, -1;",
-}  # fmt: skip
+}
 
 
 def noticed(m: Mma, text: str) -> bool:

@@ -40,9 +40,13 @@ def test_naive_convolution_agrees_with_the_reference_under_the_emulator(name):
     expected = worker.reference(problem, inputs, weights)
     gpu = launch.Emulated(H200)
     arrays = {
-        "x": inputs[0], "w": weights["w"].astype(np.float16), "b": weights.get("b"), "slope": weights.get("slope"),
-        "residual": inputs[1] if problem.epilogue.residual else None, **{name: weights.get(name) for name in AFFINE},
-    }  # fmt: skip
+        "x": inputs[0],
+        "w": weights["w"].astype(np.float16),
+        "b": weights.get("b"),
+        "slope": weights.get("slope"),
+        "residual": inputs[1] if problem.epilogue.residual else None,
+        **{name: weights.get(name) for name in AFFINE},
+    }
     at = {}
     for key, array in arrays.items():
         at[key] = 0 if array is None else gpu.allocate(array.nbytes)

@@ -56,7 +56,8 @@ def main(source, target):
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
     x, heldout_x, y, heldout_y = train_test_split(
-        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target)
+        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target
+    )
     model, masks = load(source)
     train(model, torch.from_numpy(x), torch.from_numpy(y), **STEPS, masks=masks)
     save_onnx(model, Path(target))

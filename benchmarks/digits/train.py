@@ -99,8 +99,14 @@ class Onnx:
 
     def conv(self, name, x, c, k, r, stride=1):
         conv, norm = self.layers[name]
-        x = self.node("Conv", name, [x, self.half(f"{name}.weight", conv.weight)], kernel_shape=[r, r],
-                      strides=[stride, stride], pads=[r // 2] * 4)
+        x = self.node(
+            "Conv",
+            name,
+            [x, self.half(f"{name}.weight", conv.weight)],
+            kernel_shape=[r, r],
+            strides=[stride, stride],
+            pads=[r // 2] * 4,
+        )
         bn = name.replace("conv", "bn").replace("proj", "proj_bn")
         parameters = {"scale": norm.weight, "bias": norm.bias, "mean": norm.running_mean, "var": norm.running_var}
         parameters = [self.half(f"{bn}.{key}", tensor) for key, tensor in parameters.items()]
@@ -185,7 +191,8 @@ def main():
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
     x, heldout_x, y, heldout_y = train_test_split(
-        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target)
+        images, digits.target.astype(np.int64), test_size=HELDOUT, random_state=SEED, stratify=digits.target
+    )
     np.savez_compressed(HERE / "heldout.npz", x=heldout_x, y=heldout_y)
     x, y = torch.from_numpy(x), torch.from_numpy(y)
 

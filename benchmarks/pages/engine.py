@@ -1,6 +1,6 @@
 """The records of an engine's file as Markdown, from their definitions: a part of docs/engine.md.
 
-    python -m benchmarks.pages.engine
+python -m benchmarks.pages.engine
 """
 
 from __future__ import annotations

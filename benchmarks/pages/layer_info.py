@@ -30,8 +30,10 @@ NETWORK = {
     "SparsityLayers": "layers with weights, each a node of the model, as in all counts of layers",
     "SparsityEligibleLayers": "those whose weights have the 2:4 pattern and whose kind has sparse kernels",
     "SparsityPickedLayers": "those that run sparse",
-    **{f"SparsityPicked{camel(word)}": f"of these, those that are {word}, see [how to read a reason](reasons.md)"
-       for word, _ in SURE},
+    **{
+        f"SparsityPicked{camel(word)}": f"of these, those that are {word}, see [how to read a reason](reasons.md)"
+        for word, _ in SURE
+    },
     "SparsityAllDenseUs": "what the best plan without sparse kernels takes",
     "SparsitySavedUs": "the difference of both",
     "SparsitySavedLowUs": f"the least of where it lies with a probability of {100 * RANGE:.0f} %",

@@ -38,9 +38,13 @@ ALL_CASES, ALL_PROBLEMS = "gpu_runtime.doctor.cases.cases", "tests.problems.PROB
 WITNESSES = {"all": "all programs", "layouts": "CuTe's layouts", HINT: "none can: hints, which change no result", "": "none"}
 PROGRAMS = {"scan": "CUB's scan", "conv_fprop": "CUTLASS's example 16", "conv_depthwise": "CUTLASS's example 46"}
 COMPARES = {  # what runs kernels and compares
-    "tests.problems.assert_right", "tests.problems.check", "tests.problems.assert_written_once", "tactics.measure.trial.trial",
-    "tests.engines.check_engine", "tests.reference_run.check_against_ort",
-}  # fmt: skip
+    "tests.problems.assert_right",
+    "tests.problems.check",
+    "tests.problems.assert_written_once",
+    "tactics.measure.trial.trial",
+    "tests.engines.check_engine",
+    "tests.reference_run.check_against_ort",
+}
 
 # What the runtime does with CUDA, and the names by which tests take it; with "+", all of them.
 PATHS = {

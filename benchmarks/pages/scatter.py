@@ -10,10 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from xml.sax.saxutils import escape
 
 REGIMES = {"launch": "launch-bound", "l2": "L2-bound", "dram": "DRAM-bound", "math": "math-bound"}
-LIGHT = {"ground": "#ffffff", "ink": "#24292f", "grid": "#d8dee4", "launch": "#6e7781", "l2": "#0969da", "dram": "#bc4c00",
-         "math": "#8250df"}  # fmt: skip
-DARK = {"ground": "#0d1117", "ink": "#e6edf3", "grid": "#30363d", "launch": "#9ea7b3", "l2": "#58a6ff", "dram": "#f0883e",
-        "math": "#c297ff"}  # fmt: skip
+LIGHT = {
+    "ground": "#ffffff",
+    "ink": "#24292f",
+    "grid": "#d8dee4",
+    "launch": "#6e7781",
+    "l2": "#0969da",
+    "dram": "#bc4c00",
+    "math": "#8250df",
+}
+DARK = {
+    "ground": "#0d1117",
+    "ink": "#e6edf3",
+    "grid": "#30363d",
+    "launch": "#9ea7b3",
+    "l2": "#58a6ff",
+    "dram": "#f0883e",
+    "math": "#c297ff",
+}
 SIZE, LEFT, TOP, RIGHT, BOTTOM = 320, 58, 28, 24, 44  # pixels of a panel's side, and of the room around it
 BAND = 1.2  # dashed: predictions off by this factor
 Scale = Callable[[float], str]
@@ -69,8 +83,10 @@ def _axes(low: int, high: int, across: str, x: Scale, y: Scale) -> Iterator[str]
     yield f'<rect class="line" x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}"/>'
     middle = TOP + SIZE / 2
     yield f'<text class="ink" x="{LEFT + SIZE / 2}" y="{TOP + SIZE + 34}" text-anchor="middle">{across}</text>'
-    yield (f'<text class="ink" x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
-           "predicted time, us</text>")  # fmt: skip
+    yield (
+        f'<text class="ink" x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
+        "predicted time, us</text>"
+    )
 
 
 def _diagonals(first: float, last: float, x: Scale, y: Scale) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Every option of trtexec and what becomes of it here, as docs/trtexec.md quotes it.
 
-    python -m benchmarks.pages.trtexec
+python -m benchmarks.pages.trtexec
 """
 
 from __future__ import annotations

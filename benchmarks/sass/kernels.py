@@ -59,6 +59,7 @@ KERNELS = (
     *(Kernel("CUTLASS", "sparse_gemm", tile) for tile in SPARSE),
 )
 # What cuBLAS chooses from, as far as CUTLASS's generator for Ampere lists it (GenerateSM80_TensorOp_16816).
+# fmt: off
 GEMMS = tuple(
     Kernel("CUTLASS", "gemm", Tile(*tile))
     for tile in (
@@ -67,7 +68,8 @@ GEMMS = tuple(
         (256, 128, 64, 4, 2, 3), (128, 256, 64, 2, 4, 3), (256, 64, 64, 4, 1, 4), (64, 256, 64, 1, 4, 4),
         (128, 128, 64, 2, 2, 3), (128, 64, 64, 2, 2, 3), (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 5),
     )
-)  # fmt: skip
+)
+# fmt: on
 
 
 def missing(kernel: Kernel) -> str:

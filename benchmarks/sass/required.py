@@ -90,9 +90,13 @@ def cube(dense: Sequence[Timed], sparse: Sequence[Timed]) -> Iterator[Requiremen
     rate = {kind: 2e-6 * CUBE**3 / float(estimates(work, device, of).min()) for kind, of in tiles.items()}
     measured = SPARSE_TFLOPS / DENSE_TFLOPS
     found = rate["sparse"] / rate["dense"]
-    yield Requirement(f"{what}sparse over dense, measured {measured:.2f}", f"within {WITHIN:.0%}",
-                      f"{found:.2f} ({found / measured - 1:+.1%})", abs(found / measured - 1) <= WITHIN,
-                      CALIBRATION)  # fmt: skip
+    yield Requirement(
+        f"{what}sparse over dense, measured {measured:.2f}",
+        f"within {WITHIN:.0%}",
+        f"{found:.2f} ({found / measured - 1:+.1%})",
+        abs(found / measured - 1) <= WITHIN,
+        CALIBRATION,
+    )
     for kind, tflops in (("sparse", SPARSE_TFLOPS), ("dense", DENSE_TFLOPS)):
         words = f"{rate[kind]:.0f} ({rate[kind] / tflops - 1:+.1%})"
         yield Requirement(f"{what}{kind} TFLOP/s, measured {tflops}", "nothing", words, None, CALIBRATION)
@@ -128,5 +132,10 @@ def against_cublas(device: Device, tiles: Sequence[Timed], rows: Sequence[Publis
         yield Requirement(f"{name}{of.rows} rows of few tiles", "nothing", words, None, EVIDENCE)
     long = [r for r in rows if r.us >= LONG_US]
     share = faster(np.array([ours(r) for r in long]), np.array([r.us for r in long]))
-    yield Requirement(f"{device.title}, ours predicted > 10 % faster than cuBLAS, {len(long)} rows", f"<= {MOST_FASTER:.0%}",
-                      f"{share:.1%}", share <= MOST_FASTER, EVIDENCE)  # fmt: skip
+    yield Requirement(
+        f"{device.title}, ours predicted > 10 % faster than cuBLAS, {len(long)} rows",
+        f"<= {MOST_FASTER:.0%}",
+        f"{share:.1%}",
+        share <= MOST_FASTER,
+        EVIDENCE,
+    )

@@ -213,10 +213,15 @@ def counts(shallow: Stats, deep: Stats) -> Counts:
 
     grown = deep.excess_wavefronts - shallow.excess_wavefronts
     return Counts(
-        each(deep.instructions - shallow.instructions), each(asked["loads"]), each(asked["copies"]), each(asked["global"]),
-        each(deep.shared_bytes - shallow.shared_bytes), each(deep.wavefronts - shallow.wavefronts), grown,
+        each(deep.instructions - shallow.instructions),
+        each(asked["loads"]),
+        each(asked["copies"]),
+        each(asked["global"]),
+        each(deep.shared_bytes - shallow.shared_bytes),
+        each(deep.wavefronts - shallow.wavefronts),
+        grown,
         deep.excess_wavefronts - grown,
-    )  # fmt: skip
+    )
 
 
 def _requests(stats: Stats) -> Counter[str]:

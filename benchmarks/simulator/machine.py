@@ -77,12 +77,26 @@ L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
 def machine(device: Device) -> Machine:
     """The SM of a device."""
     return Machine(
-        device=device.title, products_per_clk=device.mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
-        sparse_ratio=rates(device).sparse_rate, mma_depth=17, alu_interval=2, fma_interval=2 if device.cc == 80 else 1,
-        imad_interval=2, xu_interval=8, to_port=11, address_interval=4, port_interval=2, port_bytes=128, shared_latency=11,
-        operands_read=9, copy_read=13, l2_latency=L2_LATENCY.get(device.cc, 273), fill_bytes=64, constant_latency=29,
+        device=device.title,
+        products_per_clk=device.mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
+        sparse_ratio=rates(device).sparse_rate,
+        mma_depth=17,
+        alu_interval=2,
+        fma_interval=2 if device.cc == 80 else 1,
+        imad_interval=2,
+        xu_interval=8,
+        to_port=11,
+        address_interval=4,
+        port_interval=2,
+        port_bytes=128,
+        shared_latency=11,
+        operands_read=9,
+        copy_read=13,
+        l2_latency=L2_LATENCY.get(device.cc, 273),
+        fill_bytes=64,
+        constant_latency=29,
         other_latency=24,
-    )  # fmt: skip
+    )
 
 
 def device_of(sm: str) -> Device:
@@ -109,8 +123,11 @@ class Sweep:
 
 YOUNGEST, OLDEST, ROUND_ROBIN = "greedy, then youngest", "greedy, then oldest", "round robin"
 SWEPT: Mapping[str, tuple] = {
-    "arbitration": (YOUNGEST, OLDEST, ROUND_ROBIN), "copies": ((4, 0), (2, 256)), "queue": (5, 8), "barrier": (10, 30),
-}  # fmt: skip
+    "arbitration": (YOUNGEST, OLDEST, ROUND_ROBIN),
+    "copies": ((4, 0), (2, 256)),
+    "queue": (5, 8),
+    "barrier": (10, 30),
+}
 SWEEP = tuple(Sweep(order, copy, hold, *rest) for order, (copy, hold), *rest in product(*SWEPT.values()))
 CENTRE = Sweep(YOUNGEST, 2, 256, 5, 20)
 SWEEP_SOURCES: Mapping[str, str] = {

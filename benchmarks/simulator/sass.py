@@ -40,9 +40,11 @@ MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F
 TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
 # Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
 MMA_REGISTERS = {
-    (False, "1688"): (4, 2, 1, 4), (False, "16816"): (4, 4, 2, 4),
-    (True, "16816"): (4, 2, 2, 4, 1), (True, "16832"): (4, 4, 4, 4, 1),
-}  # fmt: skip
+    (False, "1688"): (4, 2, 1, 4),
+    (False, "16816"): (4, 4, 2, 4),
+    (True, "16816"): (4, 2, 2, 4, 1),
+    (True, "16832"): (4, 4, 4, 4, 1),
+}
 
 
 class ToolMissing(Exception):
@@ -248,10 +250,18 @@ def _instruction(m: re.Match, labels: Mapping[str, int]) -> Instruction:
     write, read = control >> 5 & 7, control >> 8 & 7
     label = LABEL.search(m["operands"])
     return Instruction(
-        int(m["address"], 16), m["opcode"], operands, m["predicate"] or "", labels.get(label[1]) if label else None,
-        control & 15, not control >> 4 & 1, None if write == NO_SCOREBOARD else write, None if read == NO_SCOREBOARD else read,
-        control >> 11 & 63, control >> 17 & 15,
-    )  # fmt: skip
+        int(m["address"], 16),
+        m["opcode"],
+        operands,
+        m["predicate"] or "",
+        labels.get(label[1]) if label else None,
+        control & 15,
+        not control >> 4 & 1,
+        None if write == NO_SCOREBOARD else write,
+        None if read == NO_SCOREBOARD else read,
+        control >> 11 & 63,
+        control >> 17 & 15,
+    )
 
 
 @lru_cache(maxsize=1 << 16)

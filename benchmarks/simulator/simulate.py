@@ -45,8 +45,22 @@ class Warp:
     """A warp's place and what it waits for. A scoreboard is a list of [clock of release, reason]; `marks`: clocks at which
     its iterations began."""
 
-    __slots__ = ("number", "core", "block", "at", "free", "boards", "ready", "copies", "committed", "since", "reason",
-                 "next", "marks", "arrived")  # fmt: skip
+    __slots__ = (
+        "number",
+        "core",
+        "block",
+        "at",
+        "free",
+        "boards",
+        "ready",
+        "copies",
+        "committed",
+        "since",
+        "reason",
+        "next",
+        "marks",
+        "arrived",
+    )
 
     def __init__(self, number: int, block: int, begin: int) -> None:
         self.number, self.block, self.core = number, block, number % SUB_CORES
@@ -90,8 +104,9 @@ class Steady:
 class Sm:
     """The state of one simulated SM."""
 
-    def __init__(self, path: Sequence[Step], first: int, last: int, r: Residency, machine: Machine, sweep: Sweep,
-                 repeats: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self, path: Sequence[Step], first: int, last: int, r: Residency, machine: Machine, sweep: Sweep, repeats: int = 0
+    ) -> None:
         self.path, self.first, self.last, self.machine, self.sweep = path, first, last, machine, sweep
         self.cores = [Core() for _ in range(SUB_CORES)]
         self.warps = []
@@ -332,8 +347,15 @@ class Sm:
             self.wake(other, clock)
 
 
-def steady(program: Program, r: Residency, machine: Machine, sweep: Sweep = CENTRE, wavefronts: Mapping[int, int] | None = None,
-           taken: Mapping[int, bool] | None = None, stages: int = STAGES) -> Steady:  # fmt: skip
+def steady(
+    program: Program,
+    r: Residency,
+    machine: Machine,
+    sweep: Sweep = CENTRE,
+    wavefronts: Mapping[int, int] | None = None,
+    taken: Mapping[int, bool] | None = None,
+    stages: int = STAGES,
+) -> Steady:
     """The steady state of a program's main loop. `wavefronts`: by address, of memory instructions whose accesses are not all
     side by side (bank conflicts); `taken`: by address, of branches that are not as usual (Program.iteration). Raises
     NoMainLoop, and ValueError for products whose rate is not in the table."""
@@ -343,8 +365,15 @@ def steady(program: Program, r: Residency, machine: Machine, sweep: Sweep = CENT
     return steady_of(once, r, machine, sweep, wavefronts, stages)
 
 
-def steady_of(once: Sequence[Instruction], r: Residency, machine: Machine, sweep: Sweep = CENTRE,
-              wavefronts: Mapping[int, int] | None = None, stages: int = STAGES, warm: int = WARM) -> Steady:  # fmt: skip
+def steady_of(
+    once: Sequence[Instruction],
+    r: Residency,
+    machine: Machine,
+    sweep: Sweep = CENTRE,
+    wavefronts: Mapping[int, int] | None = None,
+    stages: int = STAGES,
+    warm: int = WARM,
+) -> Steady:
     """`steady` of the instructions of one iteration. `warm`: iterations before those that count; a loop of hardly any memory
     instructions takes many until their queues are full."""
     path = steps(tuple(once), machine, tuple((wavefronts or {}).items()))
@@ -359,10 +388,14 @@ def steady_of(once: Sequence[Instruction], r: Residency, machine: Machine, sweep
     clocks = max(span / stages, busy)  # a span may begin in the middle of an iteration, and end between two
     port = warps * sum(_port(s, machine, sweep) for s in path)
     return Steady(
-        clocks, busy / clocks, port / clocks,
-        warps * len(path) / SUB_CORES / clocks, tuple(once), tuple(s[1] / max(1, s[0]) for s in sm.slots),
+        clocks,
+        busy / clocks,
+        port / clocks,
+        warps * len(path) / SUB_CORES / clocks,
+        tuple(once),
+        tuple(s[1] / max(1, s[0]) for s in sm.slots),
         tuple({name: s[2 + n] / max(1, s[0]) for n, name in enumerate(REASONS) if s[2 + n]} for s in sm.slots),
-    )  # fmt: skip
+    )
 
 
 def _port(s: Step, machine: Machine, sweep: Sweep) -> int:
@@ -372,8 +405,15 @@ def _port(s: Step, machine: Machine, sweep: Sweep) -> int:
     return max(machine.port_interval, s.wavefronts) if LOAD <= s.kind <= GLOBAL else 0
 
 
-def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, sweep: Sweep = CENTRE,
-                wavefronts: Mapping[int, int] | None = None, taken: Mapping[int, bool] | None = None) -> int:  # fmt: skip
+def tile_clocks(
+    program: Program,
+    stages: int,
+    r: Residency,
+    machine: Machine,
+    sweep: Sweep = CENTRE,
+    wavefronts: Mapping[int, int] | None = None,
+    taken: Mapping[int, bool] | None = None,
+) -> int:
     """Clocks from the start of an SM's blocks to the end of the last, each of so many iterations of the main loop, with what is
     before it and behind it on its commonest path: loops there count once, and all loads come from L2."""
     if stages < 1:
@@ -387,8 +427,13 @@ def tile_clocks(program: Program, stages: int, r: Residency, machine: Machine, s
     return max(warp.marks[-1] for warp in sm.warps)
 
 
-def share_of_peak(program: Program, r: Residency, machine: Machine, wavefronts: Mapping[int, int] | None = None,
-                  taken: Mapping[int, bool] | None = None) -> Share:  # fmt: skip
+def share_of_peak(
+    program: Program,
+    r: Residency,
+    machine: Machine,
+    wavefronts: Mapping[int, int] | None = None,
+    taken: Mapping[int, bool] | None = None,
+) -> Share:
     """Over the sweep and its centre, as `steady` has it."""
     return share_of(program.iteration(program.main_loop, taken), r, machine, wavefronts)
 

@@ -9,11 +9,13 @@ from benchmarks.simulator.machine import Machine, interval
 from benchmarks.simulator.sass import Instruction
 
 PLAIN, LOAD, STORE, COPY, GLOBAL, SYNC, COUNTED, COMMIT, OTHER = range(9)
+# fmt: off
 KINDS = {
     "LDS": LOAD, "LDSM": LOAD, "LDL": LOAD, "ATOMS": LOAD, "STS": STORE, "STSM": STORE, "STL": STORE, "LDGSTS": COPY,
     "LDG": GLOBAL, "LD": GLOBAL, "ATOM": GLOBAL, "ATOMG": GLOBAL, "STG": STORE, "ST": STORE, "RED": STORE, "REDG": STORE,
     "BAR": SYNC, "DEPBAR": COUNTED, "LDGDEPBAR": COMMIT,
-}  # fmt: skip
+}
+# fmt: on
 ALU = frozenset("IADD3 LOP3 ISETP SEL LEA SHF IMNMX PRMT IABS VIADD VIADDMNMX VIMNMX FSETP FSEL FMNMX PLOP3 MOV F2FP".split())
 FMA = frozenset("FFMA FADD FMUL HADD2 HMUL2 HFMA2".split())
 XU = frozenset("MUFU I2F F2I F2F I2I POPC FLO BREV".split())
@@ -23,8 +25,22 @@ TENSOR_PIPE, ALU_PIPE, FMA_PIPE, XU_PIPE, NO_PIPE = range(PIPES := 5)
 class Step:
     """An instruction of the simulated path, decoded once."""
 
-    __slots__ = ("at", "kind", "stall", "waits", "write", "read", "after", "pipe", "interval", "latency", "wavefronts",
-                 "simple", "allowed", "counted")  # fmt: skip
+    __slots__ = (
+        "at",
+        "kind",
+        "stall",
+        "waits",
+        "write",
+        "read",
+        "after",
+        "pipe",
+        "interval",
+        "latency",
+        "wavefronts",
+        "simple",
+        "allowed",
+        "counted",
+    )
 
     def __init__(self, at: int, i: Instruction, machine: Machine, wavefronts: int | None) -> None:
         root = i.opcode.split(".")[0]
@@ -51,8 +67,11 @@ def _pipe(root: str, i: Instruction, machine: Machine) -> tuple[int, int]:
         return TENSOR_PIPE, interval(machine, i)
     if root == "IMAD":
         return FMA_PIPE, machine.imad_interval
-    for names, pipe, clocks in ((ALU, ALU_PIPE, machine.alu_interval), (FMA, FMA_PIPE, machine.fma_interval),
-                                (XU, XU_PIPE, machine.xu_interval)):  # fmt: skip
+    for names, pipe, clocks in (
+        (ALU, ALU_PIPE, machine.alu_interval),
+        (FMA, FMA_PIPE, machine.fma_interval),
+        (XU, XU_PIPE, machine.xu_interval),
+    ):
         if root in names:
             return pipe, clocks
     return NO_PIPE, 0

@@ -67,9 +67,14 @@ def library() -> ctypes.CDLL:
         lib = _load(cxx, march, _key(march, *cxx, _cpu()))
     lib.emu_program.restype = lib.emu_launch.restype = ctypes.c_void_p
     for name, args in {
-        "emu_names": "Pi", "emu_program": "PQPQPQPQP", "emu_program_free": "P", "emu_launch": "PP", "emu_poll": "Pi",
-        "emu_stop": "P", "emu_finish": "PPPPPPi",
-    }.items():  # fmt: skip
+        "emu_names": "Pi",
+        "emu_program": "PQPQPQPQP",
+        "emu_program_free": "P",
+        "emu_launch": "PP",
+        "emu_poll": "Pi",
+        "emu_stop": "P",
+        "emu_finish": "PPPPPPi",
+    }.items():
         kinds = {"P": ctypes.c_void_p, "Q": ctypes.c_uint64, "i": ctypes.c_int}
         getattr(lib, name).argtypes = [kinds[a] for a in args]
     return lib

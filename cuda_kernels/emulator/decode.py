@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from cuda_kernels.emulator import opcodes, opcodes_memory, opcodes_move, opcodes_warp
-from cuda_kernels.emulator.decoder import SPECIALS, DecodeError, Decoder, Opcode
+from cuda_kernels.emulator.decoder import Decoder, Opcode
+from cuda_kernels.emulator.operands import SPECIALS, DecodeError
 from cuda_kernels.emulator.parse import Function, Instr, Module
 from cuda_kernels.emulator.programs import INS, Decoded
 from cuda_kernels.emulator.registers import allocate
@@ -81,7 +82,18 @@ def _arrays(dec: Decoder) -> Decoded:
     numbers = {opcode: i for i, opcode in enumerate(dict.fromkeys(m.opcode for m in dec.code))}
     places = np.array([(m.line, *m.loc, numbers[m.opcode]) for m in dec.code], np.int32)
     return Decoded(
-        dec.kernel.name, code, np.frombuffer(dec.consts, np.uint8), np.array(tables, np.uint32), specials, sizes, places,
-        list(numbers), {str(number): name for number, name in dec.module.files.items()}, dec.shared.static_end,
-        dec.shared.dynamic_at, dec.param_bytes, list(dec.kernel.maxntid or ()), list(dec.globals.values()),
-    )  # fmt: skip
+        dec.kernel.name,
+        code,
+        np.frombuffer(dec.consts, np.uint8),
+        np.array(tables, np.uint32),
+        specials,
+        sizes,
+        places,
+        list(numbers),
+        {str(number): name for number, name in dec.module.files.items()},
+        dec.shared.static_end,
+        dec.shared.dynamic_at,
+        dec.param_bytes,
+        list(dec.kernel.maxntid or ()),
+        list(dec.globals.values()),
+    )

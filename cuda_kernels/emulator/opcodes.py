@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from cuda_kernels.emulator.decoder import Decoder, Opcode, cls, width
+from cuda_kernels.emulator.decoder import Decoder, Opcode
+from cuda_kernels.emulator.operands import cls, width
 
 HALVES = {"f16", "f16x2", "bf16", "bf16x2"}
 ROUNDING = {"rn", "rz", "rm", "rp"}
 UNSIGNED_COMPARE = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan", *UNSIGNED_COMPARE}
 BOOL = {"and": 1, "or": 2, "xor": 3, "not": 4}  # as PRED and TEST number them
+# fmt: off
 ONE = {"f32": 0x3F800000, "f16": 0x3C00, "f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80,
-       "b16": 0xFFFF, "u16": 0xFFFF, "s16": 0xFFFF}  # fmt: skip
+       "b16": 0xFFFF, "u16": 0xFFFF, "s16": 0xFFFF}
+# fmt: on
 
 
 def unsigned(t: str) -> str:
@@ -283,6 +286,7 @@ def testp(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.test(f"testp.{kind}.{t}", dec.dst(ops[0], "p"), a, a)
 
 
+# fmt: off
 OPCODES: dict[str, Opcode] = {
     "add": partial(arithmetic, "add", 3), "sub": partial(arithmetic, "sub", 3), "fma": partial(arithmetic, "fma", 4),
     "mul": partial(product, "mul", "mul", 3), "mad": partial(product, "mad", "fma", 4), "madc": madc,
@@ -297,4 +301,5 @@ OPCODES: dict[str, Opcode] = {
     **{stem: partial(count_bits, stem) for stem in ("popc", "clz")},
     "cnot": cnot, "lop3": lop3, "prmt": prmt, "bfe": partial(bit_field, "bfe", 2), "bfi": partial(bit_field, "bfi", 3),
     "bfind": bfind, "setp": setp, "set": set_, "selp": selp, "slct": slct, "testp": testp,
-}  # fmt: skip
+}
+# fmt: on

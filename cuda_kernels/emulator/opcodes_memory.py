@@ -5,30 +5,19 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from cuda_kernels.emulator.decoder import (
-    ACQUIRE,
-    ASYNC_ALL,
-    NC,
-    RELEASE,
-    SIGNED,
-    SPACES,
-    STRONG,
-    SYNC,
-    WIDE,
-    Decoder,
-    Opcode,
-    cls,
-    width,
-)
+from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes import is_float
+from cuda_kernels.emulator.operands import ACQUIRE, ASYNC_ALL, NC, RELEASE, SIGNED, SPACES, STRONG, SYNC, WIDE, cls, width
 
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 ORDERED = {"volatile", "relaxed", "acquire", "release", "mmio"}
+# fmt: off
 CACHE = {
     "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "acq_rel", "cta", "cluster", "gpu", "sys", *ORDERED, *VECTORS,
     "L2::cache_hint", "L1::no_allocate", "L1::evict_first", "L1::evict_last", "L1::evict_normal", "L1::evict_unchanged",
     "L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::64B", "L2::128B", "L2::256B",
-}  # fmt: skip
+}
+# fmt: on
 ATOM_OPS = {name: i for i, name in enumerate("add min max and or xor exch cas inc dec".split())}
 ATOM_TYPES = {name: i for i, name in enumerate("u32 s32 u64 s64 f32 f64 f16 f16x2 bf16 bf16x2".split())}
 ATOM_MODIFIERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint"}
@@ -103,9 +92,17 @@ def load(dec: Decoder, mods: list[str], ops: list[str]) -> None:
         return dec.emit("LD_PARAM", rows, rows, imm=at, size=size, vec=vec, flags=bits & (WIDE | SIGNED))
     watch(dec, a.space, size, size * vec)
     return dec.emit(
-        "LD", [*rows, *[-1] * (8 - vec), a.operand], rows, (a.operand,), imm=a.offset, space=SPACES.get(a.space, 0), size=size,
-        vec=vec, flags=bits | a.wide, order=order(flags, bool(bits & STRONG)),
-    )  # fmt: skip
+        "LD",
+        [*rows, *[-1] * (8 - vec), a.operand],
+        rows,
+        (a.operand,),
+        imm=a.offset,
+        space=SPACES.get(a.space, 0),
+        size=size,
+        vec=vec,
+        flags=bits | a.wide,
+        order=order(flags, bool(bits & STRONG)),
+    )
 
 
 def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -118,9 +115,17 @@ def store(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     rows = [dec.src(n, "d" if bits & WIDE else "r", t) for n in values]
     watch(dec, a.space, size, size * vec)
     dec.emit(
-        "ST", [*rows, *[-1] * (8 - vec), a.operand], (), (*rows, a.operand), imm=a.offset, space=SPACES.get(a.space, 0),
-        size=size, vec=vec, flags=bits | a.wide, order=order(flags, bool(bits & STRONG)),
-    )  # fmt: skip
+        "ST",
+        [*rows, *[-1] * (8 - vec), a.operand],
+        (),
+        (*rows, a.operand),
+        imm=a.offset,
+        space=SPACES.get(a.space, 0),
+        size=size,
+        vec=vec,
+        flags=bits | a.wide,
+        order=order(flags, bool(bits & STRONG)),
+    )
 
 
 def atom(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -140,8 +145,18 @@ def atom(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     third = dec.src(ops[3], c, t) if op == "cas" else b
     d = dec.dst(ops[0], c)
     watch(dec, a.space, size, size)
-    dec.emit("ATOM", [d, a.operand, b, third], (d,), (a.operand, b, third), imm=a.offset, flags=a.wide, size=size,
-             space=SPACES.get(a.space, 0), sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8, order=order(flags, True))  # fmt: skip
+    dec.emit(
+        "ATOM",
+        [d, a.operand, b, third],
+        (d,),
+        (a.operand, b, third),
+        imm=a.offset,
+        flags=a.wide,
+        size=size,
+        space=SPACES.get(a.space, 0),
+        sub=ATOM_OPS[op] | ATOM_TYPES[kind] << 8,
+        order=order(flags, True),
+    )
 
 
 def red(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -185,8 +200,16 @@ def copy_async(dec: Decoder, cache: str, ops: list[str]) -> None:
         else:
             take = dec.src(extra, "r")
     watch(dec, "global", size, size)
-    dec.emit("CP_ASYNC", [to.operand, of.operand, take, ignore], (), (to.operand, of.operand, take, ignore), imm=to.offset,
-             imm2=of.offset, size=size, flags=to.wide)  # fmt: skip
+    dec.emit(
+        "CP_ASYNC",
+        [to.operand, of.operand, take, ignore],
+        (),
+        (to.operand, of.operand, take, ignore),
+        imm=to.offset,
+        imm2=of.offset,
+        size=size,
+        flags=to.wide,
+    )
 
 
 def prefetch(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -199,6 +222,13 @@ def createpolicy(dec: Decoder, mods: list[str], ops: list[str]) -> None:
 
 
 OPCODES: dict[str, Opcode] = {
-    "ld": load, "ldu": load, "st": store, "atom": atom, "red": red, "cp": cp, "prefetch": prefetch, "prefetchu": prefetch,
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atom,
+    "red": red,
+    "cp": cp,
+    "prefetch": prefetch,
+    "prefetchu": prefetch,
     "createpolicy": createpolicy,
-}  # fmt: skip
+}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cuda_kernels.emulator.decoder import SPACES, WINDOWS, Decoder, Opcode, cls, width
+from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes import ROUNDING, flushed
+from cuda_kernels.emulator.operands import SPACES, WINDOWS, cls, width
 
 INTEGRAL = {"rni", "rzi", "rmi", "rpi"}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from cuda_kernels.emulator.decoder import SPACES, Decoder, Opcode, cls, width
+from cuda_kernels.emulator.decoder import Decoder, Opcode
 from cuda_kernels.emulator.opcodes_memory import ATOM_OPS, ATOM_TYPES
+from cuda_kernels.emulator.operands import SPACES, cls, width
 
 LDMATRIX = {"sync", "aligned", "m8n8", "b16"}
 
@@ -21,8 +22,17 @@ def ldmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if len(rows) != vec or -1 in rows:
         dec.fail(f"ldmatrix.x{vec} writes {vec} registers")
     a, imm, wide, _ = dec.address(ops[1])
-    dec.emit("LDMATRIX", [*rows, *[-1] * (8 - vec), a], rows, (a,), imm=imm, vec=vec, sub=int("trans" in given), flags=wide,
-             space=SPACES["shared"] if shared else 0)  # fmt: skip
+    dec.emit(
+        "LDMATRIX",
+        [*rows, *[-1] * (8 - vec), a],
+        rows,
+        (a,),
+        imm=imm,
+        vec=vec,
+        sub=int("trans" in given),
+        flags=wide,
+        space=SPACES["shared"] if shared else 0,
+    )
 
 
 def movmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -123,8 +133,16 @@ def match(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     if len(mods) != 3 or mods[0] not in ("any", "all") or mods[1] != "sync" or mods[2] not in ("b32", "b64"):
         dec.fail("form of match")
     d, p = with_predicate(dec, ops[0])
-    member_mask(dec, "MATCH", d, p, [dec.src(ops[1], cls(mods[2]))], dec.src(ops[2], "r"), sub=int(mods[0] == "all"),
-                size=width(mods[2]) // 8)  # fmt: skip
+    member_mask(
+        dec,
+        "MATCH",
+        d,
+        p,
+        [dec.src(ops[1], cls(mods[2]))],
+        dec.src(ops[2], "r"),
+        sub=int(mods[0] == "all"),
+        size=width(mods[2]) // 8,
+    )
 
 
 def redux(dec: Decoder, mods: list[str], ops: list[str]) -> None:
@@ -219,8 +237,10 @@ def nanosleep(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     dec.emit("NOP", [])
 
 
+# fmt: off
 OPCODES: dict[str, Opcode] = {
     "ldmatrix": ldmatrix, "movmatrix": movmatrix, "mma": mma, "bar": bar, "barrier": bar, "shfl": shfl, "vote": vote,
     "match": match, "redux": redux, "activemask": activemask, "bra": bra, "brx": brx, "ret": ret, "exit": exit_,
     "call": call, "trap": trap, "brkpt": trap, "nanosleep": nanosleep, **{stem: partial(fixed, stem) for stem in FIXED},
-}  # fmt: skip
+}
+# fmt: on

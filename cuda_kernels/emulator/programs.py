@@ -20,16 +20,22 @@ import numpy as np
 from cuda_kernels import files
 from cuda_kernels.emulator.build import SOURCES, names
 
+# fmt: off
 INS = np.dtype([
     ("fn", "<u8"), ("imm", "<i8"), ("imm2", "<i8"), ("guard", "<i4"), ("kind", "<u2"), ("sub", "<u2"), ("flags", "u1"),
     ("space", "u1"), ("size", "u1"), ("vec", "u1"), ("line", "<i4"), ("o", "<i4", (20,)), ("order", "<i4"), ("pad", "<i4"),
-])  # fmt: skip
+])
+# fmt: on
 assert INS.itemsize == 128
 SHARED_START = 16  # address 0 stays unused, and nothing is better aligned than it asked to be
 ARRAYS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of a program: what it is made of, and its shape
-    "code": (INS, (-1,)), "places": ("<i4", (-1, 4)), "tables": ("<u4", (-1,)), "specials": ("<u4", (-1, 2)),
-    "sizes": ("<u4", (5,)), "consts": ("u1", (-1,)),
-}  # fmt: skip
+    "code": (INS, (-1,)),
+    "places": ("<i4", (-1, 4)),
+    "tables": ("<u4", (-1,)),
+    "specials": ("<u4", (-1, 2)),
+    "sizes": ("<u4", (5,)),
+    "consts": ("u1", (-1,)),
+}
 HASH_BYTES = 32
 
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cuda_kernels.emulator.decoder import Micro
+from cuda_kernels.emulator.operands import Micro
 
 
 class Block(NamedTuple):

@@ -70,14 +70,22 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, got, fits, expected in (
-            ("threads", self.threads, self.threads is None or _whole(self.threads, 1, MOST_THREADS),
-             f"a whole number from 1 to {MOST_THREADS} or None (all cores)"),
+            (
+                "threads",
+                self.threads,
+                self.threads is None or _whole(self.threads, 1, MOST_THREADS),
+                f"a whole number from 1 to {MOST_THREADS} or None (all cores)",
+            ),
             ("seed", self.seed, _whole(self.seed, 0, 2**64 - 1), f"a whole number from 0 to {2**64 - 1}"),
-            ("resident_blocks", self.resident_blocks, _whole(self.resident_blocks, 0, 2**32 - 1),
-             f"a whole number from 0 to {2**32 - 1}"),
+            (
+                "resident_blocks",
+                self.resident_blocks,
+                _whole(self.resident_blocks, 0, 2**32 - 1),
+                f"a whole number from 0 to {2**32 - 1}",
+            ),
             ("async_mode", self.async_mode, self.async_mode in ("eager", "late"), "eager or late"),
             ("sum_bits", self.sum_bits, self.sum_bits in (0, 24, 25), "0 (rounded), 24 (Ampere, Ada) or 25 (Hopper)"),
-        ):  # fmt: skip
+        ):
             if not fits:
                 raise ValueError(f"{name}: expected {expected}, got {got!r}")
         for end in sorted({*self.low_ends, *self.high_ends}):
@@ -88,7 +96,6 @@ class Options:
 
 def _whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and low <= value <= high
-
 
 
 Triple = tuple[int, int, int]
@@ -195,9 +202,16 @@ class Program:
         self.decoded = d = decoded
         self.lib = lib = library()
         self.handle = lib.emu_program(
-            d.code.ctypes.data, len(d.code), d.consts.ctypes.data, len(d.consts), d.tables.ctypes.data, len(d.tables),
-            d.specials.ctypes.data, len(d.specials), d.sizes.ctypes.data,
-        )  # fmt: skip
+            d.code.ctypes.data,
+            len(d.code),
+            d.consts.ctypes.data,
+            len(d.consts),
+            d.tables.ctypes.data,
+            len(d.tables),
+            d.specials.ctypes.data,
+            len(d.specials),
+            d.sizes.ctypes.data,
+        )
 
     def __del__(self) -> None:
         if self.handle:
@@ -253,7 +267,7 @@ def load(ptx: str, kernel: str | None = None, *, keep: bool = False) -> Program:
 def _decoded(ptx: str, kernel: str | None) -> Decoded:
     """The decoder takes long to import, and none of it is needed for a program that is kept."""
     from cuda_kernels.emulator.decode import decode
-    from cuda_kernels.emulator.decoder import DecodeError
+    from cuda_kernels.emulator.operands import DecodeError
     from cuda_kernels.emulator.parse import ParseError
 
     try:
@@ -264,16 +278,30 @@ def _decoded(ptx: str, kernel: str | None) -> Decoded:
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("smem_base", ctypes.c_uint32),
-        ("smem_end", ctypes.c_uint32), ("static_end", ctypes.c_uint32), ("dynamic_smem", ctypes.c_uint32),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("smem_base", ctypes.c_uint32),
+        ("smem_end", ctypes.c_uint32),
+        ("static_end", ctypes.c_uint32),
+        ("dynamic_smem", ctypes.c_uint32),
         ("params", ctypes.c_void_p),
-        ("param_bytes", ctypes.c_uint64), ("allocations", ctypes.c_void_p), ("n_allocations", ctypes.c_uint64),
-        ("tracked", ctypes.c_void_p), ("n_tracked", ctypes.c_uint64), ("seed", ctypes.c_uint64), ("checks", ctypes.c_uint32),
-        ("late", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("resident", ctypes.c_uint32),
-        ("any_shared_read", ctypes.c_uint32), ("same_value", ctypes.c_uint32), ("sum_bits", ctypes.c_uint32),
+        ("param_bytes", ctypes.c_uint64),
+        ("allocations", ctypes.c_void_p),
+        ("n_allocations", ctypes.c_uint64),
+        ("tracked", ctypes.c_void_p),
+        ("n_tracked", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("checks", ctypes.c_uint32),
+        ("late", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("resident", ctypes.c_uint32),
+        ("any_shared_read", ctypes.c_uint32),
+        ("same_value", ctypes.c_uint32),
+        ("sum_bits", ctypes.c_uint32),
         ("dependent", ctypes.c_uint32),
-        ("low_ends", ctypes.c_uint32), ("high_ends", ctypes.c_uint32),
-    ]  # fmt: skip
+        ("low_ends", ctypes.c_uint32),
+        ("high_ends", ctypes.c_uint32),
+    ]
 
 
 def launch(
@@ -289,23 +317,11 @@ def launch(
     """Run the grid to its end. Raises EmulatorError for the first failed check; Ctrl-C stops it cleanly."""
     d = program.decoded
     _check_launch(program, grid, block, dynamic_smem, params, options)
-    table = memory.table()
-    if d.globals:
-        extra = np.array([(a.ctypes.data, a.nbytes, 1) for _, a in d.globals], np.uint64)
-        table = np.concatenate([table, extra])
-        table = np.ascontiguousarray(table[np.argsort(table[:, 0])])
-    tracked = np.array(options.track_writes, np.uint64)
-    shadows = {int(a): np.zeros(memory.size(int(a)), np.uint8) for a in tracked}
-    pointers = (ctypes.c_void_p * max(1, len(tracked)))(*[s.ctypes.data for s in shadows.values()])
+    shadows = {a: np.zeros(memory.size(a), np.uint8) for a in map(int, options.track_writes)}
+    pointers = (ctypes.c_void_p * max(1, len(shadows)))(*[s.ctypes.data for s in shadows.values()])
     blob = (ctypes.c_char * max(1, len(params))).from_buffer_copy(params or b"\0")
-    # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
-    end = d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end
-    record = _Launch(
-        tuple(grid), tuple(block), SHARED_START, end, d.static_end, dynamic_smem, ctypes.addressof(blob), len(params),
-        table.ctypes.data, len(table), tracked.ctypes.data, len(tracked), options.seed, options.checks,
-        options.async_mode == "late", options.threads or 0, options.resident_blocks, not options.uninitialised_shared,
-        not options.same_value_races, options.sum_bits, options.dependent, _bits(options.low_ends), _bits(options.high_ends),
-    )  # fmt: skip
+    table, tracked = _allocations(d, memory), np.array(options.track_writes, np.uint64)
+    record = _record(d, grid, block, dynamic_smem, (blob, len(params)), table, tracked, options)
     totals, counts = np.zeros(10, np.uint64), np.zeros(len(d.code), COUNT)
     numbers, text = np.zeros(8, np.uint64), ctypes.create_string_buffer(1 << 16)
     lib = library()
@@ -318,12 +334,65 @@ def launch(
         raise
     finally:
         failed = lib.emu_finish(
-            run, totals.ctypes.data, counts.ctypes.data, ctypes.addressof(pointers), numbers.ctypes.data,
-            ctypes.addressof(text), len(text),
-        )  # fmt: skip
+            run,
+            totals.ctypes.data,
+            counts.ctypes.data,
+            ctypes.addressof(pointers),
+            numbers.ctypes.data,
+            ctypes.addressof(text),
+            len(text),
+        )
     if failed:
         raise _explain(program, memory, text.value.decode(), [int(v) for v in numbers], block)
     return of_counts(d, totals, counts, {a: s & 127 for a, s in shadows.items()})
+
+
+def _allocations(d: Decoded, memory: Memory) -> np.ndarray:
+    """The memory's allocations and the module's global variables, by address."""
+    table = memory.table()
+    if not d.globals:
+        return table
+    table = np.concatenate([table, np.array([(a.ctypes.data, a.nbytes, 1) for _, a in d.globals], np.uint64)])
+    return np.ascontiguousarray(table[np.argsort(table[:, 0])])
+
+
+def _record(
+    d: Decoded,
+    grid: Triple,
+    block: Triple,
+    dynamic_smem: int,
+    params: tuple[ctypes.Array, int],
+    table: np.ndarray,
+    tracked: np.ndarray,
+    options: Options,
+) -> _Launch:
+    """The interpreter's record of a launch. It holds addresses: the caller keeps the arrays alive."""
+    # Shared addresses of both kinds are 32 bits; the dynamic array starts no better aligned than it declares.
+    return _Launch(
+        grid=tuple(grid),
+        block=tuple(block),
+        smem_base=SHARED_START,
+        smem_end=d.dynamic_at + dynamic_smem if dynamic_smem else d.static_end,
+        static_end=d.static_end,
+        dynamic_smem=dynamic_smem,
+        params=ctypes.addressof(params[0]),
+        param_bytes=params[1],
+        allocations=table.ctypes.data,
+        n_allocations=len(table),
+        tracked=tracked.ctypes.data,
+        n_tracked=len(tracked),
+        seed=options.seed,
+        checks=options.checks,
+        late=options.async_mode == "late",
+        threads=options.threads or 0,
+        resident=options.resident_blocks,
+        any_shared_read=not options.uninitialised_shared,
+        same_value=not options.same_value_races,
+        sum_bits=options.sum_bits,
+        dependent=options.dependent,
+        low_ends=_bits(options.low_ends),
+        high_ends=_bits(options.high_ends),
+    )
 
 
 def _check_launch(program: Program, grid: Triple, block: Triple, dynamic_smem: int, params: bytes, options: Options) -> None:

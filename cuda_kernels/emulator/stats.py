@@ -97,9 +97,26 @@ def of_counts(d: Decoded, totals: np.ndarray, counts: np.ndarray, writes: dict[i
     listed = [(d.files.get(str(f), "?"), n, o, v) for (f, n, o), v in sorted(lines.items(), key=lambda e: e[0])]
     of_launch = [int(n) for n in totals]
     return Stats(
-        of_launch[0], of_launch[1], of_launch[2], dict(mma), of_launch[3],
-        total["global_loads"], total["global_stores"], total["global_bytes"], total["sectors"], total["ideal_sectors"],
-        of_launch[4], of_launch[5], of_launch[6], of_launch[7], of_launch[8], of_launch[9],
-        total["shared_bytes"], total["wavefronts"], total["min_wavefronts"], dict(excess),
-        tuple(LineStats(file, line, opcode, v[0], v[1], v[2], v[3], v[3] - v[4]) for file, line, opcode, v in listed), writes,
-    )  # fmt: skip
+        of_launch[0],
+        of_launch[1],
+        of_launch[2],
+        dict(mma),
+        of_launch[3],
+        total["global_loads"],
+        total["global_stores"],
+        total["global_bytes"],
+        total["sectors"],
+        total["ideal_sectors"],
+        of_launch[4],
+        of_launch[5],
+        of_launch[6],
+        of_launch[7],
+        of_launch[8],
+        of_launch[9],
+        total["shared_bytes"],
+        total["wavefronts"],
+        total["min_wavefronts"],
+        dict(excess),
+        tuple(LineStats(file, line, opcode, v[0], v[1], v[2], v[3], v[3] - v[4]) for file, line, opcode, v in listed),
+        writes,
+    )

@@ -151,8 +151,10 @@ def _run(
             traced = context.trace(feeds)
             for name, got in context.outputs().items():
                 if got.shape != y[name].shape:
-                    raise ValueError(f"output {name!r} is {got.shape} in the engine and {y[name].shape} in the model: give the "
-                                     "model that the engine was built from")  # fmt: skip
+                    raise ValueError(
+                        f"output {name!r} is {got.shape} in the engine and {y[name].shape} in the model: give the "
+                        "model that the engine was built from"
+                    )
                 outputs[name].add(got, y[name], rough[name], tolerance)
             for layer, tensor in tensors.shared.items():
                 if layer in traced and y[tensor].size == traced[layer].size:
@@ -162,9 +164,15 @@ def _run(
     unnamed = tuple(layer for layer in tensors.written if layer not in layers or not layers[layer].count)
     noise = [math.sqrt(s.noise / s.signal) for s in oracle.pruning.outputs.values() if s.signal]
     return Comparison(
-        len(samples), tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()), rows, unnamed, context.emulated,
-        models.same_file, oracle.pruning.accuracy() if models.is_pruned else None, max(noise, default=None),
-    )  # fmt: skip
+        len(samples),
+        tuple(_row("", name, sums, tolerance) for name, sums in outputs.items()),
+        rows,
+        unnamed,
+        context.emulated,
+        models.same_file,
+        oracle.pruning.accuracy() if models.is_pruned else None,
+        max(noise, default=None),
+    )
 
 
 @dataclass(frozen=True, slots=True)

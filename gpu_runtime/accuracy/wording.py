@@ -40,10 +40,16 @@ def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     by_element = any(r.allowed is None for r in rows)
     header = [title, "error", "FP16 alone", "elements beyond" if by_element else "allowed", "largest diff", "verdict"]
     cells = [
-        [name, number(r.error), number(r.alone), str(r.beyond) if r.allowed is None else number(r.allowed), number(r.largest),
-         "ok" if r.passed else "DIFFERS"]
+        [
+            name,
+            number(r.error),
+            number(r.alone),
+            str(r.beyond) if r.allowed is None else number(r.allowed),
+            number(r.largest),
+            "ok" if r.passed else "DIFFERS",
+        ]
         for name, r in zip(names, rows, strict=True)
-    ]  # fmt: skip
+    ]
     return table(header, cells, range(1, 5))
 
 
@@ -80,21 +86,43 @@ def number(value: float) -> str:
 
 def data(c: Comparison) -> dict[str, Any]:
     """As JSON, which has no infinities: null stands for one."""
+
     def rows(found: Sequence[Row]) -> list[dict[str, Any]]:
         return [
-            {"layer": r.layer or None, "tensor": r.tensor, "error": _finite(r.error), "fp16_alone": _finite(r.alone),
-             "allowed": r.allowed, "largest": _finite(r.largest), "beyond": r.beyond, "passed": r.passed}
+            {
+                "layer": r.layer or None,
+                "tensor": r.tensor,
+                "error": _finite(r.error),
+                "fp16_alone": _finite(r.alone),
+                "allowed": r.allowed,
+                "largest": _finite(r.largest),
+                "beyond": r.beyond,
+                "passed": r.passed,
+            }
             for r in found
-        ]  # fmt: skip
+        ]
 
-    pruning = None if c.pruning is None else {
-        "error": c.pruning_error, "snr_db": _finite(c.pruning.snr_db), "agreement": c.pruning.agreement,
-    }  # fmt: skip
+    pruning = (
+        None
+        if c.pruning is None
+        else {
+            "error": c.pruning_error,
+            "snr_db": _finite(c.pruning.snr_db),
+            "agreement": c.pruning.agreement,
+        }
+    )
     return {
-        "schema_version": 1, "passed": c.passed, "samples": c.samples, "emulated": c.emulated, "same_file": c.same_file,
-        "first_divergence": c.first.layer if c.first else None, "outputs": rows(c.outputs), "layers": rows(c.layers),
-        "not_compared": c.unnamed, "pruning": pruning,
-    }  # fmt: skip
+        "schema_version": 1,
+        "passed": c.passed,
+        "samples": c.samples,
+        "emulated": c.emulated,
+        "same_file": c.same_file,
+        "first_divergence": c.first.layer if c.first else None,
+        "outputs": rows(c.outputs),
+        "layers": rows(c.layers),
+        "not_compared": c.unnamed,
+        "pruning": pruning,
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -71,9 +71,10 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     layers = _order(table, chosen)
     weights = {
         f"{layer.name}.{name}": array
-        for layer in layers if layer.op is not None and layer.tactic
+        for layer in layers
+        if layer.op is not None and layer.tactic
         for name, array in pack_weights(layer.op.problem, layer.tactic, layer.op.weights).items()
-    }  # fmt: skip
+    }
     arena, sections = pack(weights)
     home, alias = places.homes(table.network, chosen), places.aliases(table.network, chosen)
     placement, blocks, using = _place(table, layers, home, alias)
@@ -122,18 +123,16 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
             name = called(place, fmt, f"Reformatted {label}")
             time_ps = table.graph.reformat_ps(place.tensor, src.key, place.key) or 0
-            layers.append(_Layer(
-                f"Reformatting CopyNode for {label}", None, problem, Tactic("move", None, (src_fmt,), fmt),
-                [(src, src_name, src_fmt)], (place, name, fmt), time_ps / 1e6,
-            ))  # fmt: skip
+            move = Tactic("move", None, (src_fmt,), fmt)
+            ins = [(src, src_name, src_fmt)]
+            title = f"Reformatting CopyNode for {label}"
+            layers.append(_Layer(title, None, problem, move, ins, (place, name, fmt), time_ps / 1e6))
             ready[place] = (name, fmt)
         name, have = ready[place]
         if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it
             other = called(place, fmt, f"{label} as {fmt.layout}")
-            layers.append(_Layer(
-                f"NoOp for {label}", None, None, None, [(place, name, have)], (place, other, fmt), 0.0,
-                network.tensors[place.tensor],
-            ))  # fmt: skip
+            shape, ins = network.tensors[place.tensor], [(place, name, have)]
+            layers.append(_Layer(f"NoOp for {label}", None, None, None, ins, (place, other, fmt), 0.0, shape))
             return other
         return name
 
@@ -180,8 +179,9 @@ def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
                 heapq.heappush(able, i)
 
 
-def _place(table: Table, layers: list[_Layer], home: Home, alias: Alias) -> tuple[
-        memory.Placement, list[memory.Block], list[int]]:  # fmt: skip
+def _place(
+    table: Table, layers: list[_Layer], home: Home, alias: Alias
+) -> tuple[memory.Placement, list[memory.Block], list[int]]:
     """(offsets by "tensor@key" of all with memory of their own, alive as long as anything inside them; the blocks; the numbers
     of the layers that take the workspace).
 
@@ -278,9 +278,13 @@ def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Hom
     shapes = problem.in_shapes if problem is not None else (layer.shape,)
     weights = op.weights if op is not None and isinstance(problem, CONVOLUTIONS) else {}
     return Layer(
-        layer.name, cast("AnyProblem | None", problem), layer.tactic,
+        layer.name,
+        cast("AnyProblem | None", problem),
+        layer.tactic,
         tuple(tensor(p, n, f, s) for (p, n, f), s in zip(layer.ins, shapes, strict=True)),
         (tensor(*layer.out, problem.out_shape if problem is not None else layer.shape),),
-        round(layer.time_us, 6), tuple(op.nodes) if op else (), op.layer or None if op else None,
+        round(layer.time_us, 6),
+        tuple(op.nodes) if op else (),
+        op.layer or None if op else None,
         sum(int(weights[name].size) for name in ("w", "w2") if name in weights),
-    )  # fmt: skip
+    )

@@ -35,9 +35,14 @@ class Task:
 
 
 def attend(
-    works: Sequence[Callable[[], None]], *, signs: Callable[[], int], patience_s: float, what: str,
-    stop: Callable[[], None] | None = None, look: Callable[[], None] = lambda: None,
-) -> bool:  # fmt: skip
+    works: Sequence[Callable[[], None]],
+    *,
+    signs: Callable[[], int],
+    patience_s: float,
+    what: str,
+    stop: Callable[[], None] | None = None,
+    look: Callable[[], None] = lambda: None,
+) -> bool:
     """Do all at once, and wait for them; whether Ctrl-C came. `stop`: asks them to end soon, at Ctrl-C or where one has failed;
     without it, and at the second time, Ctrl-C passes on and leaves them behind. `look`: called between. Raises the first error
     that one raised, and Stuck, which says `what` did not happen, where `signs` has not changed for `patience_s`."""

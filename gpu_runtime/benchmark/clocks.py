@@ -10,9 +10,13 @@ from gpu_runtime.benchmark.records import Clocks
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean that the GPU is slower than it could be (NVML API Reference,
 # "Clocks Event Reasons"); being idle, and clocks that a user has set, do not.
 REASONS = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "temperature", 0x40: "temperature (hardware)",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature",
+    0x40: "temperature (hardware)",
     0x80: "power brake",
-}  # fmt: skip
+}
 
 
 class ClockWatch:

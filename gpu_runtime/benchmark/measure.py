@@ -188,9 +188,13 @@ class Worker:
 
 
 def measure(
-    engine: Engine, inputs: Mapping[str, np.ndarray], settings: Settings, *, progress: Counter | None = None,
+    engine: Engine,
+    inputs: Mapping[str, np.ndarray],
+    settings: Settings,
+    *,
+    progress: Counter | None = None,
     begins: Callable[[], None] = lambda: None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Time queries of an engine on the GPU at hand. `inputs`: what `Context.run` takes; `progress` is told of kernels that are
     compiled first; `begins` is called when the loop begins.
 
@@ -219,9 +223,7 @@ def measure(
 class Bench:
     """An engine's contexts, ready to be timed; see `measure`."""
 
-    def __init__(
-        self, engine: Engine, inputs: Mapping[str, np.ndarray], settings: Settings, progress: Counter | None
-    ) -> None:
+    def __init__(self, engine: Engine, inputs: Mapping[str, np.ndarray], settings: Settings, progress: Counter | None) -> None:
         self._engine, self._inputs, self._settings, self._progress = engine, inputs, settings, progress
         import cupy
 
@@ -289,7 +291,7 @@ class Bench:
         left_out = sum(w.measured for w in workers) - len(queries)
         return Trace(tuple(queries), sum(w.warm_up for w in workers), left_out, interrupted, watch.seen())
 
-    def result(self, trace: Trace) -> Measured:  # fmt: skip
+    def result(self, trace: Trace) -> Measured:
         layers = dict.fromkeys(name for context in self._contexts for name in context.nonfinite())
         return Measured(trace, self._lanes[0].outputs(), tuple(layers))
 

@@ -42,11 +42,18 @@ def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary
     wall_s = (max(q.ended for q in queries) - min(q.begun for q in queries)) / 1e3
     compute = of_times([q.compute_ms for q in queries], percents)
     return Summary(
-        len(queries), trace.warm_up, wall_s, len(queries) / wall_s if wall_s else 0.0, tuple(percents),
-        of_times([q.latency_ms for q in queries], percents), of_times([q.enqueue_ms for q in queries], percents),
-        of_times([q.h2d_ms for q in queries], percents), compute, of_times([q.d2h_ms for q in queries], percents),
+        len(queries),
+        trace.warm_up,
+        wall_s,
+        len(queries) / wall_s if wall_s else 0.0,
+        tuple(percents),
+        of_times([q.latency_ms for q in queries], percents),
+        of_times([q.enqueue_ms for q in queries], percents),
+        of_times([q.h2d_ms for q in queries], percents),
+        compute,
+        of_times([q.d2h_ms for q in queries], percents),
         compute.mean * len(queries) / 1e3,
-    )  # fmt: skip
+    )
 
 
 def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, float, float]]:

@@ -23,7 +23,7 @@ EXPLANATIONS = (
     "Total Host Walltime: from when the first query after the warm-up began to be queued to when the last one had ended.",
     "Total GPU Compute Time: the sum over all queries. Where it is far below Total Host Walltime, the GPU waits for the host "
     "or for copies.",
-)  # fmt: skip
+)
 
 
 def title(settings: Settings) -> str:
@@ -61,8 +61,13 @@ def text(
             for gpu, latency, enqueue in means
         ]
         lines += [] if means else [f"There are fewer than {runs}: {found.queries}"]
-    rows = (("Latency", found.latency), ("Enqueue Time", found.enqueue), ("H2D Latency", found.h2d),
-            ("GPU Compute Time", found.compute), ("D2H Latency", found.d2h))  # fmt: skip
+    rows = (
+        ("Latency", found.latency),
+        ("Enqueue Time", found.enqueue),
+        ("H2D Latency", found.h2d),
+        ("GPU Compute Time", found.compute),
+        ("D2H Latency", found.d2h),
+    )
     made_up = " (an emulated driver's virtual clock: no GPU's times)" if emulated else ""
     lines += ["", RULE.format(f"Performance summary{made_up}"), f"Throughput: {found.throughput:.6g} qps"]
     lines += [f"{name}: {statistics_text(times, found.percents)}" for name, times in rows]
@@ -99,12 +104,21 @@ def times_json(trace: Trace) -> list[dict[str, float]]:
     """trtexec's --exportTimes: a record for each measured query, in milliseconds since the loop began."""
     records = [
         {
-            "startEnqMs": q.enqueue_start, "endEnqMs": q.enqueue_end, "startH2dMs": q.h2d_start, "endH2dMs": q.compute_start,
-            "startComputeMs": q.compute_start, "endComputeMs": q.compute_end, "startD2hMs": q.compute_end,
-            "endD2hMs": q.d2h_end, "h2dMs": q.h2d_ms, "computeMs": q.compute_ms, "d2hMs": q.d2h_ms, "latencyMs": q.latency_ms,
+            "startEnqMs": q.enqueue_start,
+            "endEnqMs": q.enqueue_end,
+            "startH2dMs": q.h2d_start,
+            "endH2dMs": q.compute_start,
+            "startComputeMs": q.compute_start,
+            "endComputeMs": q.compute_end,
+            "startD2hMs": q.compute_end,
+            "endD2hMs": q.d2h_end,
+            "h2dMs": q.h2d_ms,
+            "computeMs": q.compute_ms,
+            "d2hMs": q.d2h_ms,
+            "latencyMs": q.latency_ms,
         }
         for q in trace.queries
-    ]  # fmt: skip
+    ]
     return [{name: round(ms, 6) for name, ms in record.items()} for record in records]
 
 

@@ -88,6 +88,7 @@ def _percents(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
+# fmt: off
 OPTIONS: dict[str, Callable[..., Any]] = {
     "warm_up": partial(click.option, "--warmUp", default=200, show_default=True, **MS,
                        help="Run so long before anything is measured."),
@@ -119,7 +120,8 @@ OPTIONS: dict[str, Callable[..., Any]] = {
                      "inference (trtexec's JSON)."),
     "patience": partial(click.option, "--timeout", type=float, default=60, show_default=True, metavar="SECONDS",
                         callback=_patience, help="Give up where no inference has ended for so long."),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def bench_options(hidden: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -143,9 +145,18 @@ def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
     from gpu_runtime.benchmark.records import Settings
 
     settings = Settings(
-        given["warm_up"], given["iterations"], given["duration"], given["streams"], given["threads"], not given["no_graph"],
-        not given["no_transfers"], not given["no_spin"], given["sleep"], given["idle"], given["patience"],
-    )  # fmt: skip
+        given["warm_up"],
+        given["iterations"],
+        given["duration"],
+        given["streams"],
+        given["threads"],
+        not given["no_graph"],
+        not given["no_transfers"],
+        not given["no_spin"],
+        given["sleep"],
+        given["idle"],
+        given["patience"],
+    )
     own = {p.name: p.opts[0] for p in context.command.params if p.name in OPTIONS}
     typed = [option for name, option in own.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     rest = {name: given[name] for name in ("percents", "runs", "inputs", "times", "output", "dump")}
@@ -162,9 +173,7 @@ def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
 @click.option("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
 @click.option("--verbose", is_flag=True, help="Say what each line means.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
-def bench_command(
-    engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool
-) -> None:
+def bench_command(engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool) -> None:
     """Time inferences of ENGINE on a GPU: throughput, latency, and what the host, the copies and the kernels take of it.
 
     Inferences are measured, after a warm-up, until there are --iterations of them and --duration has passed. Ctrl-C ends it
@@ -178,9 +187,14 @@ def bench_command(
 
 
 def bench(
-    name: str, wanted: Wanted, *, device: str | None = None, predict: bool = False, verbose: bool = False,
+    name: str,
+    wanted: Wanted,
+    *,
+    device: str | None = None,
+    predict: bool = False,
+    verbose: bool = False,
     allow_cubins: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Time the engine of a file, or predict."""
     paths = check_targets(wanted.targets, [name, *wanted.sources])
     progress = listening()

@@ -49,37 +49,44 @@ class Asked:
     onnx: str | None = flag("--onnx", type=click.Path(), help="The model, as trtexec users give it (same as the argument).")
     engine_path: str | None = flag("-o", "--saveEngine", type=click.Path(), help="Write the engine to this file.")
     sparsity: str = flag(
-        "--sparsity", type=click.Choice(["disable", "enable", "force"]), default="disable", show_default=True,
+        "--sparsity",
+        type=click.Choice(["disable", "enable", "force"]),
+        default="disable",
+        show_default=True,
         help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.",
-    )  # fmt: skip
+    )
     fp16: bool = flag("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
     input_formats: str | None = flag(
-        "--inputIOFormats", metavar="SPECS",
+        "--inputIOFormats",
+        metavar="SPECS",
         help="Memory formats of the inputs, one for all or each: fp16:hwc8, chw16 (the model's type), uint8:hwc; + between "
         "alternatives. Default: chw.",
-    )  # fmt: skip
-    output_formats: str | None = flag("--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
-    shapes: str = flag(
-        "--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...]."
     )
+    output_formats: str | None = flag("--outputIOFormats", metavar="SPECS", help="Memory formats of the outputs, likewise.")
+    shapes: str = flag("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
     opt_shapes: str = flag("--optShapes", default="", metavar="SIZES", hidden=True)
     min_shapes: str = flag("--minShapes", default="", metavar="SIZES", hidden=True)
     max_shapes: str = flag("--maxShapes", default="", metavar="SIZES", hidden=True)
     device: str | None = flag(
-        "--device", metavar="NAME",
+        "--device",
+        metavar="NAME",
         help="Plan for this GPU with predicted times: a100, a100_pcie, a100_40gb, a10, a40, l4, l40s, h100, h200, b200, "
         "rtx3070, rtx3090, rtx4090, rtx5090, rtx_a6000, rtx_pro_6000. A number: that GPU here, measured. Default: the GPU at "
         "hand, measured; without one, h200.",
-    )  # fmt: skip
+    )
     pools: str = flag(
-        "--memPoolSize", default="", metavar="workspace:MIB",
+        "--memPoolSize",
+        default="",
+        metavar="workspace:MIB",
         help="Scratch memory that a kernel may use, in MiB (or 64K, 1.5G); without it, any amount.",
-    )  # fmt: skip
+    )
     risk: float = given(risk_option)
     calibration: str | None = flag(
-        "--calibration", type=click.Path(), metavar="FILE.npz",
+        "--calibration",
+        type=click.Path(),
+        metavar="FILE.npz",
         help="Inputs by name: on them the network's range and the plan's error are measured, instead of on random values.",
-    )  # fmt: skip
+    )
     timing_cache: str | None = flag("--timingCacheFile", type=click.Path(), help="Measured times to use and extend.")
     save_pruned: str | None = flag("--savePruned", type=click.Path(), help="With --sparsity=force: write the pruned model.")
     embed_cubins: bool = flag(
@@ -92,9 +99,11 @@ class Asked:
         "--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed."
     )
     verbosity: str = flag(
-        "--profilingVerbosity", type=click.Choice(["layer_names_only", "detailed", "none"]), default="detailed",
+        "--profilingVerbosity",
+        type=click.Choice(["layer_names_only", "detailed", "none"]),
+        default="detailed",
         help="Detail of the exported layer information.",
-    )  # fmt: skip
+    )
     dump_layers: bool = flag("--dumpLayerInfo", is_flag=True, help="Print the layers as a table.")
     dump_profile: bool = flag(
         "--dumpProfile", is_flag=True, help="Print the time of every layer; on a GPU, of --iterations=N runs, 20 without it."
@@ -107,9 +116,11 @@ class Asked:
         "--loadEngine", type=click.Path(), help="Build nothing: time inferences of this engine, as gpu-runtime bench does."
     )
     skip_inference: bool = flag(
-        "--skipInference", "--buildOnly", is_flag=True,
+        "--skipInference",
+        "--buildOnly",
+        is_flag=True,
         help="On a GPU: time no inferences after the build. Options of gpu-runtime bench are for those.",
-    )  # fmt: skip
+    )
     wanted: Wanted = given(bench_options(hidden=True))
 
     @property
@@ -129,8 +140,9 @@ class Asked:
         return self.dump_profile or bool(self.export_profile or self.export_trace)
 
 
-@click.command("build", cls=TrtexecCommand, context_settings=HELP,
-               short_help="Build an engine from an ONNX model and explain it.")  # fmt: skip
+@click.command(
+    "build", cls=TrtexecCommand, context_settings=HELP, short_help="Build an engine from an ONNX model and explain it."
+)
 @gathered(Asked)
 @version_option
 @quiet_option
@@ -159,11 +171,22 @@ def build_command(asked: Asked) -> None:
     say("\n".join(told))
     pruned = io.BytesIO()
     engine = build(
-        source, sparsity=asked.sparsity, device=target, shapes=sizes, timing_cache=asked.timing_cache,
-        save_pruned=pruned if asked.save_pruned else None, embed_cubins=asked.embed_cubins, input_formats=asked.input_formats,
-        output_formats=asked.output_formats, exhaustive=asked.exhaustive, workspace=workspace, risk=asked.risk,
-        calibration=inputs, log=say if asked.verbose else None, progress=progress,
-    )  # fmt: skip
+        source,
+        sparsity=asked.sparsity,
+        device=target,
+        shapes=sizes,
+        timing_cache=asked.timing_cache,
+        save_pruned=pruned if asked.save_pruned else None,
+        embed_cubins=asked.embed_cubins,
+        input_formats=asked.input_formats,
+        output_formats=asked.output_formats,
+        exhaustive=asked.exhaustive,
+        workspace=workspace,
+        risk=asked.risk,
+        calibration=inputs,
+        log=say if asked.verbose else None,
+        progress=progress,
+    )
     progress(Progress("write", ", ".join(path.name for path in paths.values())))
     times = _layer_times(engine, wanted) if asked.profiled else None
     contents: dict[str, Callable[[], bytes]] = {
@@ -238,8 +261,10 @@ def _unused(wanted: Wanted, why: str, cure: str) -> None:
 
 
 NOT_LOADED = ("engine_path", "save_pruned", "export_onnx", "model", "onnx")  # parameters that a build needs
+# fmt: off
 OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_layers", "dump_profile", "export_layers",
-             "export_profile", "export_trace", "verbose", "fp16")  # fmt: skip
+             "export_profile", "export_trace", "verbose", "fp16")
+# fmt: on
 
 
 def _check_loaded(wanted: Wanted) -> None:
@@ -291,7 +316,7 @@ def _source(model: str | None, onnx: str | None) -> str:
 
 def _target(device: str | None) -> Device:
     from cuda_kernels import device as devices
-    from gpu_runtime.pipeline import pick_device
+    from gpu_runtime.target import pick_device
 
     try:
         if device is not None and device.isdecimal():

@@ -18,11 +18,19 @@ NOT_PASSED = 5  # exit code
 @click.command("compare", short_help="Compare an engine with its model, layer by layer.")
 @click.argument("model", type=click.Path())
 @click.argument("engine", type=click.Path())
-@click.option("--inputs", type=click.Path(), metavar="FILE.npz", help="Inputs by name, one sample or several along their first "
-              "axes. Default: random values from 0 to 1 (pixels: 0 to 255).")  # fmt: skip
+@click.option(
+    "--inputs",
+    type=click.Path(),
+    metavar="FILE.npz",
+    help="Inputs by name, one sample or several along their first axes. Default: random values from 0 to 1 (pixels: 0 to 255).",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random values.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Let each element differ by this share of the model's. Default of "
-              "both: 8 times what storing tensors in FP16 does by itself, by norms.")  # fmt: skip
+@click.option(
+    "--rtol",
+    type=click.FloatRange(min=0),
+    help="Let each element differ by this share of the model's. Default of "
+    "both: 8 times what storing tensors in FP16 does by itself, by norms.",
+)
 @click.option("--atol", type=click.FloatRange(min=0), help="Let each element differ by this.")
 @click.option("--all-layers", is_flag=True, help="Print every layer, not the worst.")
 @click.option("--emulate", is_flag=True, help="Run in the emulator even where there is a GPU.")
@@ -31,9 +39,18 @@ NOT_PASSED = 5  # exit code
 @click.pass_context
 @quiet_option
 def compare_command(
-    context: click.Context, model: str, engine: str, inputs: str | None, seed: int, rtol: float | None, atol: float | None,
-    all_layers: bool, emulate: bool, allow_cubins: bool, as_json: bool,
-) -> None:  # fmt: skip
+    context: click.Context,
+    model: str,
+    engine: str,
+    inputs: str | None,
+    seed: int,
+    rtol: float | None,
+    atol: float | None,
+    all_layers: bool,
+    emulate: bool,
+    allow_cubins: bool,
+    as_json: bool,
+) -> None:
     """Run ENGINE, and the ONNX MODEL that it was built from in onnxruntime; exit with 5 where outputs differ.
 
     The first layer that diverges is named. An engine built with --sparsity=force is compared with the pruned model, and that
@@ -50,9 +67,14 @@ def compare_command(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, which are counted here
         found = compare.compare(
-            model, loaded, read_arrays("--inputs", inputs), seed=seed, tolerance=compare.Tolerance(rtol, atol),
-            emulate=emulate, progress=progress,
-        )  # fmt: skip
+            model,
+            loaded,
+            read_arrays("--inputs", inputs),
+            seed=seed,
+            tolerance=compare.Tolerance(rtol, atol),
+            emulate=emulate,
+            progress=progress,
+        )
     progress.end()
     if as_json:
         say(json.dumps(wording.data(found), indent=1))

@@ -16,8 +16,15 @@ NOT_PASSED = 5  # exit code
 @click.command("doctor", short_help="Examine this machine's GPU: every family of kernels, versions, rates.")
 @click.option("--emulate", metavar="DEVICE", help="Run a few cases of each family for this named GPU in the CPU emulator.")
 @click.option("--kernels", default="", metavar="NAMES", help="Only these families, with commas: conv_dense,move.")
-@click.option("--time-limit", "limit_s", type=click.IntRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
-              help="What is not examined by then is said to be untested.")  # fmt: skip
+@click.option(
+    "--time-limit",
+    "limit_s",
+    type=click.IntRange(1, 3600),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="What is not examined by then is said to be untested.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a bug report, without folders' names.")
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write that document into a file.")
 @click.pass_context

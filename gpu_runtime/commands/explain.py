@@ -13,8 +13,14 @@ from gpu_runtime.commands.options import named
 @click.command("explain", short_help="Say why each layer of an engine runs sparse or dense.")
 @click.argument("engine", type=click.Path())
 @click.argument("layers", nargs=-1, metavar="[LAYER]...")
-@click.option("--what-if", "wishes", multiple=True, metavar="LAYER=WISH", help="Plan again with a layer held to sparse, "
-              "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.")  # fmt: skip
+@click.option(
+    "--what-if",
+    "wishes",
+    multiple=True,
+    metavar="LAYER=WISH",
+    help="Plan again with a layer held to sparse, "
+    "dense, a format (hwc8) or two ('chw->hwc8'), and show what moves; once for each layer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...], as_json: bool) -> None:
     """Say why each layer of ENGINE, or each LAYER named, runs sparse or dense, with the numbers behind it.

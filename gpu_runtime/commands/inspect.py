@@ -25,9 +25,7 @@ NOT_PASSED = 5  # exit code
 @options.trace_option
 @options.onnx_option
 @click.option("--onnx", type=click.Path(), help="With --exportOnnx: the model that the engine was built from.")
-def inspect_command(
-    file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None
-) -> None:
+def inspect_command(file: str, as_json: bool, export_trace: str | None, export_onnx: str | None, onnx: str | None) -> None:
     """Show what is in FILE: of an engine the plan, layers, memory and the sparsity of each layer; of an ONNX model its opset,
     inputs, operators and weights, and whether and how an engine can be built of it."""
     from gpu_runtime import file_kinds
@@ -74,8 +72,12 @@ def _engine(file: str, as_json: bool, wanted: Mapping[str, str | None], model: s
 
 @click.command("inspect-sparsity", short_help="Show whether the weights of an ONNX model are 2:4, and where that pays.")
 @click.argument("model", type=click.Path())
-@click.option("--device", metavar="NAME", help="Rank the layers by the microseconds that 2:4 saves on this GPU, as the plan of "
-              "the pruned network predicts, for each percent of weight energy lost.")  # fmt: skip
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Rank the layers by the microseconds that 2:4 saves on this GPU, as the plan of "
+    "the pruned network predicts, for each percent of weight energy lost.",
+)
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs.")
 @click.option("--require", is_flag=True, help="Exit with 5 unless all weights are 2:4 that can be.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

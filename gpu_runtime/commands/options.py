@@ -44,9 +44,12 @@ def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 risk_option = click.option(
-    "--risk", type=click.FloatRange(0.5, 1, max_open=True), default=0.6, show_default=True,
+    "--risk",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.6,
+    show_default=True,
     help="With predicted times: how likely a sparse kernel must be the faster one to be taken.",
-)  # fmt: skip
+)
 
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # click's context_settings
@@ -71,9 +74,14 @@ def _be_quiet(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_be_quiet,
+    "-q",
+    "--quiet",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_be_quiet,
     help="Print errors and warnings only: the result is in the files and the exit code.",
-)  # fmt: skip
+)
 
 
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:
@@ -112,8 +120,10 @@ def parse_pools(text: str) -> int | None:
         return None
     found = re.fullmatch(r"workspace:([0-9]+(?:\.[0-9]+)?)(B|K|M|G)?(?:i?B)?", text, re.I)
     if not found:
-        raise click.UsageError(f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
-                               "pools do not exist here")  # fmt: skip
+        raise click.UsageError(
+            f"--memPoolSize: expected workspace:MIB, as workspace:64 or workspace:512K, got {text!r}; other "
+            "pools do not exist here"
+        )
     return int(float(found[1]) * {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[(found[2] or "M").upper()])
 
 
@@ -149,10 +159,18 @@ def named(
 TRACE, ONNX = "--exportTrace", "--exportOnnx"
 
 
-trace_option = click.option(TRACE, "export_trace", type=click.Path(), help="Write the launches on a timeline (Chrome's trace "
-                            "format, for ui.perfetto.dev).")  # fmt: skip
-onnx_option = click.option(ONNX, "export_onnx", type=click.Path(), help="Write the model with each layer's tactic, formats, "
-                           "time and verdict at its nodes (for Netron).")  # fmt: skip
+trace_option = click.option(
+    TRACE,
+    "export_trace",
+    type=click.Path(),
+    help="Write the launches on a timeline (Chrome's trace format, for ui.perfetto.dev).",
+)
+onnx_option = click.option(
+    ONNX,
+    "export_onnx",
+    type=click.Path(),
+    help="Write the model with each layer's tactic, formats, time and verdict at its nodes (for Netron).",
+)
 
 
 def exported(

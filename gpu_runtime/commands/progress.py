@@ -23,6 +23,7 @@ FIRST_S = 1.0  # nothing is shown of what takes less
 BETWEEN_S = 4.0  # between two lines where there is no terminal
 TICK_S = 0.2
 MARK = "["  # what all lines begin with: "[12 s] "
+# fmt: off
 STAGES = {
     "start": "starting", "import": "reading", "lower": "lowering", "range": "running once in FP32:",
     "time": "times of layers:", "plan": "choosing the plan of",
@@ -31,7 +32,8 @@ STAGES = {
     "load": "loading", "run": "running", "device": "planning for", "write": "writing", "order": "ordering channels:",
     "trial": "running with layers pruned:", "onnxruntime": "onnxruntime on", "examine": "examining kernels:",
     "rate": "measuring",
-}  # fmt: skip
+}
+# fmt: on
 
 
 class ProgressLine:

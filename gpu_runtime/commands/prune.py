@@ -20,28 +20,63 @@ if TYPE_CHECKING:
 @click.command("prune", short_help="Prune the weights of an ONNX model to 2:4.")
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Write the pruned model to this file.")
-@click.option("--layers", multiple=True, metavar="NAMES", help="Prune these only: names of layers or weights, with commas, and "
-              "* and ? as in a shell; auto: those that the plan for --device runs sparse. Default: all.")  # fmt: skip
+@click.option(
+    "--layers",
+    multiple=True,
+    metavar="NAMES",
+    help="Prune these only: names of layers or weights, with commas, and "
+    "* and ? as in a shell; auto: those that the plan for --device runs sparse. Default: all.",
+)
 @click.option("--skip", multiple=True, metavar="NAMES", help="Leave these dense, likewise.")
-@click.option("--branches", type=click.Choice(["common", "separate"]), default="common", show_default=True,
-              help="Branches that may run as one convolution: give them one common pattern, which that has, too; or prune each "
-              "by itself, which keeps more of its weights.")  # fmt: skip
-@click.option("--permute", is_flag=True, help="Put channels in an order in which less is lost; before pruning, the network "
-              "computes the same.")  # fmt: skip
-@click.option("--calibration", type=click.Path(), metavar="FILE.npz", help="Inputs by name, several samples along their first "
-              "axes, on which onnxruntime measures what pruning does.")  # fmt: skip
-@click.option("--min-snr", type=float, metavar="DB", help="With --calibration: leave the worst layers dense until the outputs "
-              "have this ratio of signal to noise.")  # fmt: skip
-@click.option("--max-drop", type=click.FloatRange(0, 100), metavar="PERCENT", help="With --calibration: likewise, until the "
-              "top-1 of this share of samples at most changes.")  # fmt: skip
+@click.option(
+    "--branches",
+    type=click.Choice(["common", "separate"]),
+    default="common",
+    show_default=True,
+    help="Branches that may run as one convolution: give them one common pattern, which that has, too; or prune each "
+    "by itself, which keeps more of its weights.",
+)
+@click.option(
+    "--permute",
+    is_flag=True,
+    help="Put channels in an order in which less is lost; before pruning, the network computes the same.",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(),
+    metavar="FILE.npz",
+    help="Inputs by name, several samples along their first axes, on which onnxruntime measures what pruning does.",
+)
+@click.option(
+    "--min-snr",
+    type=float,
+    metavar="DB",
+    help="With --calibration: leave the worst layers dense until the outputs have this ratio of signal to noise.",
+)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="With --calibration: likewise, until the top-1 of this share of samples at most changes.",
+)
 @click.option("--device", metavar="NAME", help="With --layers=auto: the GPU that is planned for, as of build.")
 @click.option("--shapes", default="", metavar="SIZES", help="Sizes of dynamic inputs: input:1x3x224x224[,other:...].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @quiet_option
 def prune_command(
-    model: str, output: str, layers: tuple[str, ...], skip: tuple[str, ...], branches: str, permute: bool,
-    calibration: str | None, min_snr: float | None, max_drop: float | None, device: str | None, shapes: str, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    output: str,
+    layers: tuple[str, ...],
+    skip: tuple[str, ...],
+    branches: str,
+    permute: bool,
+    calibration: str | None,
+    min_snr: float | None,
+    max_drop: float | None,
+    device: str | None,
+    shapes: str,
+    as_json: bool,
+) -> None:
     """Set to zero, of each 4 consecutive input channels of MODEL's weights, the two smallest, and write the model.
 
     Nothing else of it changes. Build the result with --sparsity=enable. docs/pruning.md has a recipe for fine-tuning.
@@ -60,9 +95,16 @@ def prune_command(
     progress = listening()
     choice = _choice(model, only, skipped, device, sizes, progress)
     result = prune.prune(
-        model, choice=choice, permute=permute, separate=branches == "separate", shapes=sizes, calibration=inputs,
-        min_snr=min_snr, max_drop=None if max_drop is None else max_drop / 100, progress=progress,
-    )  # fmt: skip
+        model,
+        choice=choice,
+        permute=permute,
+        separate=branches == "separate",
+        shapes=sizes,
+        calibration=inputs,
+        min_snr=min_snr,
+        max_drop=None if max_drop is None else max_drop / 100,
+        progress=progress,
+    )
     progress.end()
     write_all({paths["--output"]: result.model})
     if as_json:
@@ -81,9 +123,13 @@ def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _choice(
-    model: str, only: tuple[str, ...], skip: tuple[str, ...], device: str | None, sizes: dict[str, tuple[int, ...]],
+    model: str,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    device: str | None,
+    sizes: dict[str, tuple[int, ...]],
     progress: Listener,
-) -> Choice:  # fmt: skip
+) -> Choice:
     """`auto` asks for a plan of the model with all weights pruned."""
     from gpu_runtime.pruning.prune import Choice
 

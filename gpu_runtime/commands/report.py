@@ -11,8 +11,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
 
 @click.command("report", short_help="Write an engine's plan as one HTML page.")
 @click.argument("engine", type=click.Path())
-@click.option("-o", "--output", "output", type=click.Path(), required=True,
-              help="Write the page to this file.")  # fmt: skip
+@click.option("-o", "--output", "output", type=click.Path(), required=True, help="Write the page to this file.")
 @click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Put this engine beside it, layer by layer.")
 @quiet_option
 def report_command(engine: str, output: str, other: str | None) -> None:

@@ -66,7 +66,9 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     if given_wrong:
         say("; ".join(given_wrong), err=True)
     elif wrong:
-        say(f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
-                   err=True)  # fmt: skip
+        say(
+            f"Infinite values or NaN, since FP16 ends at 65504, were written by {len(wrong)} layers: {', '.join(wrong)}",
+            err=True,
+        )
     for name, a in results.items():
         say(f"  {name}: {a.dtype} {'x'.join(map(str, a.shape))}, {float(a.min()):.6g} to {float(a.max()):.6g}")

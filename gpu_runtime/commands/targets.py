@@ -23,11 +23,12 @@ KEPT: list[str] = []  # what an interrupted command leaves besides
 
 # What a command writes by an option, if it is no text, and how a file of that kind begins.
 KINDS: Mapping[str, tuple[str, Callable[[bytes], bool]]] = {
-    "engine": ("an engine", file_kinds.is_engine), "onnx": ("an ONNX model", file_kinds.is_onnx),
+    "engine": ("an engine", file_kinds.is_engine),
+    "onnx": ("an ONNX model", file_kinds.is_onnx),
     "npz": ("a .npz file", lambda head: head.startswith(b"PK")),
     "npy": ("a .npy file", lambda head: head.startswith(b"\x93NUMPY")),
     "text": ("a text", lambda head: b"\0" not in head and not file_kinds.is_onnx(head)),
-}  # fmt: skip
+}
 
 
 def _of_another_kind(path: Path, kind: str) -> str | None:

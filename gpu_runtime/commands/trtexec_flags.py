@@ -27,16 +27,22 @@ class TrtexecFlag:
     sentence: str = ""
 
 
-LOOP = ("of the inferences that are timed on a GPU: after a build there, unless --skipInference, and with --loadEngine; "
-        "gpu-runtime bench has them, too")  # fmt: skip
+LOOP = (
+    "of the inferences that are timed on a GPU: after a build there, unless --skipInference, and with --loadEngine; "
+    "gpu-runtime bench has them, too"
+)
 AS_TIMED = "that is how layers and inferences are timed"
 NO_DLA = "there are kernels for GPUs only, none for a DLA: leave it out"
 NO_PLUGINS = "there are no plugins: every layer runs a kernel of this package; export the model in ONNX's own operators"
-NO_INT8 = ("kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
-           "(without QuantizeLinear and DequantizeLinear)")  # fmt: skip
+NO_INT8 = (
+    "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
+    "(without QuantizeLinear and DequantizeLinear)"
+)
 NO_LOW = "kernels compute in FP16 with FP32 accumulation, and in FP32 where FP16 has no range: leave it out"
-NO_TYPES = ("types are not chosen by layer: FP32 is taken where FP16 has no range or precision, which --calibration=FILE.npz "
-            "measures; leave it out")  # fmt: skip
+NO_TYPES = (
+    "types are not chosen by layer: FP32 is taken where FP16 has no range or precision, which --calibration=FILE.npz "
+    "measures; leave it out"
+)
 NO_REFIT = "weights are packed when an engine is built: build it again, the timing cache keeps that quick"
 NO_PROFILES = "an engine has one size: build one engine for each, with --shapes=NAME:SIZES"
 NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
@@ -59,6 +65,7 @@ def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
         yield TrtexecFlag(name.removesuffix("="), name.endswith("="), verdict, sentence)
 
 
+# fmt: off
 TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("accepted", "", "--onnx= --saveEngine= --shapes= --minShapes= --optShapes= --maxShapes= --inputIOFormats= "
            "--outputIOFormats= --memPoolSize= --fp16 --sparsity= --timingCacheFile= --device= --verbose --profilingVerbosity= "
@@ -112,7 +119,8 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("refused", "give --profilingVerbosity=detailed, layer_names_only or none", "--nvtxMode="),
     *_rows("refused", NO_BATCH, "--batch= --maxBatch="),
     *_rows("refused", NO_CAFFE, "--model= --deploy= --output= --uff= --uffInput= --uffNHWC"),
-)  # fmt: skip
+)
+# fmt: on
 BY_NAME = {flag.name: flag for flag in TRTEXEC_FLAGS}
 SEEN = "gpu_runtime.trtexec_ignored"  # in the context's meta: what was given and ignored, as typed
 WRITES = ("--save", "--export", "--timingCacheFile")  # of options that name a file to write

@@ -41,6 +41,7 @@ _SQUARE = ((1, 6, 5, 7),)
 
 # What each problem asks of the kernels named; with "fp32" all of its tensors are FP32. The first one of a kernel is run with
 # every tile, the others with the smallest and the largest, and with tiles that those before do not have.
+# fmt: off
 PROBLEMS: tuple[tuple[Problem, tuple[str, ...], tuple[str, ...]], ...] = (
     (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=SAME, epilogue=PLAIN, sparse24=True), ("conv_dense", "conv_sparse24"), ()),
     (ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=SAME, epilogue=replace(PLAIN, residual=True), sparse24=True),
@@ -96,7 +97,8 @@ PROBLEMS: tuple[tuple[Problem, tuple[str, ...], tuple[str, ...]], ...] = (
     (ResizeProblem(2, 20, 5, 4, (9, 7), "linear", "half_pixel", (9 / 5, 7 / 4)), ("resize",), ()),
     (LibraryProblem("ArgMax", ("t0",), _SQUARE, ("fp16",), (1, 1, 5, 7), "int64", (*_SQUARE, (1, 1, 5, 7)), (("axis", 1),)),
      ("library",), ()),
-)  # fmt: skip
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,10 @@ def cases(device: Device, few: bool = False) -> list[Case]:
             chosen, before = _chosen([t for t in able if t.kernel == kernel]), found.setdefault(kernel, [])
             had = {case.unit for case in before}
             before += [
-                Case(problem, t) for t in chosen
+                Case(problem, t)
+                for t in chosen
                 if not had or base_runner(t) not in had or base_runner(t) in (base_runner(chosen[0]), base_runner(chosen[-1]))
-            ]  # fmt: skip
+            ]
     if few:
         found = {kernel: _few(of) for kernel, of in found.items()}
     return [case for turn in zip_longest(*found.values()) for case in turn if case]

@@ -101,9 +101,15 @@ class Examination:
 
 
 def examine(
-    planned: Device, *, emulated: bool = False, kernels: Sequence[str] = (), limit_s: float = 60.0, progress: Listener = nobody,
-    command: Sequence[str] = WORKER, hang_s: float = HANG_S,
-) -> Examination:  # fmt: skip
+    planned: Device,
+    *,
+    emulated: bool = False,
+    kernels: Sequence[str] = (),
+    limit_s: float = 60.0,
+    progress: Listener = nobody,
+    command: Sequence[str] = WORKER,
+    hang_s: float = HANG_S,
+) -> Examination:
     """The GPU at hand, or, `emulated`, `planned` in the emulator; without a GPU what needs none is checked, for `planned`.
     `kernels`: only these. What fails on a GPU is written down for builds."""
     begun = time.monotonic()
@@ -120,9 +126,16 @@ def examine(
     rates = () if emulated else _rates(patient, device, no_gpu, progress)
     patient.close()
     found = Examination(
-        device, "" if emulated else no_gpu, emulated, versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
-        tuple(checks), _by_family(outcomes), rates, limit_s, time.monotonic() - begun,
-    )  # fmt: skip
+        device,
+        "" if emulated else no_gpu,
+        emulated,
+        versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
+        tuple(checks),
+        _by_family(outcomes),
+        rates,
+        limit_s,
+        time.monotonic() - begun,
+    )
     return found if emulated or no_gpu else _noted(found)
 
 

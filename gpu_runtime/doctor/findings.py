@@ -99,8 +99,9 @@ def read(path: Path) -> tuple[Findings, ...]:
         reason = getattr(e, "strerror", None) or "".join(c if c.isprintable() else "?" for c in str(e))[:200]
         warnings.warn(
             f"{path}: not what `gpu-runtime doctor` writes: {reason}; it is ignored: {AGAIN}, or remove the file",
-            RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            RuntimeWarning,
+            stacklevel=3,
+        )
         return ()
 
 
@@ -112,8 +113,10 @@ def of(device: Device) -> tuple[Failure, ...]:
         changed = f"driver {stale.driver}, now {here.driver}" if stale.driver != here.driver else "other kernel sources"
         warnings.warn(
             f"`gpu-runtime doctor` saw {len(stale.failed)} kernels or tiles fail on {device.title}, with {changed}: ignored; "
-            f"{AGAIN}", RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            f"{AGAIN}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return mine[0].failed if mine else ()
 
 
@@ -124,6 +127,8 @@ def applied(device: Device) -> Device:
         named = ", ".join(f.what for f in failed[:4]) + (f" and {len(failed) - 4} more" if len(failed) > 4 else "")
         warnings.warn(
             f"left out of plans, since `gpu-runtime doctor` saw them fail on {device.title}: {named}; {AGAIN} when the driver "
-            f"has changed, or remove {path_of(device)}", RuntimeWarning, stacklevel=3,
-        )  # fmt: skip
+            f"has changed, or remove {path_of(device)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return replace(device, left_out=tuple((f.what, f.why) for f in failed))

@@ -25,9 +25,13 @@ from tactics.measure.trial import trial
 
 Status = Literal["passed", "failed", "untested"]
 PACKAGES = (  # of those in a row one is enough: CUDA 13's or CUDA 12's
-    ("numpy",), ("cupy-cuda13x", "cupy-cuda12x"), ("cuda-bindings",), ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
-    ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), ("nvidia-ml-py",),
-)  # fmt: skip
+    ("numpy",),
+    ("cupy-cuda13x", "cupy-cuda12x"),
+    ("cuda-bindings",),
+    ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+    ("nvidia-ml-py",),
+)
 ABSOLUTE = re.compile(r"(?<![\w.~])/(?:[^/\s'\":,;()]+/)+")  # the folders of an absolute path
 
 
@@ -83,6 +87,7 @@ def checked(name: str, check: Callable[[], str]) -> Verdict:
 
 def compiler(device: Device) -> Verdict:
     """NVRTC, asked for one kernel."""
+
     def check() -> str:
         found = compile_anew("flush_l2", {}, device.sm)
         if not found.cubin or ".entry" not in found.ptx:
@@ -94,6 +99,7 @@ def compiler(device: Device) -> Verdict:
 
 def emulator(device: Device) -> Verdict:
     """The emulator, built if it is not, and one kernel in it."""
+
     def check() -> str:
         error = trial(Emulated(device), SMALL, candidates(SMALL, device)[0])
         return f"runs a kernel's PTX for {device.sm}, relative error {error:.1e}"
@@ -103,6 +109,7 @@ def emulator(device: Device) -> Verdict:
 
 def caches() -> Verdict:
     """Whether what is compiled and measured is kept, and what there is."""
+
     def check() -> str:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)

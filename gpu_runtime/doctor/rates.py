@@ -108,8 +108,9 @@ def _sparse(bench: Bench) -> float:
 def _product_us(bench: Bench, *, sparse: bool) -> float:
     """The fastest large tile's median."""
     bench.set_problem(PRODUCT)
-    return min(statistics.median(bench.time(tactic, SAMPLES)["us"]) for tactic in products(bench.gpu.device) if
-               tactic.sparse == sparse)  # fmt: skip
+    return min(
+        statistics.median(bench.time(tactic, SAMPLES)["us"]) for tactic in products(bench.gpu.device) if tactic.sparse == sparse
+    )
 
 
 def products(device: Device) -> list[Tactic]:
@@ -129,6 +130,9 @@ def _nothing() -> None:
 
 
 RATES: dict[str, Callable[[Bench], float | None]] = {
-    "SM clock": _clock, "DRAM bandwidth": _bandwidth, "kernel launch": _launch, "dense products": _dense,
+    "SM clock": _clock,
+    "DRAM bandwidth": _bandwidth,
+    "kernel launch": _launch,
+    "dense products": _dense,
     "2:4 over dense": _sparse,
-}  # fmt: skip
+}

@@ -50,14 +50,20 @@ def closing(found: Examination) -> str:
 def data(found: Examination) -> dict[str, Any]:
     """One JSON document."""
     return {
-        "schema": VERSION, "well": found.well, "no_gpu": found.no_gpu, "emulated": found.emulated,
-        "limit_s": found.limit_s, "took_s": round(found.took_s, 1), "versions": dict(found.versions),
+        "schema": VERSION,
+        "well": found.well,
+        "no_gpu": found.no_gpu,
+        "emulated": found.emulated,
+        "limit_s": found.limit_s,
+        "took_s": round(found.took_s, 1),
+        "versions": dict(found.versions),
         "device": codec.to_json(Device, found.device, defaults=True),
         "checks": codec.to_json(tuple[Verdict, ...], found.checks, defaults=True),
         "families": [_family_data(f) for f in found.families],
         "rates": [codec.to_json(Rate, r, defaults=True) | {"share": r.share and round(r.share, 4)} for r in found.rates],
-        "left_out_of_plans": [{"what": f.what, "why": f.why} for f in found.denied], "written_down": found.kept,
-    }  # fmt: skip
+        "left_out_of_plans": [{"what": f.what, "why": f.why} for f in found.denied],
+        "written_down": found.kept,
+    }
 
 
 def _family_data(family: Family) -> dict[str, Any]:
@@ -65,11 +71,14 @@ def _family_data(family: Family) -> dict[str, Any]:
         return {"tactic": o.case.tactic.name, "problem": str(o.case.problem), "why": o.why, "process_lost": o.lost}
 
     return {
-        "kernel": family.kernel, "verdict": family.status, "cases": len(family.outcomes), "right": len(family.of("passed")),
+        "kernel": family.kernel,
+        "verdict": family.status,
+        "cases": len(family.outcomes),
+        "right": len(family.of("passed")),
         "largest_error": max((o.error_of for o in family.of("passed")), default=None),
         "failed": [plain(o) for o in family.of("failed")],
         "untested": [{"tactic": o.case.tactic.name, "why": o.why} for o in family.of("untested")],
-    }  # fmt: skip
+    }
 
 
 def _head(found: Examination) -> str:

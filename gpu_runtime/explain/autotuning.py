@@ -29,8 +29,9 @@ def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str]
     yield "\n".join(_reformats(table, chosen, mark))
 
 
-def _op(table: Table, op: Op, times: Times, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], mark: str,
-        exhaustive: bool) -> Iterator[str]:  # fmt: skip
+def _op(
+    table: Table, op: Op, times: Times, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], mark: str, exhaustive: bool
+) -> Iterator[str]:
     name = printable(op.name)
     yield from _timings(op, times, mark)
     for (problem, tactic), why in failures.items():
@@ -70,8 +71,9 @@ def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
     timed = ("same_addresses",) if exhaustive else ()
     left = Counter(
         (f"{', '.join(map(str, t.ins))} -> {t.out}", reason.sentence)
-        for t, reason in untimed(table, op).items() if reason.code not in timed
-    )  # fmt: skip
+        for t, reason in untimed(table, op).items()
+        if reason.code not in timed
+    )
     for (formats, sentence), count in left.items():
         yield f"Not timed: {count} tactics of {printable(op.name)} in {formats}: {sentence}"
 
@@ -104,4 +106,3 @@ def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
 
 def _ms(us: float, mark: str) -> str:
     return f"{mark}{us / 1e3:.6g}"
-

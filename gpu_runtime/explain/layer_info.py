@@ -34,8 +34,11 @@ from tactics.tactic import Tactic
 Keys = dict[str, object]  # of TensorRT's JSON
 
 SEPARATOR = "\u001e"  # between the ONNX nodes of one layer, as TensorRT writes it
-MOVE_TYPES = {"window": "Slice", "upsample": "Resize", **dict.fromkeys(
-    ("d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"), "Shuffle")}
+MOVE_TYPES = {
+    "window": "Slice",
+    "upsample": "Resize",
+    **dict.fromkeys(("d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", "channels"), "Shuffle"),
+}
 TRT_ACTIVATIONS = {"none": "NONE", "relu": "RELU"}
 
 
@@ -61,12 +64,19 @@ def _network_keys(sparsity: SparsityRecord) -> Keys:
     if summary is None:
         return {}
     low, high = summary.saved_range_us or (None, None)
-    return _known({
-        "SparsityLayers": summary.layers, "SparsityEligibleLayers": summary.eligible, "SparsityPickedLayers": summary.picked,
-        **{f"SparsityPicked{camel(word)}": count for word, count in surenesses(sparsity).items()},
-        "SparsityAllDenseUs": summary.all_dense_us, "SparsitySavedUs": summary.saved_us,
-        "SparsitySavedLowUs": low, "SparsitySavedHighUs": high, "SparsityCeilingUs": summary.ceiling_us,
-    })  # fmt: skip
+    return _known(
+        {
+            "SparsityLayers": summary.layers,
+            "SparsityEligibleLayers": summary.eligible,
+            "SparsityPickedLayers": summary.picked,
+            **{f"SparsityPicked{camel(word)}": count for word, count in surenesses(sparsity).items()},
+            "SparsityAllDenseUs": summary.all_dense_us,
+            "SparsitySavedUs": summary.saved_us,
+            "SparsitySavedLowUs": low,
+            "SparsitySavedHighUs": high,
+            "SparsityCeilingUs": summary.ceiling_us,
+        }
+    )
 
 
 def camel(word: str) -> str:
@@ -146,11 +156,18 @@ def _layer_type(layer: Layer) -> str:
     if layer.tactic and isinstance(p, MoveProblem):
         return MOVE_TYPES.get(p.kind, "Slice")
     return {
-        "conv": "Convolution", "conv_transpose": "Deconvolution", "pool": "Pooling",
-        "pointwise": "PointWiseV2", "concat": "Concatenation",
-        "reduce": "Reduce", "reformat": "Reformat", "noop": "NoOp", "gather": "Gather", "resize": "Resize",
+        "conv": "Convolution",
+        "conv_transpose": "Deconvolution",
+        "pool": "Pooling",
+        "pointwise": "PointWiseV2",
+        "concat": "Concatenation",
+        "reduce": "Reduce",
+        "reformat": "Reformat",
+        "noop": "NoOp",
+        "gather": "Gather",
+        "resize": "Resize",
         "library": "Library",
-    }.get(kind, kind)  # fmt: skip
+    }.get(kind, kind)
 
 
 # ---- parameters, by what is computed
@@ -173,7 +190,8 @@ def _parameters(layer: Layer, timing: Timing) -> Keys:
     if isinstance(p, LibraryProblem):
         basis = "counted as each byte once, in one launch" if timing.is_predicted else "measured"
         return {"ParameterType": "Library", "Function": p.function, "TimeBasis": basis} | {
-            f"Attribute_{name}": codec.plain(value) for name, value in sorted(p.attributes)}  # fmt: skip
+            f"Attribute_{name}": codec.plain(value) for name, value in sorted(p.attributes)
+        }
     if isinstance(p, NormalizeProblem):
         return _axes(p.axes) if p.kind == "standard" else _axes(p.axes) | {"HasLog": int(p.kind == "log_softmax")}
     return _axes(p.axes) | {"Operation": p.kind.upper()} if isinstance(p, ReduceProblem) else {}
@@ -304,10 +322,13 @@ def _best_keys(kind: str, best: KernelTime | None) -> Keys:
     if best is None:
         return {}
     return {
-        f"{kind}BestMs": _ms(best.us), f"{kind}BestTactic": best.tactic.name,
-        f"{kind}BestFormats": f"{best.in_} -> {best.out}", f"{kind}BestBound": best.bound,
-        f"{kind}BestLowMs": _ms(best.low_us), f"{kind}BestHighMs": _ms(best.high_us),
-    }  # fmt: skip
+        f"{kind}BestMs": _ms(best.us),
+        f"{kind}BestTactic": best.tactic.name,
+        f"{kind}BestFormats": f"{best.in_} -> {best.out}",
+        f"{kind}BestBound": best.bound,
+        f"{kind}BestLowMs": _ms(best.low_us),
+        f"{kind}BestHighMs": _ms(best.high_us),
+    }
 
 
 def _tensor(t: TensorPlace) -> Keys:

@@ -135,7 +135,7 @@ def _range_facts(record: EngineRecord) -> list[tuple[str, str]]:
         return []
     wide = {layer.layer or layer.name: why for layer in record.plan.layers if (why := fp32_reasons(record.plan, layer))}
     if wide:
-        names = ', '.join(fitting(list(wide), lambda texts: len(texts) <= 6))
+        names = ", ".join(fitting(list(wide), lambda texts: len(texts) <= 6))
         facts.append(("FP32", f"{len(wide)} layers: {names}; {printable(next(iter(wide.values()))[0])}"))
     scaled = {t: e for t, e in found.exponents.items() if dict(found.high).get(t)}
     if scaled:
@@ -226,6 +226,7 @@ def _faster(rows: Sequence[SparsityRow]) -> list[float]:
     return [gain for gain in gains if gain >= NO_GAIN]
 
 
+# fmt: off
 KINDS = (
     *map(_picks, ("", *dict(SURE))),
     _Kind("dense", "dense_faster", _dense_faster),
@@ -242,7 +243,8 @@ KINDS = (
           "of four input channels"),
     _Kind("not_eligible", "grouped_conv", lambda rows, record: "grouped_conv: no sparse kernel runs these groups of channels"),
     _Kind("not_eligible", "no_sparse_tactic", lambda rows, record: "FP32: layers on CUDA cores gain nothing from zeros"),
-)  # fmt: skip
+)
+# fmt: on
 
 
 def _speed(rows: Sequence[SparsityRow]) -> str:

@@ -50,7 +50,7 @@ def text(info: ModelInfo) -> str:
         ("nodes", f"{sum(info.operators.values())}: {', '.join(f'{n} {op}' for op, n in info.operators.items())}"),
         ("weights", weights if info.weights else "none"),
         ("sparsity", info.sparsity),
-    ]  # fmt: skip
+    ]
     if info.unsupported:
         rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {', '.join(info.unsupported)}"))
     if info.problem:

@@ -147,5 +147,3 @@ def _values(text: str) -> list[str]:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(map(printable, names[:SHOWN])) + more
-
-

@@ -42,9 +42,16 @@ _Timed = tuple[Op, Mapping[Tactic, Time]]
 OTHER_FORM = "As the plan runs the layer, over channels that lie otherwise, its weights lose the 2:4 pattern"
 
 
-def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool, all_dense_us: float | None = None,
-             single: Mapping[str, str] | None = None,
-             stored: Mapping[str, Stored] | None = None) -> SparsityRecord:  # fmt: skip
+def sparsity(
+    table: Table,
+    chosen: plan.Plan,
+    mode: Sparsity,
+    *,
+    measured: bool,
+    all_dense_us: float | None = None,
+    single: Mapping[str, str] | None = None,
+    stored: Mapping[str, Stored] | None = None,
+) -> SparsityRecord:
     """The engine's sparsity record, a row for every layer with weights.
 
     Reason within_noise is of measured plans only. `all_dense_us`: what the best plan without sparse tactics takes. `single`:
@@ -61,15 +68,28 @@ def sparsity(table: Table, chosen: plan.Plan, mode: Sparsity, *, measured: bool,
     forced = tables.forced(table, chosen, wanted)
     apart = tables.apart(table, chosen, [op for op in ops.values() if op.branches])
     rows = [
-        _row(table, kernels, chosen, op, table.times[i], mode, measured, forced.get(op.layer), alternatives[op.layer],
-             single or {}, stored or {})
+        _row(
+            table,
+            kernels,
+            chosen,
+            op,
+            table.times[i],
+            mode,
+            measured,
+            forced.get(op.layer),
+            alternatives[op.layer],
+            single or {},
+            stored or {},
+        )
         for i, op in ops.items()
     ]
     rows = [replace(row, branches=True, apart_cost_us=apart[row.op]) if row.op in apart else row for row in rows]
     found = SparsityRecord(
-        mode, tuple(layer for r in rows for layer in r.able),
-        tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers), tuple(rows),
-    )  # fmt: skip
+        mode,
+        tuple(layer for r in rows for layer in r.able),
+        tuple(layer for r in rows if r.verdict == "sparse" for layer in r.layers),
+        tuple(rows),
+    )
     return replace(found, summary=_summary(found, chosen, all_dense_us, None if measured else table.device))
 
 
@@ -107,9 +127,7 @@ class _Kernels:
             self._best[key] = _best(times, sparse)
         return self._best[key]
 
-    def sparse(
-        self, op: Op, times: Mapping[Tactic, Time], alternatives: list[_Timed]
-    ) -> tuple[tuple[Tactic, Time] | None, Op]:
+    def sparse(self, op: Op, times: Mapping[Tactic, Time], alternatives: list[_Timed]) -> tuple[tuple[Tactic, Time] | None, Op]:
         """The best sparse kernel of an op, or else of its alternatives, and whose it is."""
         if own := self.best(times, True):
             return own, op
@@ -125,23 +143,31 @@ class _Kernels:
         return self._if_sparse[key]
 
 
-def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapping[Tactic, Time], mode: str,
-         measured: bool, forced: plan.Forced | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
-         single: Mapping[str, str], stored: Mapping[str, Stored]) -> SparsityRow:  # fmt: skip
+def _row(
+    table: Table,
+    kernels: _Kernels,
+    chosen: plan.Plan,
+    op: Op,
+    times: Mapping[Tactic, Time],
+    mode: str,
+    measured: bool,
+    forced: plan.Forced | None,
+    alternatives: list[tuple[Op, Mapping[Tactic, Time]]],
+    single: Mapping[str, str],
+    stored: Mapping[str, Stored],
+) -> SparsityRow:
     """`forced`: the plan with this layer forced the other way. What `op` computes may be another form of the layer, over other
     channels; the first of its `alternatives` has the model's own weights, and only some may have sparse kernels."""
     own, dense = alternatives[0][0], kernels.best(times, False)
     sparse, ran = kernels.sparse(op, times, alternatives)
     pair = isinstance(op.problem, SqueezeExciteProblem)  # more than the sparse kernels of a layer compute
-    pattern, (share, energy) = _pattern(own), _stored(own, stored)
-    row = SparsityRow(
-        op.layer, tuple(op.layers or (op.layer,)), op.name, "not_eligible", "no_sparse_tactic",
-        own.problem.c, own.weights["w"].shape[0], own.problem.groups, (own.problem.r, own.problem.s),
-        pattern_groups=pattern.groups, pattern_share=pattern.share, first_violation=pattern.first,
-        stored_share=share, lost_energy=energy,
-        best_dense=dense and _timed(dense, op, table.device), best_sparse=sparse and _timed(sparse, ran, table.device),
+    row = _blank(op, own, stored)
+    row = replace(
+        row,
+        best_dense=dense and _timed(dense, op, table.device),
+        best_sparse=sparse and _timed(sparse, ran, table.device),
         us=chosen.entries[op.name].us,
-    )  # fmt: skip
+    )
     why = next((single[t] for t in (op.output, *op.inputs) if t in single), None)
     if why and not table.network.is_straight(op):
         return replace(row, detail="FP32", sentence=f"Runs in FP32 on CUDA cores, where zeros gain nothing: {why}.")
@@ -170,6 +196,27 @@ def _row(table: Table, kernels: _Kernels, chosen: plan.Plan, op: Op, times: Mapp
     if chosen.entries[op.name].sparse:
         return replace(row, verdict="sparse", reason="picked")
     return replace(row, reason=_why_dense(row, sparse[1], dense[1], measured, table.risk))
+
+
+def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
+    """The layer itself, and its weights' pattern; not eligible, until that is known."""
+    pattern, (share, energy) = _pattern(own), _stored(own, stored)
+    return SparsityRow(
+        op.layer,
+        tuple(op.layers or (op.layer,)),
+        op.name,
+        "not_eligible",
+        "no_sparse_tactic",
+        own.problem.c,
+        own.weights["w"].shape[0],
+        own.problem.groups,
+        (own.problem.r, own.problem.s),
+        pattern_groups=pattern.groups,
+        pattern_share=pattern.share,
+        first_violation=pattern.first,
+        stored_share=share,
+        lost_energy=energy,
+    )
 
 
 def _able_apart(op: Op, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> tuple[str, ...]:
@@ -250,11 +297,19 @@ def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
     total_us = forced.total_ps / 1e6 - _premium_us(forced.change, chosen)
     cost = total_us - chosen.us
     return OtherChoice(
-        total_us=total_us, cost_us=cost, kernel_us=kernel, reformat_us=reformat,
-        around_us=cost - kernel - reformat, reformats=sum(map(bool, new)) - sum(map(bool, gone)),
-        tactic=tactic, in_=tactic.ins[0], out=tactic.out, us=sum(e.us for e in forced.after),
-        kernels=len(forced.after), premium_us=sum(e.premium_ps for e in forced.after) / 1e6,
-    )  # fmt: skip
+        total_us=total_us,
+        cost_us=cost,
+        kernel_us=kernel,
+        reformat_us=reformat,
+        around_us=cost - kernel - reformat,
+        reformats=sum(map(bool, new)) - sum(map(bool, gone)),
+        tactic=tactic,
+        in_=tactic.ins[0],
+        out=tactic.out,
+        us=sum(e.us for e in forced.after),
+        kernels=len(forced.after),
+        premium_us=sum(e.premium_ps for e in forced.after) / 1e6,
+    )
 
 
 def _flip(forced: plan.Forced) -> Flip | None:
@@ -272,9 +327,7 @@ def _premium_us(change: Change, chosen: plan.Plan) -> float:
     return sum(e.premium_ps for e in entries.values() if e is not None) / 1e6
 
 
-def _summary(
-    found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None
-) -> Summary:
+def _summary(found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None) -> Summary:
     """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
     its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also the range of what
     the picks save together."""
@@ -324,8 +377,9 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
     return KernelTime(tactic, tactic.ins[0], tactic.out, round(time.us, 6), low, high, bound)
 
 
-def _if_sparse(table: Table, op: Op, dense: tuple[Tactic, Time] | None,
-               alternatives: list[tuple[Op, Mapping[Tactic, Time]]]) -> IfSparse | None:  # fmt: skip
+def _if_sparse(
+    table: Table, op: Op, dense: tuple[Tactic, Time] | None, alternatives: list[tuple[Op, Mapping[Tactic, Time]]]
+) -> IfSparse | None:
     """What the op's best sparse kernel is predicted to take if its weights had the pattern, and its best dense one: a pair that
     compares, also in a measured plan. Where no sparse kernel runs this form of the layer, that of the `alternatives` whose is
     fastest, as in `_row`."""

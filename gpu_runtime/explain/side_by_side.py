@@ -13,10 +13,17 @@ from gpu_runtime.text import printable, table, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share
 SHORT = {
-    "picked": "sparse", "dense_faster": "dense faster", "reformat_outweighs": "reformats", "within_noise": "within noise",
-    "one_launch": "one launch", "uncertain": "uncertain", "no_sparse_tactic": "no kernel", "pattern_violation": "not 2:4",
-    "channels_not_multiple_of_4": "C not 4n", "grouped_conv": "grouped",
-}  # fmt: skip
+    "picked": "sparse",
+    "dense_faster": "dense faster",
+    "reformat_outweighs": "reformats",
+    "within_noise": "within noise",
+    "one_launch": "one launch",
+    "uncertain": "uncertain",
+    "no_sparse_tactic": "no kernel",
+    "pattern_violation": "not 2:4",
+    "channels_not_multiple_of_4": "C not 4n",
+    "grouped_conv": "grouped",
+}
 
 
 def text(plans: Sequence[Outlook]) -> str:
@@ -34,8 +41,13 @@ def text(plans: Sequence[Outlook]) -> str:
     ]
     rows += [[label, *(cell(p) for p in plans)] for label, cell in TOTALS]
     lines = [*wrap(head), "", *table(["layer", *names], rows, gap=True)]
-    lines += ["", *wrap("A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
-                        "device's peak rates.")]  # fmt: skip
+    lines += [
+        "",
+        *wrap(
+            "A cell: the verdict, the best dense / the best sparse kernel in us, and what bounds the layer at the "
+            "device's peak rates."
+        ),
+    ]
     differing = [layer for layer in by_layer[0] if len({rows[layer].verdict for rows in by_layer}) > 1]
     lines += ["", *wrap(_differ(differing, by_layer[0]))]
     for layer in differing:

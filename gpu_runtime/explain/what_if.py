@@ -93,10 +93,14 @@ def store(table: Table) -> Choices:
         return tuple(tuple(0 if a == b else g.reformat_ps(t, a, b) for b in keys[t]) for a in keys[t])
 
     return Choices(
-        tuple(TensorKeys(t, shape, keys[t], reformats(t)) for t, shape in network.tensors.items()), tuple(tactics),
-        tuple(choices), tuple((name, tuple(options)) for name, options in g.groups), dict(g.pinned),
-        tuple(g.inputs), tuple(g.outputs),
-    )  # fmt: skip
+        tuple(TensorKeys(t, shape, keys[t], reformats(t)) for t, shape in network.tensors.items()),
+        tuple(tactics),
+        tuple(choices),
+        tuple((name, tuple(options)) for name, options in g.groups),
+        dict(g.pinned),
+        tuple(g.inputs),
+        tuple(g.outputs),
+    )
 
 
 def graph(stored: Choices) -> Graph:
@@ -141,10 +145,14 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     gone = [h for h in before.reformats if h not in after.reformats]
     new = [h for h in after.reformats if h not in before.reformats]
     return Answer(
-        dict(wishes), before.us, after.us, after.status,
+        dict(wishes),
+        before.us,
+        after.us,
+        after.status,
         tuple(c for c in changed if c.before != c.after),
-        tuple(_hop(stored, g, h) for h in gone), tuple(_hop(stored, g, h) for h in new),
-    )  # fmt: skip
+        tuple(_hop(stored, g, h) for h in gone),
+        tuple(_hop(stored, g, h) for h in new),
+    )
 
 
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
@@ -187,8 +195,9 @@ def text(record: EngineRecord, found: Answer) -> str:
     )
     moved: list[tuple[Change | Hop, float | None, float | None]] = [
         *((c, c.before.us if c.before else None, c.after.us if c.after else None) for c in found.layers),
-        *((hop, hop.us, None) for hop in found.reformats_gone), *((hop, None, hop.us) for hop in found.reformats_new),
-    ]  # fmt: skip
+        *((hop, hop.us, None) for hop in found.reformats_gone),
+        *((hop, None, hop.us) for hop in found.reformats_new),
+    ]
     if not moved:
         return "\n".join([*lines, "Nothing moves: that is the plan already.", ""])
     now, then = [us or 0 for _, us, _ in moved], [us or 0 for _, _, us in moved]

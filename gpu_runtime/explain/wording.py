@@ -15,8 +15,10 @@ from tactics.predict import RANGE
 PREDICTED = Timing("predicted", "predicted")  # whose times a measured plan marks all the same
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
+# fmt: off
 RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
-             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}  # fmt: skip
+             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
+# fmt: on
 SHOWN_US = 0.005  # what is less is not written as microseconds: two decimals show nothing of it
 NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 
@@ -220,11 +222,17 @@ def _grouped(row: SparsityRow, record: Explained) -> str:
 
 
 _REASONS: dict[str, Callable[[SparsityRow, Explained], str]] = {
-    "picked": _picked, "dense_faster": _dense_faster, "reformat_outweighs": _reformat_outweighs,
-    "uncertain": _uncertain, "one_launch": _one_launch,
-    "within_noise": _within_noise, "no_sparse_tactic": _no_sparse_tactic, "pattern_violation": _pattern_violation,
-    "channels_not_multiple_of_4": _channels, "grouped_conv": _grouped,
-}  # fmt: skip
+    "picked": _picked,
+    "dense_faster": _dense_faster,
+    "reformat_outweighs": _reformat_outweighs,
+    "uncertain": _uncertain,
+    "one_launch": _one_launch,
+    "within_noise": _within_noise,
+    "no_sparse_tactic": _no_sparse_tactic,
+    "pattern_violation": _pattern_violation,
+    "channels_not_multiple_of_4": _channels,
+    "grouped_conv": _grouped,
+}
 
 
 def _detail(row: SparsityRow) -> str:
@@ -346,10 +354,13 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
         parts = (("mma", floor.mma_us), ("dram", floor.dram_us), ("l2", floor.l2_us), ("launch", floor.launch_us))
         times = ", ".join(f"{RESOURCES[key]} {us_text(us, record.timing)}" for key, us in parts)
         least = [us_text(us, record.timing) for us in (floor.dense_us, floor.sparse_us)]
-        facts.append((
-            "bound", f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel "
-            f"could take less than {least[0]}, no sparse one less than {least[1]}",
-        ))  # fmt: skip
+        facts.append(
+            (
+                "bound",
+                f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel "
+                f"could take less than {least[0]}, no sparse one less than {least[1]}",
+            )
+        )
     return facts
 
 

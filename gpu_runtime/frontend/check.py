@@ -25,13 +25,18 @@ QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Con
 WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
 # (operator, attribute) -> the values it may have
 INTS = {
-    ("LRN", "size"): range(1, LARGEST_TENSOR), ("LpPool", "p"): range(1, LARGEST_TENSOR),
-    ("GlobalLpPool", "p"): range(1, LARGEST_TENSOR), ("LpNormalization", "p"): range(1, 3),
+    ("LRN", "size"): range(1, LARGEST_TENSOR),
+    ("LpPool", "p"): range(1, LARGEST_TENSOR),
+    ("GlobalLpPool", "p"): range(1, LARGEST_TENSOR),
+    ("LpNormalization", "p"): range(1, 3),
     ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
-}  # fmt: skip
+}
 FLOATS = {
-    TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "fp64",
-}  # fmt: skip
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.BFLOAT16: "bf16",
+    TensorProto.DOUBLE: "fp64",
+}
 
 # (operator, or "" for any, and attribute) -> its values; onnx's own checks let other strings pass.
 STRINGS = {
@@ -43,13 +48,18 @@ STRINGS = {
     ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
     ("Resize", "mode"): ("nearest", "linear", "cubic"),
     ("Resize", "coordinate_transformation_mode"): (
-        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_half_pixel_for_nn",
         "tf_crop_and_resize",
     ),
     ("Resize", "nearest_mode"): ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
     ("Resize", "keep_aspect_ratio_policy"): ("stretch", "not_larger", "not_smaller"),
     ("Upsample", "mode"): ("nearest", "linear"),
-}  # fmt: skip
+}
 
 
 def check_graph(graph: onnx.GraphProto) -> None:
@@ -91,8 +101,10 @@ def check_texts(graph: onnx.GraphProto) -> None:
 
 def _check_unique(graph: onnx.GraphProto) -> None:
     kinds: Mapping[str, Iterable[onnx.ValueInfoProto | TensorProto]] = {
-        "input": graph.input, "initializer": graph.initializer, "output": graph.output,
-    }  # fmt: skip
+        "input": graph.input,
+        "initializer": graph.initializer,
+        "output": graph.output,
+    }
     for kind, values in kinds.items():
         if twice := sorted(name for name, count in Counter(v.name for v in values).items() if count > 1):
             raise ModelError(f"{kind} names must be unique, got twice: {', '.join(map(repr, twice))}")
@@ -290,10 +302,13 @@ def _inferred(
     opset, read = opset_version(proto), list(filter(None, node.input))
     try:
         return shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(node.op_type, opset, ""), node, {n: types[n] for n in read},
-            {n: data[n] for n in read if n in data}, opset_imports=[onnx.helper.make_opsetid("", opset)],
+            onnx.defs.get_schema(node.op_type, opset, ""),
+            node,
+            {n: types[n] for n in read},
+            {n: data[n] for n in read if n in data},
+            opset_imports=[onnx.helper.make_opsetid("", opset)],
             ir_version=proto.ir_version,
-        )  # fmt: skip
+        )
     except Exception as e:
         raise ModelError(f"{title(node)}: {first_line(e)}") from e
 

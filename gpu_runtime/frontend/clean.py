@@ -29,8 +29,10 @@ def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.M
             raise ModelError(f"output {v.name!r} does not depend on any input: remove it from the model")
     unknown = [
         f"{out.name!r} of {node.op_type} {node.name}"
-        for node in model.graph for out in node.outputs if is_read(out) and not is_static(out)
-    ]  # fmt: skip
+        for node in model.graph
+        for out in node.outputs
+        if is_read(out) and not is_static(out)
+    ]
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
     name_nodes(model.graph)
@@ -47,14 +49,26 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
     stages: tuple[Callable[[ir.Model], object], ...] = (
         lambda model: _put_back(model.graph, large),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        _erase_half, normalize.split_sums, normalize.group_norms, common.ShapeInferencePass(),
+        _erase_half,
+        normalize.split_sums,
+        normalize.group_norms,
+        common.ShapeInferencePass(),
         constants.fold,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        _drop_identities, normalize.split_selus, normalize.plain_gemms, normalize.float_exponents, normalize.pads_into_windows,
-        normalize.softmax_where_it_lies, normalize.join_constants, normalize.whole_batches,
-        common.RemoveUnusedNodesPass(), channels_first.products, split_attention.of_two, common.RemoveUnusedNodesPass(),
+        _drop_identities,
+        normalize.split_selus,
+        normalize.plain_gemms,
+        normalize.float_exponents,
+        normalize.pads_into_windows,
+        normalize.softmax_where_it_lies,
+        normalize.join_constants,
+        normalize.whole_batches,
+        common.RemoveUnusedNodesPass(),
+        channels_first.products,
+        split_attention.of_two,
+        common.RemoveUnusedNodesPass(),
         common.TopologicalSortPass(),
-    )  # fmt: skip
+    )
     try:
         with _logged() as caught:
             model = ir.from_proto(proto)

@@ -53,13 +53,21 @@ def describe(path: Path) -> ModelInfo:
         graph, stored = proto.graph, {t.name for t in proto.graph.initializer}
         weights = [t for _, t in load.stored_tensors(graph)]
         return ModelInfo(
-            str(path), path.stat().st_size, f"{proto.producer_name} {proto.producer_version}".strip(), proto.ir_version,
+            str(path),
+            path.stat().st_size,
+            f"{proto.producer_name} {proto.producer_version}".strip(),
+            proto.ir_version,
             {o.domain or "ai.onnx": o.version for o in proto.opset_import},
-            _values(v for v in graph.input if v.name not in stored), _values(graph.output),
-            dict(Counter(node.op_type for node in graph.node).most_common()), len(graph.initializer),
-            sum(math.prod(t.dims) for t in weights), tuple(sorted({_type(t.data_type) for t in weights})), _sparsity(path),
-            tuple(load.title(node) for node in check.unsupported(proto, OPERATORS)), importer.example_shapes(graph),
-        )  # fmt: skip
+            _values(v for v in graph.input if v.name not in stored),
+            _values(graph.output),
+            dict(Counter(node.op_type for node in graph.node).most_common()),
+            len(graph.initializer),
+            sum(math.prod(t.dims) for t in weights),
+            tuple(sorted({_type(t.data_type) for t in weights})),
+            _sparsity(path),
+            tuple(load.title(node) for node in check.unsupported(proto, OPERATORS)),
+            importer.example_shapes(graph),
+        )
 
 
 def _sparsity(path: Path) -> str:

@@ -232,9 +232,7 @@ def _uses_of_constants(
     return found
 
 
-def views_of_constants(
-    graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]
-) -> dict[str, tuple[str, tuple[View, ...]]]:
+def views_of_constants(graph: onnx.GraphProto, tensors: Mapping[str, TensorProto]) -> dict[str, tuple[str, tuple[View, ...]]]:
     """Stored tensor, or output of a copy or view of one -> (that tensor, its views)."""
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:

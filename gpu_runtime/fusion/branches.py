@@ -227,7 +227,7 @@ def _added(a: _Linear, b: _Linear) -> _Linear | None:
         w[:, :, r : r + f.w.shape[2], s : s + f.w.shape[3]] += _regrouped(f, coarse.groups)
     return _Linear(
         a.x, w, a.b + b.b, coarse.groups, a.stride, (top, left), a.terms + b.terms, (*a.convs, *b.convs), (*a.via, *b.via)
-    )  # fmt: skip
+    )
 
 
 def _regrouped(form: _Linear, groups: int) -> np.ndarray:
@@ -351,8 +351,17 @@ def _convolution(
         y = ir.Value(name=f"{name_of(last.output)} before {end.stages[0]}", shape=last.output.shape, type=last.output.type)
     weights = {"w": form.w, "b": form.b} if np.any(form.b) else {"w": form.w}
     conv = Layer(
-        "Conv", node, " + ".join(nodes), nodes, (form.x,), y, weights, end.act, when=(literal,), merged=convs,
-    )  # fmt: skip
+        "Conv",
+        node,
+        " + ".join(nodes),
+        nodes,
+        (form.x,),
+        y,
+        weights,
+        end.act,
+        when=(literal,),
+        merged=convs,
+    )
     if not end.stages:
         return [conv]
     read = [f"t{i}" for i in range(1, len(last.inputs)) if any(stage.operand == f"t{i}" for stage in end.stages)]

@@ -173,12 +173,17 @@ def _clip(node: ir.Node, value: ir.Value) -> list[Step] | None:
         return None
     arrays = [constant(v) for v in bounds]
     if any(v is not None and a is None for v, a in zip(bounds, arrays, strict=True)):
-        return [(op, v, ()) if a is None else _by_constant(op, a, ())
-                for op, v, a in zip(("max", "min"), bounds, arrays, strict=True) if v is not None]  # fmt: skip
+        return [
+            (op, v, ()) if a is None else _by_constant(op, a, ())
+            for op, v, a in zip(("max", "min"), bounds, arrays, strict=True)
+            if v is not None
+        ]
     if any(a is not None and a.size != 1 for a in arrays):
         return None
-    low, high = (s * FLT_MAX if a is None else float(np.clip(a.reshape(()), -FLT_MAX, FLT_MAX))
-                 for s, a in zip((-1, 1), arrays, strict=True))  # fmt: skip
+    low, high = (
+        s * FLT_MAX if a is None else float(np.clip(a.reshape(()), -FLT_MAX, FLT_MAX))
+        for s, a in zip((-1, 1), arrays, strict=True)
+    )
     if low == 0 and high >= np.finfo(np.float32).max:
         return [("relu", None, ())]
     return [("clip", None, (low, high))]
@@ -186,8 +191,11 @@ def _clip(node: ir.Node, value: ir.Value) -> list[Step] | None:
 
 # Operators whose steps depend on more than the values of their attributes.
 SPECIAL: Mapping[str, Callable[[ir.Node, ir.Value], list[Step] | None]] = {
-    "BatchNormalization": _batch_normalization, "Celu": _celu, "Clip": _clip, "Gelu": _gelu,
-}  # fmt: skip
+    "BatchNormalization": _batch_normalization,
+    "Celu": _celu,
+    "Clip": _clip,
+    "Gelu": _gelu,
+}
 OPS = {*UNARY, *BINARY, *SPECIAL}
 
 

@@ -117,9 +117,13 @@ def _with(found: _Found, conv: Layer, part: slice) -> Layer:
         weights["slope"] = np.broadcast_to(slope, rows).astype(np.float32)
     y = _like(conv.output, f"{name_of(conv.output)} of {name_of(found.chain.output)}")
     return replace(
-        conv, label=f"{conv.label} + {found.chain.label}", nodes=conv.nodes + found.chain.nodes, output=y, weights=weights,
+        conv,
+        label=f"{conv.label} + {found.chain.label}",
+        nodes=conv.nodes + found.chain.nodes,
+        output=y,
+        weights=weights,
         act=found.act,
-    )  # fmt: skip
+    )
 
 
 def _like(value: ir.Value, name: str) -> ir.Value:

@@ -184,9 +184,13 @@ def _pooled(layer: Layer, pool: ir.Node, used: tuple[ir.Node, ...]) -> Found:
     """Convolution and max pool apart, and as one."""
     group, option = name_of(pool), f"into {name_of(layer.node)}"
     one = replace(
-        layer, pool=pool, label=f"{layer.label} + {group}", nodes=(*layer.nodes, group), output=pool.outputs[0],
+        layer,
+        pool=pool,
+        label=f"{layer.label} + {group}",
+        nodes=(*layer.nodes, group),
+        output=pool.outputs[0],
         when=((group, option),),
-    )  # fmt: skip
+    )
     apart = ((group, APART),)
     layers = (layer.node, replace(layer, when=apart)), (pool, replace(plain(pool), when=apart)), (pool, one)
     return Found(layers, (*used, pool), ((group, (APART, option)),))
@@ -276,9 +280,11 @@ def _other(node: ir.Node, state: State) -> Found:
     return Found(((node, plain(node)),), (node,))
 
 
+# fmt: off
 RULES: tuple[Callable[[ir.Node, State], Found | None], ...] = (
     _shuffle, _group_normalization, _view, _convolution, _residual, _outputs, _normalization, _chain, _other,
-)  # fmt: skip
+)
+# fmt: on
 
 
 # ---- conditions
@@ -341,11 +347,17 @@ def _with_prologues(layers: list[Layer]) -> tuple[list[Layer], list[Group]]:
         chain, (scale, shift) = readers[layer.node]
         group, (apart, into) = groups[chain.output]
         result.append(replace(layer, when=(*layer.when, (group, apart))))
-        result.append(replace(
-            layer, label=f"{chain.label} + {layer.label}", nodes=chain.nodes + layer.nodes, prologue=True,
-            inputs=(chain.inputs[0], *layer.inputs[1:]), weights={**layer.weights, "scale": scale, "shift": shift},
-            when=(*layer.when, (group, into)),
-        ))  # fmt: skip
+        result.append(
+            replace(
+                layer,
+                label=f"{chain.label} + {layer.label}",
+                nodes=chain.nodes + layer.nodes,
+                prologue=True,
+                inputs=(chain.inputs[0], *layer.inputs[1:]),
+                weights={**layer.weights, "scale": scale, "shift": shift},
+                when=(*layer.when, (group, into)),
+            )
+        )
     return result, list(groups.values())
 
 

@@ -79,9 +79,15 @@ def plain(node: ir.Node) -> Layer:
 
 def of_chain(chain: Chain) -> Layer:
     return Layer(
-        "Chain", chain.nodes[-1], label(chain.nodes), names(chain.nodes), chain.inputs, chain.output, chain.constants,
+        "Chain",
+        chain.nodes[-1],
+        label(chain.nodes),
+        names(chain.nodes),
+        chain.inputs,
+        chain.output,
+        chain.constants,
         stages=chain.stages,
-    )  # fmt: skip
+    )
 
 
 # ---- convolutions and products

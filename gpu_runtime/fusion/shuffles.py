@@ -29,9 +29,11 @@ class Shuffle:
 
 # Reshape to six dimensions, Transpose, Reshape: kind -> (where c and the two block sizes stand in the six, the permutation).
 SIX = {
-    "d2s_crd": ((1, 2, 3), (0, 1, 4, 2, 5, 3)), "d2s_dcr": ((3, 1, 2), (0, 3, 4, 1, 5, 2)),
-    "s2d_crd": ((1, 3, 5), (0, 1, 3, 5, 2, 4)), "s2d_dcr": ((1, 3, 5), (0, 3, 5, 1, 2, 4)),
-}  # fmt: skip
+    "d2s_crd": ((1, 2, 3), (0, 1, 4, 2, 5, 3)),
+    "d2s_dcr": ((3, 1, 2), (0, 3, 4, 1, 5, 2)),
+    "s2d_crd": ((1, 3, 5), (0, 1, 3, 5, 2, 4)),
+    "s2d_dcr": ((1, 3, 5), (0, 3, 5, 1, 2, 4)),
+}
 OPERATORS = {"DepthToSpace": "d2s", "SpaceToDepth": "s2d"}
 
 
@@ -73,6 +75,10 @@ def with_depth_to_space(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
     if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
         return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
     return replace(
-        layer, label=f"{layer.label} + {label(shuffle.nodes)}", nodes=layer.nodes + names(shuffle.nodes), output=shuffle.output,
-        d2s=shuffle.size, d2s_mode=shuffle.kind[4:],
-    ), shuffle.nodes  # fmt: skip
+        layer,
+        label=f"{layer.label} + {label(shuffle.nodes)}",
+        nodes=layer.nodes + names(shuffle.nodes),
+        output=shuffle.output,
+        d2s=shuffle.size,
+        d2s_mode=shuffle.kind[4:],
+    ), shuffle.nodes

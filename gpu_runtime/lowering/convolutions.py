@@ -32,10 +32,20 @@ def conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
     stride, dilation, pad = window(node, size, (h, w))
     weights["w"] = _single(kernel)
     return ConvProblem(
-        n, c, h, w, kernel.shape[0], *size, pair(stride), around(pad), pair(dilation), groups, _fits(weights, c // groups),
+        n,
+        c,
+        h,
+        w,
+        kernel.shape[0],
+        *size,
+        pair(stride),
+        around(pad),
+        pair(dilation),
+        groups,
+        _fits(weights, c // groups),
         Prologue(layer.prologue),
         replace(_epilogue(layer, weights), d2s=layer.d2s, d2s_mode=layer.d2s_mode, act_first=layer.act_first),
-    )  # fmt: skip
+    )
 
 
 def around(pads: Sequence[int]) -> Shape4:
@@ -66,10 +76,19 @@ def _volume(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     table = np.where((at >= 0) & (at < image[0]), at, -1).reshape(-1).tolist()
     spread = GatherProblem((n, c, image[0], image[1] * image[2]), (0, 2, 1, 3), ((), tuple(table), (), ()))
     product = ConvProblem(
-        n * depth, size[0] * c, image[1], image[2], k, size[1], size[2], pair(stride[1:]), around((*pad[1:3], *pad[4:])),
+        n * depth,
+        size[0] * c,
+        image[1],
+        image[2],
+        k,
+        size[1],
+        size[2],
+        pair(stride[1:]),
+        around((*pad[1:3], *pad[4:])),
         pair(dilation[1:]),
-        sparse24=_fits(weights, size[0] * c), epilogue=_epilogue(layer, weights),
-    )  # fmt: skip
+        sparse24=_fits(weights, size[0] * c),
+        epilogue=_epilogue(layer, weights),
+    )
     back = GatherProblem((n, depth, k, math.prod(product.out_shape[2:])), (0, 2, 1, 3))
     return spread, product, back
 
@@ -113,9 +132,7 @@ def _cropped(layer: Layer, size: tuple[int, int], image: tuple[int, int], out: S
         return pair(last(attribute(node, "pads", (0,) * 4)[: rank - 2], 0))
     stride, dilation = last(attribute(node, "strides"), 1), last(attribute(node, "dilations"), 1)
     extra = last(attribute(node, "output_padding"), 0)
-    total = [
-        max(stride[i] * (image[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)
-    ]
+    total = [max(stride[i] * (image[i] - 1) + extra[i] + (size[i] - 1) * dilation[i] + 1 - out[2 + i], 0) for i in range(2)]
     rows, columns = (t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
     return rows, columns
 
@@ -158,9 +175,17 @@ def _by_matrices(layer: Layer, weights: Weights) -> tuple[Problem, ...]:
     w = matrices if first else matrices.swapaxes(-1, -2)
     weights["w"] = _single(np.ascontiguousarray(w, np.float32).reshape(groups * m, k, 1, 1))
     product = ConvProblem(
-        outer, channels, 1, pixels, groups * m, 1, 1,
-        groups=share, sparse24=_fits(weights, k), epilogue=_epilogue(layer, weights),
-    )  # fmt: skip
+        outer,
+        channels,
+        1,
+        pixels,
+        groups * m,
+        1,
+        1,
+        groups=share,
+        sparse24=_fits(weights, k),
+        epilogue=_epilogue(layer, weights),
+    )
     if first:
         return (product,)
     before = GatherProblem((1, outer * share, pixels, k), (0, 1, 3, 2))

@@ -229,9 +229,9 @@ def _in_a_row(
         if problem is main:
             identity = name_of(layer.node) if layer.op in CONVOLUTIONS and weights else ""
             merged = layer.merged
-            ops.append(Op(
-                layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity, merged, bool(merged)
-            ))  # fmt: skip
+            ops.append(
+                Op(layer.label, problem, sources, name, weights, layer.nodes, layer.when, identity, merged, bool(merged))
+            )
         else:
             kind = type(problem).__name__.removesuffix("Problem").lower()
             ops.append(Op(f"{layer.label} ({kind} {i})", problem, sources, name, {}, layer.nodes, layer.when))
@@ -298,13 +298,31 @@ def _pool_of_volume(layer: Layer) -> tuple[PoolProblem, PoolProblem]:
     stride, dilation, pad = window(layer.node, size, (depth, *area), crop=True)
     count_pad = bool(attribute(layer.node, "count_include_pad", 0))
     flat = PoolProblem(
-        n, c * depth, *pair(area), kind, *pair(size[1:]), pair(rest), pair(stride[1:]), around((*pad[1:3], *pad[4:])),
-        pair(dilation[1:]), count_pad,
-    )  # fmt: skip
+        n,
+        c * depth,
+        *pair(area),
+        kind,
+        *pair(size[1:]),
+        pair(rest),
+        pair(stride[1:]),
+        around((*pad[1:3], *pad[4:])),
+        pair(dilation[1:]),
+        count_pad,
+    )
     return flat, PoolProblem(
-        n, c, depth, math.prod(rest), kind, size[0], 1, (first, math.prod(rest)), (stride[0], 1), (pad[0], 0, pad[3], 0),
-        (dilation[0], 1), count_pad,
-    )  # fmt: skip
+        n,
+        c,
+        depth,
+        math.prod(rest),
+        kind,
+        size[0],
+        1,
+        (first, math.prod(rest)),
+        (stride[0], 1),
+        (pad[0], 0, pad[3], 0),
+        (dilation[0], 1),
+        count_pad,
+    )
 
 
 def _chain(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> PointwiseProblem:
@@ -347,17 +365,23 @@ def _alike(wide: list[tuple[int, ...]], over: tuple[int, ...]) -> list[tuple[int
 
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
 SHUFFLES = ("d2s_crd", "d2s_dcr", "s2d_crd", "s2d_dcr", "channels")
+# fmt: off
 MOVES: Mapping[str, Rule] = {
     **dict.fromkeys(SHUFFLES, moves.shuffle), **dict.fromkeys(VIEWS, _view), "Transpose": moves.transpose,
     "Concat": moves.concat, "Slice": moves.slice_, "Split": moves.split, "Pad": moves.pad, "Resize": moves.resize,
     "Gather": moves.gather, "Expand": moves.expand, "Tile": moves.tile,
-}  # fmt: skip
+}
+# fmt: on
 PROBLEMS: Mapping[str, Rule] = {
-    "Conv": _conv, "ConvTranspose": conv_transpose, "Gemm": matmul, "MatMul": matmul,
+    "Conv": _conv,
+    "ConvTranspose": conv_transpose,
+    "Gemm": matmul,
+    "MatMul": matmul,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pool),
     "Chain": _chain,
-    **reductions.RULES, **MOVES,
-}  # fmt: skip
+    **reductions.RULES,
+    **MOVES,
+}
 WHY = {
     "BatchNormalization": "expected inference mode and constant statistics",
     "Dropout": "expected inference mode",
@@ -405,7 +429,10 @@ def _compose_windows(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Probl
             if both is not None:
                 result[i] = None
                 result[found[0]] = replace(
-                    second, name=f"{first.name} + {second.name}", problem=both, inputs=first.inputs,
+                    second,
+                    name=f"{first.name} + {second.name}",
+                    problem=both,
+                    inputs=first.inputs,
                     nodes=first.nodes + second.nodes,
-                )  # fmt: skip
+                )
     return [op for op in result.values() if op is not None]

@@ -324,10 +324,20 @@ def _of_two(layer: Layer, mode: str, along: _Scaling, shape4: Shape4, pair: Mapp
     scale_h, scale_w = (1.0 if a is None else float(along.scale[a]) for a in axes)
     crop = [along.crop[a] if a is not None else (0.0, 1.0) for a in axes]
     problem = ResizeProblem(
-        n, c, h, w, (high, wide), mode, along.coordinates, (scale_h, scale_w),
-        float(attribute(node, "cubic_coeff_a", -0.75)), bool(attribute(node, "exclude_outside", 0)),
-        bool(attribute(node, "antialias", 0)), (*crop[0], *crop[1]), float(attribute(node, "extrapolation_value", 0.0)),
-    )  # fmt: skip
+        n,
+        c,
+        h,
+        w,
+        (high, wide),
+        mode,
+        along.coordinates,
+        (scale_h, scale_w),
+        float(attribute(node, "cubic_coeff_a", -0.75)),
+        bool(attribute(node, "exclude_outside", 0)),
+        bool(attribute(node, "antialias", 0)),
+        (*crop[0], *crop[1]),
+        float(attribute(node, "extrapolation_value", 0.0)),
+    )
     if order == [0, 1, 2, 3]:
         yield problem
         return

@@ -43,9 +43,17 @@ def problem(layer: Layer) -> tuple[LibraryProblem, Weights]:
     shapes, shape = tuple(map(shape_of, inputs)), shape_of(layer.output)
     stored = tuple((a.shape, NUMPY[a.dtype.name]) for a in weights.values())
     return LibraryProblem(
-        function, arguments, shapes, tuple(map(_type, inputs)), shape, _type(layer.output), tuple(map(nchw, (*shapes, shape))),
-        tuple(sorted(attributes.items())), stored, node.outputs.index(layer.output),
-    ), weights  # fmt: skip
+        function,
+        arguments,
+        shapes,
+        tuple(map(_type, inputs)),
+        shape,
+        _type(layer.output),
+        tuple(map(nchw, (*shapes, shape))),
+        tuple(sorted(attributes.items())),
+        stored,
+        node.outputs.index(layer.output),
+    ), weights
 
 
 def _arguments(values: Sequence[Value | None]) -> tuple[tuple[str, ...], list[Value], Weights]:
@@ -113,10 +121,16 @@ def _slices(layer: Layer, attributes: Attributes) -> Attributes:
     starts, ends, axes, steps = constants(layer, 1, 2, 3, 4)
     shape = shape_of(layer.inputs[0])
     axes = [int(a) % len(shape) for a in axes or range(len(starts))]
-    rows = [range(*slice(a, b, step).indices(shape[axis]))
-            for a, b, step, axis in zip(starts, ends, steps or [1] * len(axes), axes, strict=True)]  # fmt: skip
-    return {"axes": tuple(axes), "starts": tuple(r.start for r in rows), "counts": tuple(map(len, rows)),
-            "steps": tuple(r.step for r in rows)}  # fmt: skip
+    rows = [
+        range(*slice(a, b, step).indices(shape[axis]))
+        for a, b, step, axis in zip(starts, ends, steps or [1] * len(axes), axes, strict=True)
+    ]
+    return {
+        "axes": tuple(axes),
+        "starts": tuple(r.start for r in rows),
+        "counts": tuple(map(len, rows)),
+        "steps": tuple(r.step for r in rows),
+    }
 
 
 def _reduction(layer: Layer, attributes: Attributes) -> Attributes:
@@ -146,8 +160,13 @@ RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {
     "Transpose": lambda layer, attributes: {"perm": tuple(reversed(range(_rank(layer))))} | attributes,
     "LpPool": lambda layer, attributes: _windows(layer, attributes) | {"p": attributes.get("p", 2)},
     "MaxPool": lambda layer, attributes: _windows(layer, attributes) | {"storage_order": attributes.get("storage_order", 0)},
-    "CumSum": _cumulated, "Slice": _slices, "Cast": _to, "LRN": _normalized, "Split": _parts,
-    **dict.fromkeys((*RESHAPES, "Expand"), _shape), **dict.fromkeys(REDUCE, _reduction),
-}  # fmt: skip
+    "CumSum": _cumulated,
+    "Slice": _slices,
+    "Cast": _to,
+    "LRN": _normalized,
+    "Split": _parts,
+    **dict.fromkeys((*RESHAPES, "Expand"), _shape),
+    **dict.fromkeys(REDUCE, _reduction),
+}
 # Operators whose other inputs are attributes of the function.
 FIRST_ALONE = {"TopK", "CumSum", "Tile", "Slice", "Split", "Expand", *RESHAPES, *REDUCE}

@@ -136,7 +136,11 @@ def _channels_in_groups(shape: tuple[int, ...], groups: int) -> tuple[Shape4, st
 
 
 RULES = {
-    **dict.fromkeys(REDUCE, reduce), "Softmax": softmax, "LogSoftmax": softmax,
-    "Standardize": standardize, "GroupNormalization": group_normalization,
-    "InstanceNormalization": standard, "LayerNormalization": standard,
-}  # fmt: skip
+    **dict.fromkeys(REDUCE, reduce),
+    "Softmax": softmax,
+    "LogSoftmax": softmax,
+    "Standardize": standardize,
+    "GroupNormalization": group_normalization,
+    "InstanceNormalization": standard,
+    "LayerNormalization": standard,
+}

@@ -112,9 +112,7 @@ def of_zeros(p: ConvProblem, residual: np.ndarray | None = None) -> np.ndarray:
 # ---- forms
 
 
-def completed(
-    network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing: Mapping[str, tuple[str, Problem]]
-) -> Draft:
+def completed(network: Network, ops: Iterable[tuple[int, Op[Problem]]], missing: Mapping[str, tuple[str, Problem]]) -> Draft:
     """The form of these ops at their positions, with a copy for each tensor that is read but not given. `missing`: such a
     tensor -> (what it is made of, how)."""
     made = list(ops)

@@ -61,9 +61,7 @@ def _links(op: Op[Problem]) -> Iterator[Link]:
     """Which channels of the op's tensors lie alike. None for a convolution over all channels."""
     p, y = op.problem, op.output
     if isinstance(p, ConcatProblem):
-        yield from (
-            Link(t, 0, y, first, c) for t, first, c in zip(op.inputs, (0, *accumulate(p.sizes)), p.sizes, strict=False)
-        )
+        yield from (Link(t, 0, y, first, c) for t, first, c in zip(op.inputs, (0, *accumulate(p.sizes)), p.sizes, strict=False))
     elif isinstance(p, MoveProblem) and p.is_part:
         yield Link(op.inputs[0], p.start[0], y, 0, p.out[0])
     elif isinstance(p, PointwiseProblem):
@@ -271,9 +269,7 @@ def _depthwise(op: Op[ConvProblem], slots: tuple[int, ...], size: int) -> Op[Con
     return replace(op, problem=replace(op.problem, c=size, k=size, groups=size), weights=weights)
 
 
-def _constant(
-    array: np.ndarray, p: PointwiseProblem, axes: str, slots: tuple[int, ...], size: int, fill: float
-) -> np.ndarray:
+def _constant(array: np.ndarray, p: PointwiseProblem, axes: str, slots: tuple[int, ...], size: int, fill: float) -> np.ndarray:
     """A constant over the padded channels, if it has one value for each channel."""
     return spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
 

@@ -349,9 +349,14 @@ class _Sums:
         name = f"{conv.name} + {beside.add.name}" if beside.add else f"{conv.name} beside {beside.alone} of {beside.concat}"
         nodes = unique((*conv.nodes, *(beside.add.nodes if beside.add else ())))
         yield replace(
-            conv, name=name, problem=problem, weights={**conv.weights, **rows}, inputs=(conv.inputs[0], z),
-            output=placed.source, nodes=nodes,
-        )  # fmt: skip
+            conv,
+            name=name,
+            problem=problem,
+            weights={**conv.weights, **rows},
+            inputs=(conv.inputs[0], z),
+            output=placed.source,
+            nodes=nodes,
+        )
 
     def _second(self, beside: Beside, add: Op[Problem]) -> Op[Problem]:
         placed, k = self.placed[beside.conv.output], beside.conv.problem.k

@@ -83,9 +83,7 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, in
     return [(t, ps, ps - picoseconds(times[t])) for ps, _, t in best.values()]
 
 
-def kernels(
-    problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]
-) -> Iterator[Entry]:
+def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
     """The kernels that may run a problem: each tactic with its tensors in memory of their own and in all of `homes`, the keys
     of each tensor that have one, that its kernel can reach."""
     for tactic, ps, premium_ps in tactics:

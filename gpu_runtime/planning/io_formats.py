@@ -34,10 +34,8 @@ def resolve(spec: Spec | None, tensors: Sequence[TensorInfo], kind: str) -> dict
         texts = spec.split(",") if isinstance(spec, str) else list(spec)
         texts = texts * len(names) if len(texts) == 1 else texts
         if len(texts) != len(names):
-            raise ValueError(printable(
-                f"{kind} formats: {len(texts)} for {len(names)} {kind}{'s' if len(names) > 1 else ''} ({', '.join(names)}): "
-                "give one for all, or one for each in this order"
-            ))  # fmt: skip
+            given = f"{kind} formats: {len(texts)} for {len(names)} {kind}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+            raise ValueError(printable(f"{given}: give one for all, or one for each in this order"))
     return {t.name: parse(text, t.dtype, kind) for t, text in zip(tensors, texts, strict=True)}
 
 

@@ -49,10 +49,12 @@ class Timer(Protocol):
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
 
+# fmt: off
 __all__ = [
     "PREFERRED", "Table", "forced", "format_of", "if_sparse", "ops_of", "representative", "rivals", "tabulate", "untimed",
     "workspace",
-]  # fmt: skip
+]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,18 @@ class Table:
     risk: float | None = None
 
 
-def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io: Mapping[str, Format | tuple[Format, ...]],
-             exhaustive: bool = False, scratch: int | None = None, risk: float | None = None,
-             progress: Callable[[str, int, int], None] = lambda name, done, total: None) -> Table:  # fmt: skip
+def tabulate(
+    network: Network,
+    device: Device,
+    timer: Timer,
+    *,
+    sparse: bool,
+    io: Mapping[str, Format | tuple[Format, ...]],
+    exhaustive: bool = False,
+    scratch: int | None = None,
+    risk: float | None = None,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Table:
     """Time every candidate of every op in every format it may have. Raises ModelError where an op has none.
 
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
@@ -97,16 +108,19 @@ def tabulate(network: Network, device: Device, timer: Timer, *, sparse: bool, io
     inside = places.keys_inside(network, MAX_FORMATS - len(PREFERRED) - 2)
     reformats = _Reformats(network, formats, asked)
     graph = plan.Graph(
-        _choices(network, times, inside, cost_of(device, risk)), network.groups, {}, tuple(i.name for i in network.inputs),
-        tuple(o.name for o in network.outputs), _keys(network, formats, inside), reformats.ps,
-    )  # fmt: skip
+        _choices(network, times, inside, cost_of(device, risk)),
+        network.groups,
+        {},
+        tuple(i.name for i in network.inputs),
+        tuple(o.name for o in network.outputs),
+        _keys(network, formats, inside),
+        reformats.ps,
+    )
     tables = []
     for fmts in product(*outside.values()):
         ends = dict(zip(outside, fmts, strict=True))
-        tables.append(Table(
-            network, device, ends, times, _pinned(network, graph, ends), sparse, reformats.times, scratch, formats.beside,
-            risk,
-        ))  # fmt: skip
+        pinned = _pinned(network, graph, ends)
+        tables.append(Table(network, device, ends, times, pinned, sparse, reformats.times, scratch, formats.beside, risk))
     if unsure:  # ops of several decisions: some combinations of options have no plan, or all
         try:
             plan.solve(tables[0].graph)
@@ -203,9 +217,7 @@ class _Reformats:
     def __init__(self, network: Network, formats: _Formats, asked: _Asked):
         self.times: dict[ReformatProblem, Times] = {}
         self._asked, self._shapes = asked, network.tensors
-        self._named = {
-            (t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))
-        }
+        self._named = {(t, canonical(f, shape)): f for t, shape in network.tensors.items() for f in reversed(formats.usable(t))}
         self._known: dict[Hop, int | None] = {}
 
     def ps(self, tensor: str, src: Key, dst: Key) -> int | None:
@@ -220,9 +232,7 @@ class _Reformats:
         return self._known[hop]
 
 
-def _choices(
-    network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost
-) -> tuple[Choice, ...]:
+def _choices(network: Network, times: Sequence[Times], inside: Mapping[str, tuple[Key, ...]], cost: Cost) -> tuple[Choice, ...]:
     """Each op with all that may run it; ops alike share one tuple of entries."""
     found: dict[tuple, tuple[Entry, ...]] = {}
     best: dict[int, list[tuple[Tactic, int, int]]] = {}

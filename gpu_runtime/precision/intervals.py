@@ -133,5 +133,8 @@ def _largest_is_one(op: Op, maker: Mapping[str, Op]) -> bool:
     top = maker.get(chain.inputs[1])
     if top is None or not isinstance(top.problem, ReduceProblem) or top.problem.kind != "max":
         return False
-    return chain.problem.stages == (Stage("sub", "t1"), Stage("exp")) and top.inputs == chain.inputs[:1] and (
-        top.problem.axes == op.problem.axes)  # fmt: skip
+    return (
+        chain.problem.stages == (Stage("sub", "t1"), Stage("exp"))
+        and top.inputs == chain.inputs[:1]
+        and (top.problem.axes == op.problem.axes)
+    )

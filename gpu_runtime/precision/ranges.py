@@ -69,9 +69,11 @@ class Ranges:
 
 
 def fit(
-    network: Network, calibration: Mapping[str, np.ndarray] | None = None,
-    smaller: Smaller = lambda images: None, maskable: Container[str] = (),
-) -> tuple[Network, Ranges]:  # fmt: skip
+    network: Network,
+    calibration: Mapping[str, np.ndarray] | None = None,
+    smaller: Smaller = lambda images: None,
+    maskable: Container[str] = (),
+) -> tuple[Network, Ranges]:
     """The network with every tensor in FP16's range, as far as it can be, and what was found.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. What takes longer than execution's budgets is
@@ -144,9 +146,11 @@ def _stored(
 
 
 def _reached(
-    network: Network, calibration: Mapping[str, np.ndarray] | None, smaller: Smaller,
+    network: Network,
+    calibration: Mapping[str, np.ndarray] | None,
+    smaller: Smaller,
     maskable: Container[str],
-) -> tuple[dict[str, float] | None, str]:  # fmt: skip
+) -> tuple[dict[str, float] | None, str]:
     """(tensor -> the largest magnitude that it reaches, on what); (None, why) where nothing can be run."""
     if calibration is not None:
         _check_calibration(network, calibration, maskable)

@@ -63,10 +63,15 @@ def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]
 
 def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
     return [
-        {"layers": b.layers, "saved_us": b.us, "lost_energy": b.lost_energy, "reason": b.why,
-         "us_per_percent": b.us_per_percent if math.isfinite(b.us_per_percent) else None}
+        {
+            "layers": b.layers,
+            "saved_us": b.us,
+            "lost_energy": b.lost_energy,
+            "reason": b.why,
+            "us_per_percent": b.us_per_percent if math.isfinite(b.us_per_percent) else None,
+        }
         for b in ranked
-    ]  # fmt: skip
+    ]
 
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
@@ -78,16 +83,22 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
     lines = [f"With all of them pruned, on {pruned.device.title}, {pruned.timing.label}:", ""]
     if paid:
         rows = [
-            [", ".join(b.layers), f"{b.us:.2f}", lost_text(b.lost_energy),
-             "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}"]
+            [
+                ", ".join(b.layers),
+                f"{b.us:.2f}",
+                lost_text(b.lost_energy),
+                "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}",
+            ]
             for b in paid
-        ]  # fmt: skip
+        ]
         lines += [*table(["layer", "us saved", "energy lost", "us per % lost"], rows, range(1, 4)), ""]
     if others:
         lines += wrap(f"Saves nothing: {', '.join(layer for b in others for layer in b.layers)}")
     if not paid:
         lines += ["No layer is faster sparse there: pruning for this GPU would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
-        lines += wrap(f"us saved: what the plan, {total.total_us:.1f} us, loses if that layer alone is held dense; "
-                      f"without sparse kernels at all it takes {total.saved_us:.1f} us more")  # fmt: skip
+        lines += wrap(
+            f"us saved: what the plan, {total.total_us:.1f} us, loses if that layer alone is held dense; "
+            f"without sparse kernels at all it takes {total.saved_us:.1f} us more"
+        )
     return "\n".join(["", *lines]) + "\n"

@@ -36,10 +36,16 @@ class Calibrated:
 
 
 def calibrate(
-    whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
-    given: Mapping[str, np.ndarray], min_snr: float | None, max_drop: float | None, units: Mapping[str, str],
+    whole: onnx.ModelProto,
+    changed: onnx.ModelProto,
+    pruned: Sequence[Weight],
+    dense: Mapping[str, np.ndarray],
+    given: Mapping[str, np.ndarray],
+    min_snr: float | None,
+    max_drop: float | None,
+    units: Mapping[str, str],
     progress: Listener,
-) -> Calibrated:  # fmt: skip
+) -> Calibrated:
     """Compare with `whole`, the model as it was. In `changed` the weights `pruned` are; those that must not be are put back to
     `dense`. Weights of one name in `units` are pruned or dense together: one of them dense takes the pattern from their sum.
     Raises ValueError for inputs that do not fit."""
@@ -92,9 +98,13 @@ class _Trial:
 
     @classmethod
     def of(
-        cls, whole: onnx.ModelProto, changed: onnx.ModelProto, pruned: Sequence[Weight], dense: Mapping[str, np.ndarray],
+        cls,
+        whole: onnx.ModelProto,
+        changed: onnx.ModelProto,
+        pruned: Sequence[Weight],
+        dense: Mapping[str, np.ndarray],
         given: Mapping[str, np.ndarray],
-    ) -> _Trial:  # fmt: skip
+    ) -> _Trial:
         reference = sessions.session(whole)
         feeds = list(sessions.batches(sessions.inputs_of(reference), given))
         expected = [sessions.run(reference, f) for f in feeds]

@@ -198,8 +198,9 @@ def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     if slot < len(node.input) and node.input[slot]:
         scales = walk.values(node, slot)
     special = given.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or given.keys() & {
-        "axes", "keep_aspect_ratio_policy"
-    }  # fmt: skip
+        "axes",
+        "keep_aspect_ratio_policy",
+    }
     if special or before[1] != after[1] or (scales.size > 1 and scales[1] != 1):
         raise Refused(f"{title(node)} may resize the axis of channels")
     return [ins[0]]
@@ -379,6 +380,7 @@ def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
     return [None] * len(node.output)
 
 
+# fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
@@ -388,4 +390,5 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
     "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
-}  # fmt: skip
+}
+# fmt: on

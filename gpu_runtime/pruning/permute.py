@@ -43,9 +43,12 @@ class _Reader:
 
 
 def permute(
-    proto: onnx.ModelProto, pruned: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]], fixed: Collection[str] = (),
+    proto: onnx.ModelProto,
+    pruned: Sequence[Weight],
+    shapes: Mapping[str, tuple[int, ...]],
+    fixed: Collection[str] = (),
     progress: Listener = nobody,
-) -> Spaces:  # fmt: skip
+) -> Spaces:
     """Reorder channels in place so that pruning these weights takes less away -> the spaces there were. `shapes`: of inputs;
     `fixed`: weights whose input channels stay in their order."""
     spaces = channel_spaces(proto.graph, tensor_shapes(proto, shapes))

@@ -159,12 +159,11 @@ def prune(
     accuracy = None
     if calibration is not None:
         units = {r.weight: r.sum for r in rows if r.sum}
-        accuracy = calibrate(whole, checked, [w for w in chosen if w.name in before], dense, calibration, min_snr, max_drop,
-                             units, progress)  # fmt: skip
+        accuracy = calibrate(
+            whole, checked, [w for w in chosen if w.name in before], dense, calibration, min_snr, max_drop, units, progress
+        )
         rows = [_measured(r, accuracy) for r in rows]
-    return Result(
-        _with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, found.unknown, separate
-    )  # fmt: skip
+    return Result(_with_weights(whole, checked), tuple(rows), permute, accuracy, patterns.shared, found.unknown, separate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +193,12 @@ def _patterns(found: Sequence[Sum], chosen: Sequence[Weight], own: Mapping[str, 
 
 
 def _ordered(
-    checked: onnx.ModelProto, rows: list[Pruned], chosen: list[Weight], shapes: Mapping[str, tuple[int, ...]],
+    checked: onnx.ModelProto,
+    rows: list[Pruned],
+    chosen: list[Weight],
+    shapes: Mapping[str, tuple[int, ...]],
     progress: Listener,
-) -> tuple[list[Pruned], list[Weight]]:  # fmt: skip
+) -> tuple[list[Pruned], list[Weight]]:
     """Channels put in another order in place -> the rows with what that did, and the weights anew."""
     unpermuted = {w.name: as_stored(_values(w), w.axis).lost_energy for w in chosen}
     fixed = [r.weight for r in rows if r.stored and r.stored.fits]  # an order of channels may not undo what is 2:4

@@ -173,10 +173,15 @@ def not_looked_for(unknown: str) -> str:
 
 def _cells(m: Merged) -> list[list[str]]:
     cells = [
-        [printable(p.layer), "x".join(map(str, p.shape)), "-" if p.fit is None else share_text(p.fit), "",
-         "" if p.fit is None else "2:4" if p.fit == 1 else "not 2:4"]
+        [
+            printable(p.layer),
+            "x".join(map(str, p.shape)),
+            "-" if p.fit is None else share_text(p.fit),
+            "",
+            "" if p.fit is None else "2:4" if p.fit == 1 else "not 2:4",
+        ]
         for p in m.parts
-    ]  # fmt: skip
+    ]
     if m.itself:
         cells.append(["the input itself", "", "", "", ""])
     share, lost = ("-", "-") if m.stored is None else (share_text(m.stored.share), lost_text(m.stored.lost_energy))
@@ -212,12 +217,19 @@ def summary(rows: Sequence[Merged]) -> str:
 def data(rows: Sequence[Merged]) -> list[dict[str, Any]]:
     return [
         {
-            "node": m.node, "layers": [p.layer for p in m.parts], "adds_input": m.itself, "shape": m.shape,
-            "groups": m.stored.groups if m.stored else None, "fit": m.stored.share if m.stored else None,
-            "lost_energy": m.stored.lost_energy if m.stored else None, "common_lost_energy": m.lost,
-            "verdict": m.verdict, "reason": m.reason, "cure": m.cure or None,
+            "node": m.node,
+            "layers": [p.layer for p in m.parts],
+            "adds_input": m.itself,
+            "shape": m.shape,
+            "groups": m.stored.groups if m.stored else None,
+            "fit": m.stored.share if m.stored else None,
+            "lost_energy": m.stored.lost_energy if m.stored else None,
+            "common_lost_energy": m.lost,
+            "verdict": m.verdict,
+            "reason": m.reason,
+            "cure": m.cure or None,
             "taps": [{"r": r, "s": s, "broken": share} for r, s, share in m.taps],
             "branches": [{"layer": p.layer, "shape": p.shape, "at": p.at, "fit": p.fit} for p in m.parts],
         }
         for m in rows
-    ]  # fmt: skip
+    ]

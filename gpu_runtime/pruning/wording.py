@@ -20,8 +20,14 @@ ALONE = "output SNR, top-1 kept: of the outputs with that layer alone pruned, be
 def text(result: Result) -> str:
     """The table and the verdict, lines as wide as the terminal."""
     measured = result.accuracy is not None
-    header = ["layer", "weights", "energy lost", *(["in file's order"] if result.permuted else []),
-              *(["output SNR", "top-1 kept"] if measured else []), "verdict"]  # fmt: skip
+    header = [
+        "layer",
+        "weights",
+        "energy lost",
+        *(["in file's order"] if result.permuted else []),
+        *(["output SNR", "top-1 kept"] if measured else []),
+        "verdict",
+    ]
     rows = [_cells(r, result.permuted, measured) for r in result.rows]
     lines = [*table(header, rows, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
     return "\n".join([*lines, *summary(result)]) + "\n"
@@ -109,22 +115,42 @@ def data(result: Result) -> dict[str, Any]:
     """As JSON: null stands for no limit, of an SNR where nothing differs."""
     rows = [
         {
-            "weight": r.weight, "layers": r.layers, "shape": r.shape, "verdict": r.verdict, "reason": r.reason,
-            "lost_energy": r.lost_energy, "lost_energy_unpermuted": r.unpermuted, "channels_in_place": r.unmoved or None,
-            "sum": r.sum or None, "lost_energy_by_itself": r.by_itself,
-            "snr_db": _finite(r.snr_db), "agreement": r.agreement,
+            "weight": r.weight,
+            "layers": r.layers,
+            "shape": r.shape,
+            "verdict": r.verdict,
+            "reason": r.reason,
+            "lost_energy": r.lost_energy,
+            "lost_energy_unpermuted": r.unpermuted,
+            "channels_in_place": r.unmoved or None,
+            "sum": r.sum or None,
+            "lost_energy_by_itself": r.by_itself,
+            "snr_db": _finite(r.snr_db),
+            "agreement": r.agreement,
         }
         for r in result.rows
-    ]  # fmt: skip
+    ]
     a = result.accuracy
-    found = None if a is None else {
-        "samples": a.samples, "restored": a.restored, "reached": a.reached,
-        **{k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement} for k, v in (("kept", a.kept), ("all", a.all))},
-    }  # fmt: skip
-    return {"schema_version": 1, "lost_energy": result.lost_energy, "lost_energy_unpermuted": result.unpermuted,
-            "branches": "separate" if result.separate else "common", "branches_unknown": result.unknown or None,
-            "sums": [asdict(s) for s in result.sums],
-            "accuracy": found, "weights": rows}  # fmt: skip
+    found = (
+        None
+        if a is None
+        else {
+            "samples": a.samples,
+            "restored": a.restored,
+            "reached": a.reached,
+            **{k: {"snr_db": _finite(v.snr_db), "agreement": v.agreement} for k, v in (("kept", a.kept), ("all", a.all))},
+        }
+    )
+    return {
+        "schema_version": 1,
+        "lost_energy": result.lost_energy,
+        "lost_energy_unpermuted": result.unpermuted,
+        "branches": "separate" if result.separate else "common",
+        "branches_unknown": result.unknown or None,
+        "sums": [asdict(s) for s in result.sums],
+        "accuracy": found,
+        "weights": rows,
+    }
 
 
 def _finite(value: float | None) -> float | None:

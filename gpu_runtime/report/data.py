@@ -23,9 +23,14 @@ from tactics.tactic import Tactic
 Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
 SURE_KINDS: dict[str, Kind] = dict(zip(dict(SURE), ("certain", "likely", "toss_up"), strict=True))
 KINDS: dict[Kind, str] = {  # how the page names them, in the order of its filters; without a word, of a measured plan
-    "sparse": "sparse", **{kind: f"sparse, {word}" for word, kind in SURE_KINDS.items()},
-    "dense": "dense", "not_eligible": "not eligible", "other": "without weights", "reformat": "reformat", "noop": "no launch",
-}  # fmt: skip
+    "sparse": "sparse",
+    **{kind: f"sparse, {word}" for word, kind in SURE_KINDS.items()},
+    "dense": "dense",
+    "not_eligible": "not eligible",
+    "other": "without weights",
+    "reformat": "reformat",
+    "noop": "no launch",
+}
 Named = tuple[str, str]
 
 
@@ -162,15 +167,20 @@ def page(record: EngineRecord) -> Page:
     numbers = {name: i for i, name in enumerate(tensors)}
     rows = {row.layer: row for row in plan.sparsity.rows}
     forms = _Forms(plan.choices, tactics)
-    layers = tuple(
-        _layer(record, layer, rows.get(layer.layer or layer.name), numbers, tactics, forms) for layer in plan.layers
-    )
+    layers = tuple(_layer(record, layer, rows.get(layer.layer or layer.name), numbers, tactics, forms) for layer in plan.layers)
     return Page(
-        _verdict(record), layers, tuple(tactics.facts), tuple(tensors.values()), _graph(plan, numbers), _memory(plan),
-        Peaks(round(device.dense_tflops, 3), device.dram_gbps, device.l2_bytes_per_clk * device.clock_mhz / 1e3,
-              device.launch_us),
-        tuple(environment(record)), command(record),
-    )  # fmt: skip
+        _verdict(record),
+        layers,
+        tuple(tactics.facts),
+        tuple(tensors.values()),
+        _graph(plan, numbers),
+        _memory(plan),
+        Peaks(
+            round(device.dense_tflops, 3), device.dram_gbps, device.l2_bytes_per_clk * device.clock_mhz / 1e3, device.launch_us
+        ),
+        tuple(environment(record)),
+        command(record),
+    )
 
 
 def joined(a: Page, b: Page) -> list[tuple[int | None, int | None]]:
@@ -249,21 +259,33 @@ class _Forms:
 # ---- layers
 
 
-def _layer(record: EngineRecord, layer: Layer, row: SparsityRow | None, numbers: Mapping[str, int],
-           tactics: _Tactics, forms: _Forms) -> LayerFacts:  # fmt: skip
+def _layer(
+    record: EngineRecord, layer: Layer, row: SparsityRow | None, numbers: Mapping[str, int], tactics: _Tactics, forms: _Forms
+) -> LayerFacts:
     low, high = _range(record, layer, row)
     return LayerFacts(
-        printable(layer.name), layer.type, kind_of(layer, row), layer.time_us, low, high,
+        printable(layer.name),
+        layer.type,
+        kind_of(layer, row),
+        layer.time_us,
+        low,
+        high,
         reason=printable(row.reason) if row else "",
         tactic=tactics.number(layer.tactic) if layer.tactic else None,
         formats=formats_of(layer),
-        inputs=tuple(numbers[t.name] for t in layer.inputs), outputs=tuple(numbers[t.name] for t in layer.outputs),
-        nodes=tuple(map(printable, layer.nodes)), facts=tuple(_facts(record, layer, row)),
-        macs=layer.problem.macs if layer.problem and layer.tactic else 0, nbytes=_nbytes(layer),
-        cost_us=_rounded(row.other_cost_us) if row else None, saved_us=_rounded(_saved_us(row)) if row else None,
-        lost_energy=row.lost_energy if row else None, p_sparse_faster=row.p_sparse_faster if row else None,
-        forms=forms.of(layer) if layer.tactic else (), layers=len(row.layers) if row else 0,
-    )  # fmt: skip
+        inputs=tuple(numbers[t.name] for t in layer.inputs),
+        outputs=tuple(numbers[t.name] for t in layer.outputs),
+        nodes=tuple(map(printable, layer.nodes)),
+        facts=tuple(_facts(record, layer, row)),
+        macs=layer.problem.macs if layer.problem and layer.tactic else 0,
+        nbytes=_nbytes(layer),
+        cost_us=_rounded(row.other_cost_us) if row else None,
+        saved_us=_rounded(_saved_us(row)) if row else None,
+        lost_energy=row.lost_energy if row else None,
+        p_sparse_faster=row.p_sparse_faster if row else None,
+        forms=forms.of(layer) if layer.tactic else (),
+        layers=len(row.layers) if row else 0,
+    )
 
 
 def kind_of(layer: Layer, row: SparsityRow | None) -> Kind:
@@ -366,12 +388,22 @@ def _verdict(record: EngineRecord) -> Verdict:
             "was given"
         )
     return Verdict(
-        printable(record.model.name), printable(f"{record.device.title} ({record.device.sm})"), plan.sparsity.mode,
-        printable(timing.label), timing.is_predicted, solution.total_us, solution.rivals.all_dense_us,
+        printable(record.model.name),
+        printable(f"{record.device.title} ({record.device.sm})"),
+        plan.sparsity.mode,
+        printable(timing.label),
+        timing.is_predicted,
+        solution.total_us,
+        solution.rivals.all_dense_us,
         summary.ceiling_us if summary else None,
-        range_text(record), len(plan.sparsity.eligible), len(plan.sparsity.picked), sureness_text(plan.sparsity), proof,
-        printable(" ".join(s.strip() for s in network_lines(record))), warning,
-    )  # fmt: skip
+        range_text(record),
+        len(plan.sparsity.eligible),
+        len(plan.sparsity.picked),
+        sureness_text(plan.sparsity),
+        proof,
+        printable(" ".join(s.strip() for s in network_lines(record))),
+        warning,
+    )
 
 
 def environment(record: EngineRecord) -> list[Named]:

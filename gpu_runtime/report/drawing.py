@@ -62,8 +62,9 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return rows
 
 
-def _cut(count: int, edges: Sequence[tuple[int, int]], rows: Sequence[int]) -> tuple[
-        list[list[int]], list[int], list[tuple[int, int]]]:  # fmt: skip
+def _cut(
+    count: int, edges: Sequence[tuple[int, int]], rows: Sequence[int]
+) -> tuple[list[list[int]], list[int], list[tuple[int, int]]]:
     """(nodes and cuts along each edge, the row of each node and cut, what is joined to what)."""
     row_of, joined = list(rows), list[tuple[int, int]]()
     paths: list[list[int]] = []
@@ -152,6 +153,9 @@ def _mean(weighted: Sequence[tuple[float, float]], default: float) -> float:
 
 def _without_straight(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """The corners of a line whose inner points lie in rows: those with the same x before and after are left out."""
-    kept = [p for i, p in enumerate(points) if i in (0, len(points) - 1)
-            or not (abs(points[i - 1][0] - p[0]) < 0.5 and abs(points[i + 1][0] - p[0]) < 0.5)]  # fmt: skip
+    kept = [
+        p
+        for i, p in enumerate(points)
+        if i in (0, len(points) - 1) or not (abs(points[i - 1][0] - p[0]) < 0.5 and abs(points[i + 1][0] - p[0]) < 0.5)
+    ]
     return tuple(kept)

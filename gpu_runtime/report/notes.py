@@ -29,10 +29,13 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
     for layer in record.plan.layers:
         row = rows.get(layer.layer or layer.name)
         note = {
-            "layer": printable(layer.name), "tactic": tactic_text(layer.tactic), "formats": formats_of(layer),
-            "time": us_text(layer.time_us, record.timing), "timing": printable(record.timing.label),
+            "layer": printable(layer.name),
+            "tactic": tactic_text(layer.tactic),
+            "formats": formats_of(layer),
+            "time": us_text(layer.time_us, record.timing),
+            "timing": printable(record.timing.label),
             "verdict": KINDS[kind_of(layer, row)],
-        }  # fmt: skip
+        }
         if row:
             note |= {"reason": printable(row.reason), "why": printable(sentence(row, record))}
         found.append(note)
@@ -55,10 +58,18 @@ def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = Non
     for layer, note, us in zip(plan.layers, notes(record), times, strict=True):
         starts.append(at)
         if layer.tactic:
-            events.append({
-                "ph": "X", "name": note["layer"], "cat": layer.type, "ts": round(at, 3), "dur": round(us, 3),
-                "pid": PROCESS, "tid": KERNELS, "args": note | {"time": us_text(us, record.timing)},
-            })  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "name": note["layer"],
+                    "cat": layer.type,
+                    "ts": round(at, 3),
+                    "dur": round(us, 3),
+                    "pid": PROCESS,
+                    "tid": KERNELS,
+                    "args": note | {"time": us_text(us, record.timing)},
+                }
+            )
             at += us
     events += _alive(record, starts, at)
     about = {"device": printable(str(record.device)), "timing": label, "predicted": record.timing.is_predicted}
@@ -75,8 +86,9 @@ def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[di
     begin = [min((starts[i] for i in step.covers), default=0.0) for step in steps]
     counts = [sum(b.nbytes for b in blocks if b.first <= s <= b.last) for s in range(len(steps))]
     points = [*zip(begin, counts, strict=True), (end, counts[-1] if counts else 0)]
-    return [{"ph": "C", "name": "activations alive", "ts": round(ts, 3), "pid": PROCESS, "args": {"bytes": n}}
-            for ts, n in points]  # fmt: skip
+    return [
+        {"ph": "C", "name": "activations alive", "ts": round(ts, 3), "pid": PROCESS, "args": {"bytes": n}} for ts, n in points
+    ]
 
 
 # ---- Netron
@@ -97,8 +109,11 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
         )
     with named(Path(path)):
         proto = load_whole(Path(path))
-    own = {node: note | {"nodes": ", ".join(map(printable, layer.nodes))}
-           for layer, note in zip(record.plan.layers, notes(record), strict=True) for node in layer.nodes}  # fmt: skip
+    own = {
+        node: note | {"nodes": ", ".join(map(printable, layer.nodes))}
+        for layer, note in zip(record.plan.layers, notes(record), strict=True)
+        for node in layer.nodes
+    }
     name_nodes(proto.graph.node)
     for node in proto.graph.node:
         note = own.get(node.name, {"verdict": "no layer", "why": "It was folded into constants or into other nodes."})

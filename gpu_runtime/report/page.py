@@ -54,9 +54,14 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
     style = (HERE / "style.css").read_text(encoding="utf-8")
     encoding, text = _encoded(shown)
     parts = {
-        "title": html.escape(title), "style": style, "script": script, "encoding": encoding, "data": text,
-        "style_sha256": _sha256(style), "script_sha256": _sha256(script),
-    }  # fmt: skip
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "encoding": encoding,
+        "data": text,
+        "style_sha256": _sha256(style),
+        "script_sha256": _sha256(script),
+    }
     template = (HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template).encode()
 

@@ -131,9 +131,12 @@ def _operand(tensor: int, index: np.ndarray, split: tuple[int, int], shape: Shap
 
 
 def _problem(
-    network: Network, scores: _Scores, sides: tuple[_Side, _Side, _Side], result: tuple[str, np.ndarray],
+    network: Network,
+    scores: _Scores,
+    sides: tuple[_Side, _Side, _Side],
+    result: tuple[str, np.ndarray],
     split: tuple[int, int],
-) -> Op[AttentionProblem] | None:  # fmt: skip
+) -> Op[AttentionProblem] | None:
     """The one op of this batch and heads. `result`: the tensor that is given, and where in it."""
     (q, k, v), out = sides, result[0]
     placed = {name: (side.tensor, side.index) for name, side in zip("qkv", sides, strict=True)} | {"y": result}
@@ -141,9 +144,10 @@ def _problem(
     names = unique(tensor for name, (tensor, _) in placed.items() if name != "y")
     at = {name: i for i, name in enumerate((*names, out))}
     lies = {
-        name: operand for name, (t, index) in placed.items()
+        name: operand
+        for name, (t, index) in placed.items()
         if (operand := _operand(at[t], index, split, network.tensors[t])) is not None
-    }  # fmt: skip
+    }
     single = set(names) & set(network.only) or network.is_fp32(out) or out in network.reads_wide
     scale = np.broadcast_to(scores.scale, q.index.shape[:2]).reshape(split) * q.factor * k.factor
     if len(lies) < len(placed) or single or out in names or (scale != scale[:1]).any():
@@ -151,10 +155,22 @@ def _problem(
     axes, bias = _spanned(scores.bias, split, k.index.shape[2])
     weights = {"scale": scale[0].astype(np.float32), **bias}
     problem = AttentionProblem(
-        *split, q.index.shape[2], k.index.shape[2], q.index.shape[3], v.index.shape[3],
-        tuple(network.tensors[t] for t in names), network.tensors[out], lies["q"], lies["k"], lies["v"], lies["y"],
-        lies.get("mask"), axes, q.unit is not None, q.unit or 0.0,
-    )  # fmt: skip
+        *split,
+        q.index.shape[2],
+        k.index.shape[2],
+        q.index.shape[3],
+        v.index.shape[3],
+        tuple(network.tensors[t] for t in names),
+        network.tensors[out],
+        lies["q"],
+        lies["k"],
+        lies["v"],
+        lies["y"],
+        lies.get("mask"),
+        axes,
+        q.unit is not None,
+        q.unit or 0.0,
+    )
     return Op("", problem, names, out, weights)
 
 

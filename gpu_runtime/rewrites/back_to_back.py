@@ -65,7 +65,13 @@ def _fits(first: Op[Problem], second: Conv) -> bool:
 def _joined(first: Conv, second: Conv, group: str) -> Op[BackToBackProblem]:
     weights = {**first.weights, **{f"{name}2": array for name, array in second.weights.items()}}
     return Op(
-        f"{first.name} + {second.name}", BackToBackProblem(first.problem, second.problem),
-        (first.inputs[0], *second.inputs[1:]), second.output, weights, first.nodes + second.nodes,
-        (*dict.fromkeys((*first.when, *second.when)), (group, ONE)), group, (first.layer, second.layer),
-    )  # fmt: skip
+        f"{first.name} + {second.name}",
+        BackToBackProblem(first.problem, second.problem),
+        (first.inputs[0], *second.inputs[1:]),
+        second.output,
+        weights,
+        first.nodes + second.nodes,
+        (*dict.fromkeys((*first.when, *second.when)), (group, ONE)),
+        group,
+        (first.layer, second.layer),
+    )

@@ -108,10 +108,21 @@ def _over_image(network: Network, op: Op[ConvProblem], blocks: Blocks) -> Op[Con
     taps = np.ascontiguousarray(w.transpose(0, 3, 4, 1, 5, 2)).reshape(p.k, c, p.r * b, p.s * b)
     stride, (top, left, bottom, right) = p.stride, p.pad
     problem = replace(
-        p, c=c, h=high, w=wide, r=p.r * b, s=p.s * b, stride=(stride[0] * b, stride[1] * b),
-        pad=(top * b, left * b, bottom * b, right * b), sparse24=p.sparse24 and c % 4 == 0 and sparse24.is_sparse(taps),
-    )  # fmt: skip
+        p,
+        c=c,
+        h=high,
+        w=wide,
+        r=p.r * b,
+        s=p.s * b,
+        stride=(stride[0] * b, stride[1] * b),
+        pad=(top * b, left * b, bottom * b, right * b),
+        sparse24=p.sparse24 and c % 4 == 0 and sparse24.is_sparse(taps),
+    )
     return replace(
-        op, name=f"{blocks.op.name} + {op.name}", problem=problem, inputs=(blocks.image, *op.inputs[1:]),
-        weights={**op.weights, "w": taps}, nodes=(*blocks.nodes, *op.nodes),
-    )  # fmt: skip
+        op,
+        name=f"{blocks.op.name} + {op.name}",
+        problem=problem,
+        inputs=(blocks.image, *op.inputs[1:]),
+        weights={**op.weights, "w": taps},
+        nodes=(*blocks.nodes, *op.nodes),
+    )

@@ -79,9 +79,12 @@ def _summed(before: Op[Problem] | None, first: Op[Problem]) -> Op[Problem]:
     if before is None or not computes(first, NormalizeProblem):
         return first
     return replace(
-        first, name=f"{before.name} + {first.name}", problem=replace(first.problem, added=True), inputs=before.inputs,
+        first,
+        name=f"{before.name} + {first.name}",
+        problem=replace(first.problem, added=True),
+        inputs=before.inputs,
         nodes=before.nodes + first.nodes,
-    )  # fmt: skip
+    )
 
 
 def _joined(first: Op[Problem], chain: Op[PointwiseProblem]) -> Op[Problem]:
@@ -90,6 +93,10 @@ def _joined(first: Op[Problem], chain: Op[PointwiseProblem]) -> Op[Problem]:
     if not isinstance(p, (PoolProblem, NormalizeProblem)):
         raise TypeError(f"{first.name}: expected a pool or a normalization, got {p}")
     return Op(
-        f"{first.name} + {chain.name}", ChainedProblem(p, chain.problem), (*first.inputs, *chain.inputs[1:]), chain.output,
-        {**first.weights, **chain.weights}, first.nodes + chain.nodes,
-    )  # fmt: skip
+        f"{first.name} + {chain.name}",
+        ChainedProblem(p, chain.problem),
+        (*first.inputs, *chain.inputs[1:]),
+        chain.output,
+        {**first.weights, **chain.weights},
+        first.nodes + chain.nodes,
+    )

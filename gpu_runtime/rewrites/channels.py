@@ -107,10 +107,17 @@ def _in_rows(network: Network, orders: Mapping[str, Order]) -> Network:
         for maker in makers:
             options.limit(maker, group, APART)
             rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in ("w", *VECTORS)}
-            options.behind(maker, replace(
-                maker, name=f"{maker.name} + {op.name}", output=op.output, weights={**maker.weights, **rows},
-                nodes=(*maker.nodes, *order.nodes), when=(*maker.when, (group, IN_ROWS)),
-            ))  # fmt: skip
+            options.behind(
+                maker,
+                replace(
+                    maker,
+                    name=f"{maker.name} + {op.name}",
+                    output=op.output,
+                    weights={**maker.weights, **rows},
+                    nodes=(*maker.nodes, *order.nodes),
+                    when=(*maker.when, (group, IN_ROWS)),
+                ),
+            )
     return options.network()
 
 
@@ -268,6 +275,10 @@ class _Stored:
 def _over_source(op: Op[Problem], order: Order, problem: Problem, weights: Mapping[str, np.ndarray]) -> Op[Problem]:
     """The op that reads an order's source instead of the order."""
     return replace(
-        op, name=f"{order.nodes[-1]} + {op.name}", problem=problem, weights=weights,
-        nodes=unique((*order.nodes, *op.nodes)), inputs=(order.source, *op.inputs[1:]),
-    )  # fmt: skip
+        op,
+        name=f"{order.nodes[-1]} + {op.name}",
+        problem=problem,
+        weights=weights,
+        nodes=unique((*order.nodes, *op.nodes)),
+        inputs=(order.source, *op.inputs[1:]),
+    )

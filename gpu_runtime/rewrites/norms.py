@@ -58,13 +58,22 @@ def offer(network: Network) -> Network:
             conv = taker.conv
             x = _renamed(taker.moves[0].output, norm) if taker.moves else norm.inputs[0]
             problem = replace(
-                conv.problem, prologue=Prologue(normalized=True, epsilon=norm.problem.epsilon),
+                conv.problem,
+                prologue=Prologue(normalized=True, epsilon=norm.problem.epsilon),
                 epilogue=replace(conv.problem.epilogue, bias="b" in taker.weights),
-            )  # fmt: skip
-            options.behind(conv, replace(
-                conv, name=f"{norm.name} + {conv.name}", problem=problem, inputs=(x, *conv.inputs[1:]), weights=taker.weights,
-                nodes=unique((*norm.nodes, *conv.nodes)), when=(*conv.when, (group, IN_FRONT)),
-            ))  # fmt: skip
+            )
+            options.behind(
+                conv,
+                replace(
+                    conv,
+                    name=f"{norm.name} + {conv.name}",
+                    problem=problem,
+                    inputs=(x, *conv.inputs[1:]),
+                    weights=taker.weights,
+                    nodes=unique((*norm.nodes, *conv.nodes)),
+                    when=(*conv.when, (group, IN_FRONT)),
+                ),
+            )
     return options.network()
 
 

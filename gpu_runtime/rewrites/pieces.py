@@ -93,15 +93,15 @@ def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
 def _depthwise(convs: Sequence[Conv]) -> ConvProblem | None:
     """Depthwise convolutions that differ in their kernels and pads, as one of the size that holds all of them."""
     ps = [op.problem for op in convs]
-    alike = {
-        (p.n, p.h, p.w, p.stride, p.p, p.q, p.epilogue.act, p.c == p.k == p.groups and p.dilation == (1, 1)) for p in ps
-    }  # fmt: skip
+    alike = {(p.n, p.h, p.w, p.stride, p.p, p.q, p.epilogue.act, p.c == p.k == p.groups and p.dilation == (1, 1)) for p in ps}
     if len(alike) > 1 or not next(iter(alike))[-1]:
         return None
     p, (top, left) = ps[0], (max(p.pad[i] for p in ps) for i in (0, 1))
     r, s = max(top - p.pad[0] + p.r for p in ps), max(left - p.pad[1] + p.s for p in ps)
-    bottom, right = ((o - 1) * step + taps - size for o, step, taps, size in
-                     ((p.p, p.stride[0], r, p.h + top), (p.q, p.stride[1], s, p.w + left)))  # fmt: skip
+    bottom, right = (
+        (o - 1) * step + taps - size
+        for o, step, taps, size in ((p.p, p.stride[0], r, p.h + top), (p.q, p.stride[1], s, p.w + left))
+    )
     channels = sum(p.c for p in ps)
     pad = top, left, max(0, bottom), max(0, right)
     found = replace(p, c=channels, k=channels, groups=channels, r=r, s=s, pad=pad)
@@ -122,9 +122,16 @@ def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem, liter
         weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
     layers = tuple(op.layer for op in convs)
     return Op(
-        " || ".join(op.name for op in convs), problem, (pieces.source,), concat.output, weights,
-        unique(name for op in (*pieces.parts, *convs, concat) for name in op.nodes), (literal,), " || ".join(layers), layers,
-    )  # fmt: skip
+        " || ".join(op.name for op in convs),
+        problem,
+        (pieces.source,),
+        concat.output,
+        weights,
+        unique(name for op in (*pieces.parts, *convs, concat) for name in op.nodes),
+        (literal,),
+        " || ".join(layers),
+        layers,
+    )
 
 
 def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
@@ -155,6 +162,11 @@ def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem], li
     problem = with_epilogue(one.problem, residual=True, act=(after or [before])[0], act_first=before != NONE)
     (residual,) = (t for t in total.inputs if t != concat.output)
     return replace(
-        one, name=f"{one.name} + {total.name}", problem=problem, inputs=(*one.inputs, residual), output=total.output,
-        nodes=unique((*one.nodes, *total.nodes)), when=(literal,),
-    )  # fmt: skip
+        one,
+        name=f"{one.name} + {total.name}",
+        problem=problem,
+        inputs=(*one.inputs, residual),
+        output=total.output,
+        nodes=unique((*one.nodes, *total.nodes)),
+        when=(literal,),
+    )

@@ -29,8 +29,10 @@ from tactics.problems.protocol import Feature
 
 PRELU = Activation("prelu")
 SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
-    "none": lambda: 1.0, "relu": lambda: 0.0, "leaky_relu": lambda alpha: alpha,
-}  # fmt: skip
+    "none": lambda: 1.0,
+    "relu": lambda: 0.0,
+    "leaky_relu": lambda alpha: alpha,
+}
 HWC8 = Format("fp16", "hwc8")
 MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
 VECTOR = 8  # parts begin at multiples of this many channels
@@ -135,9 +137,7 @@ def _slope(op: Conv) -> np.ndarray:
     return np.broadcast_to(np.asarray(slope, np.float32), op.problem.k)
 
 
-def _merged(
-    ops: list[Conv], layers: tuple[str, ...], literals: tuple[Literal, ...]
-) -> tuple[Conv | Op[MoveProblem], ...]:
+def _merged(ops: list[Conv], layers: tuple[str, ...], literals: tuple[Literal, ...]) -> tuple[Conv | Op[MoveProblem], ...]:
     """The one convolution, its output channels those of `ops`, and a part of its output for each; `layers` in their order."""
     problems = [op.problem for op in ops]
     ends = [0, *accumulate(p.k for p in problems)]

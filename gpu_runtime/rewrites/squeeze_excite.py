@@ -44,11 +44,20 @@ def offer(network: Network) -> Network:
         for op in ops:
             options.limit(op, group, APART)
         weights = {**first.weights, **{f"{name}2": array for name, array in second.weights.items()}}
-        options.behind(second, Op(
-            " + ".join(op.name for op in ops), SqueezeExciteProblem(pool.problem, first.problem, second.problem), pool.inputs,
-            second.output, weights, tuple(node for op in ops for node in op.nodes), ((group, ONE),), layer,
-            (first.layer, second.layer),
-        ))  # fmt: skip
+        options.behind(
+            second,
+            Op(
+                " + ".join(op.name for op in ops),
+                SqueezeExciteProblem(pool.problem, first.problem, second.problem),
+                pool.inputs,
+                second.output,
+                weights,
+                tuple(node for op in ops for node in op.nodes),
+                ((group, ONE),),
+                layer,
+                (first.layer, second.layer),
+            ),
+        )
     return options.network()
 
 
@@ -141,6 +150,10 @@ def _takes(reader: Op[Problem], tensor: str) -> TypeGuard[Conv]:
 def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tuple[Literal, ...]) -> Conv:
     x, gate = product.inputs if product.problem.tensors[0] == "nchw" else reversed(product.inputs)
     return replace(
-        conv, name=f"{product.name} + {conv.name}", problem=replace(conv.problem, prologue=Prologue(gated=True, act=act)),
-        inputs=(x, *conv.inputs[1:], gate), nodes=unique((*product.nodes, *conv.nodes)), when=when,
-    )  # fmt: skip
+        conv,
+        name=f"{product.name} + {conv.name}",
+        problem=replace(conv.problem, prologue=Prologue(gated=True, act=act)),
+        inputs=(x, *conv.inputs[1:], gate),
+        nodes=unique((*product.nodes, *conv.nodes)),
+        when=when,
+    )

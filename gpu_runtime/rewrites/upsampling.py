@@ -29,10 +29,17 @@ def offer(network: Network) -> Network:
         ((group, option),) = op.when
         offered.add(group)
         options.group(group, f"{option}, upsampled")
-        options.behind(op, replace(
-            op, name=f"{source.name} + {op.name}", problem=with_epilogue(op.problem, up=source.problem.step[1]),
-            inputs=(op.inputs[0], source.inputs[0]), nodes=(*source.nodes, *op.nodes), when=((group, f"{option}, upsampled"),),
-        ))  # fmt: skip
+        options.behind(
+            op,
+            replace(
+                op,
+                name=f"{source.name} + {op.name}",
+                problem=with_epilogue(op.problem, up=source.problem.step[1]),
+                inputs=(op.inputs[0], source.inputs[0]),
+                nodes=(*source.nodes, *op.nodes),
+                when=((group, f"{option}, upsampled"),),
+            ),
+        )
     for t, op in repeated.items():
         group = _only_group(network.readers[t])
         if group in offered and t not in network.output_names:

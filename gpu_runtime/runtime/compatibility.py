@@ -9,9 +9,13 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.plan_record import EngineRecord
 
 LARGEST_DEVICE = {  # of a GPU's facts, what none exceeds
-    "num_sms": 1 << 12, "smem_per_block": 256 << 10, "smem_per_sm": 512 << 10, "max_threads_per_sm": 1 << 12,
-    "max_blocks_per_sm": 1 << 7, "regs_per_sm": 1 << 20,
-}  # fmt: skip
+    "num_sms": 1 << 12,
+    "smem_per_block": 256 << 10,
+    "smem_per_sm": 512 << 10,
+    "max_threads_per_sm": 1 << 12,
+    "max_blocks_per_sm": 1 << 7,
+    "regs_per_sm": 1 << 20,
+}
 
 
 def planned_device(device: Device) -> Device:

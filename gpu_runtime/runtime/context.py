@@ -87,9 +87,16 @@ class Context:
     _closed = True  # until there is something to close
 
     def __init__(
-        self, engine: EngineData, *, device: str | None = None, graph: bool = True, nvtx: bool = False, poison: bool = False,
-        progress: Counter | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        engine: EngineData,
+        *,
+        device: str | None = None,
+        graph: bool = True,
+        nvtx: bool = False,
+        poison: bool = False,
+        progress: Counter | None = None,
+        **options: Any,
+    ) -> None:
         launched.check_arguments(engine, options)
         self.engine = engine
         self._process = os.getpid()

@@ -53,7 +53,8 @@ def steps(
 def _step(launch: Launch | Call, argument: Callable[[Arg], tuple[str, float]], covers: tuple[int, ...]) -> Step:
     if isinstance(launch, Call):
         args: tuple[ArrayArgument | None, ...] = tuple(
-            a and (*argument(a[0]), a[1], tuple(a[2])) for a in (*launch.ins, launch.out)  # type: ignore[misc]
+            a and (*argument(a[0]), a[1], tuple(a[2]))  # type: ignore[misc]
+            for a in (*launch.ins, launch.out)
         )
         return CallStep(launch.function, dict(launch.attributes), launch.part, args, covers)
     args_ = tuple(map(argument, launch.args))

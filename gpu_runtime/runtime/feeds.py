@@ -110,9 +110,13 @@ class DeviceFeeds:
 
     @contextmanager
     def bound(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, stream: object = None, to_host: bool = False,
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] | None = None,
+        stream: object = None,
+        to_host: bool = False,
         wait: bool = True,
-    ) -> Iterator[Ready]:  # fmt: skip
+    ) -> Iterator[Ready]:
         """Bring the inputs to where the plan reads them, after what computes them. Outputs go to `out`; others are CuPy's where
         all inputs are on the GPU, else (or with `to_host`) NumPy's. At the end, the caller's streams wait for what is queued by
         then: `stream`, else CuPy's current one, and those that arrays name. Without `wait`, `fetch` returns pinned arrays for

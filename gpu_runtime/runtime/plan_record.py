@@ -37,6 +37,7 @@ from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem, ChainedProblem
 
 FORMAT_VERSION = 4
+# fmt: off
 TYPES = {
     "ConvProblem": "conv", "BackToBackProblem": "conv", "SqueezeExciteProblem": "squeeze_excite",
     "ConvTransposeProblem": "conv_transpose", "PoolProblem": "pool",
@@ -45,7 +46,8 @@ TYPES = {
     "ViewProblem": "view", "GatherProblem": "gather", "ResizeProblem": "resize", "MatmulProblem": "matmul",
     "AttentionProblem": "attention",
     "ReduceProblem": "reduce", "NormalizeProblem": "normalize", "LibraryProblem": "library",
-}  # fmt: skip
+}
+# fmt: on
 
 
 # ---- where tensors lie

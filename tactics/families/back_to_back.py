@@ -27,9 +27,13 @@ from tactics.tactic import Tactic, Tile, these
 TILES = tuple(
     Tile(*t)
     for t in (
-        (64, 128, 64, 2, 2, 3), (64, 64, 64, 2, 2, 4), (64, 32, 64, 2, 2, 4), (128, 128, 32, 2, 4, 4), (128, 64, 64, 2, 2, 3),
+        (64, 128, 64, 2, 2, 3),
+        (64, 64, 64, 2, 2, 4),
+        (64, 32, 64, 2, 2, 4),
+        (128, 128, 32, 2, 4, 4),
+        (128, 64, 64, 2, 2, 3),
     )
-)  # fmt: skip
+)
 ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
 

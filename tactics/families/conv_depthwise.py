@@ -48,6 +48,7 @@ EPILOGUE_CLK = 300
 
 # Small patches for small images and many blocks, large ones where the window's reach would make a small one's halo costly;
 # multiples of 7 fit the images of networks that began at 224.
+# fmt: off
 VECTOR_PATCHES = tuple(
     Patch(*t)
     for t in (
@@ -55,7 +56,8 @@ VECTOR_PATCHES = tuple(
         (32, 16, 16, 4, 4), (16, 24, 24, 2, 4), (32, 24, 24, 2, 4), (16, 28, 28, 2, 4), (32, 28, 28, 2, 7), (16, 32, 32, 2, 4),
         (32, 32, 32, 4, 4),
     )
-)  # fmt: skip
+)
+# fmt: on
 # A linear image is read along its rows: wide patches waste least of a row's first and last sector.
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
@@ -128,7 +130,7 @@ def halo(p: ConvProblem, patch: Patch) -> float:
     covered, once = 1, 1
     for size, out, reach, pad, stride, dil, step, extent in zip(
         (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
-    ):  # fmt: skip
+    ):
         read = 0
         needed: set[int] = set()
         for phase in range(min(step, out)):
@@ -171,10 +173,19 @@ def launches(
     store = store or Store(p.out_shape)
     x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
-        "VEC": vec, "R": p.r, "S": p.s, "E_H": e_h, "E_W": e_w, "C_BLOCK": t.channels // vec, "H_BLOCK": t.h // t.th,
-        "W_BLOCK": t.w // t.tw, "TH": t.th, "TW": t.tw, **epilogue_values(p),
+        "VEC": vec,
+        "R": p.r,
+        "S": p.s,
+        "E_H": e_h,
+        "E_W": e_w,
+        "C_BLOCK": t.channels // vec,
+        "H_BLOCK": t.h // t.th,
+        "W_BLOCK": t.w // t.tw,
+        "TH": t.th,
+        "TW": t.tw,
+        **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
-    }  # fmt: skip
+    }
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
     args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
     args |= ints(h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, y_c=y_c, w_pitch=_pitch(p), multiplier=multiplier)
@@ -221,13 +232,17 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     clk = {
         "issue": size * instructions / (128 * ISSUE_EFFICIENCY),
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
-        "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1))
-        / sm_l2(device, blocks),
+        "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
     }
-    resident = max(1, min(
-        device.regs_per_sm // (size * _registers(p, tactic)), device.max_threads_per_sm // size, device.max_blocks_per_sm,
-        device.smem_per_sm // (_smem(p, tactic) + 1024),
-    ))  # fmt: skip
+    resident = max(
+        1,
+        min(
+            device.regs_per_sm // (size * _registers(p, tactic)),
+            device.max_threads_per_sm // size,
+            device.max_blocks_per_sm,
+            device.smem_per_sm // (_smem(p, tactic) + 1024),
+        ),
+    )
     per_sm = math.ceil(blocks / device.num_sms)
     alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     # One block's own instructions do not overlap with its latency; those of the others do.

@@ -63,9 +63,13 @@ def launches(
     own = strides(x_fmt, p.in_shapes[0]), *(strides(added_fmt, store.out) for _ in p.in_shapes[1:]), strides(y_fmt, store.out)
     x, *added, y = strided or own
     values = {
-        "K_THREAD": _channels(p), "P_THREAD": _pixels(p), "X_F32": int(x_fmt.dtype == "fp32"),
-        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"), "Y_F32": int(y_fmt.dtype == "fp32"), **epilogue_values(p),
-    }  # fmt: skip
+        "K_THREAD": _channels(p),
+        "P_THREAD": _pixels(p),
+        "X_F32": int(x_fmt.dtype == "fp32"),
+        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"),
+        "Y_F32": int(y_fmt.dtype == "fp32"),
+        **epilogue_values(p),
+    }
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
     args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
     args |= ints(pixels=p.n * p.p * p.q, p=p.p, q=p.q, h=p.h, w_in=p.w, r=p.r, s=p.s, k=p.k)

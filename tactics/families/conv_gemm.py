@@ -240,12 +240,21 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
     """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
-        "BM": t.m, "BN": t.n, "BK": t.k, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "STAGES": t.stages,
-        "IN_LINEAR": int(linear(x)), "OUT_LINEAR": int(linear(y)), **epilogue_values(p),
-        "SPLIT": 2 if t.stream else int(t.split > 1), **({"D2S": p.epilogue.d2s} if store else {}),
-        **({"GROUPED": 1} if merged(p).count > 1 else {}), **p.prologue.values,
+        "BM": t.m,
+        "BN": t.n,
+        "BK": t.k,
+        "WARPS_M": t.warps_m,
+        "WARPS_N": t.warps_n,
+        "STAGES": t.stages,
+        "IN_LINEAR": int(linear(x)),
+        "OUT_LINEAR": int(linear(y)),
+        **epilogue_values(p),
+        "SPLIT": 2 if t.stream else int(t.split > 1),
+        **({"D2S": p.epilogue.d2s} if store else {}),
+        **({"GROUPED": 1} if merged(p).count > 1 else {}),
+        **p.prologue.values,
         **({"OUT_F32": 1} if y.dtype == "fp32" else {}),
-    }  # fmt: skip
+    }
 
 
 def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
@@ -254,9 +263,11 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
     one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
     residual, gate = p.in_shapes[1 : 1 + p.epilogue.residual], p.in_shapes[1 + p.epilogue.residual :]
     x, *added, y = strided or (
-        strides(x_fmt, p.in_shapes[0]), *(strides(y_fmt, out if up == 1 else s) for s in residual),
-        *(strides(x_fmt, s) for s in gate), strides(y_fmt, out),
-    )  # fmt: skip
+        strides(x_fmt, p.in_shapes[0]),
+        *(strides(y_fmt, out if up == 1 else s) for s in residual),
+        *(strides(x_fmt, s) for s in gate),
+        strides(y_fmt, out),
+    )
     gates = [added.pop() for _ in gate]
     args = conv_pointers(p, name) | {"meta": ("weights", "meta" + name) if tactic.sparse else NULL}
     args |= ints(n=1 if gates else p.n, c=one.c, h=p.h, w_in=p.w, k=one.k, p=p.p, q=p.q, r=p.r, s=p.s) | window_args(p)
@@ -290,7 +301,7 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     m = merged(p)
     channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
     images = 1 if p.prologue.gated else p.n  # of which the pixels are counted together
-    return parts(p) * -(-p.epilogue.d2s**2 * channels // tactic.gemm.m) * -(-images * p.p * p.q // tactic.gemm.n)
+    return parts(p) * -(-(p.epilogue.d2s**2) * channels // tactic.gemm.m) * -(-images * p.p * p.q // tactic.gemm.n)
 
 
 @lru_cache(maxsize=1024)
@@ -418,10 +429,12 @@ def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) 
     """Blocks of a tactic that one SM holds at a time. A norm compiles to twice the registers that it keeps, where there are."""
     t = tactic.gemm
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
-    return max(1, min(
-        device.smem_per_sm // (conv_smem(tactic, prologue) + 1024),
-        device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * regs),
-        device.max_blocks_per_sm,
-    ))  # fmt: skip
-
+    return max(
+        1,
+        min(
+            device.smem_per_sm // (conv_smem(tactic, prologue) + 1024),
+            device.max_threads_per_sm // t.threads,
+            device.regs_per_sm // (t.threads * regs),
+            device.max_blocks_per_sm,
+        ),
+    )

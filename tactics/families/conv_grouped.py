@@ -46,6 +46,7 @@ MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an 
 MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # what a warp's accumulators and a patch row of 128 bytes hold
 
 # m: channels of the staging tile; n: pixels; k: channels of the patch; warps over units and over pixels; one stage.
+# fmt: off
 TILES = tuple(
     Tile(*t, 1)
     for t in (
@@ -53,7 +54,8 @@ TILES = tuple(
         (64, 64, 64, 1, 4), (64, 64, 64, 2, 2), (32, 128, 32, 2, 2), (32, 64, 32, 1, 4), (128, 64, 64, 4, 1),
         (128, 128, 128, 4, 2), (16, 128, 16, 1, 4), (16, 64, 32, 1, 4),
     )
-)  # fmt: skip
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +207,17 @@ def launches(
     store = store or Store(p.out_shape)
     x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
-        "PIXELS": t.n, "IN_CHUNKS": t.k // 8, "OUT_CHUNKS": t.m // 8, "NT": u.n8, "ODD": u.k % 2,
-        "WARPS_UNIT": t.warps_m, "WARPS_PIXEL": t.warps_n,
-        "IN_LINEAR": int(linear(x_fmt)), "OUT_LINEAR": int(linear(y_fmt)), **epilogue_values(p),
-    }  # fmt: skip
+        "PIXELS": t.n,
+        "IN_CHUNKS": t.k // 8,
+        "OUT_CHUNKS": t.m // 8,
+        "NT": u.n8,
+        "ODD": u.k % 2,
+        "WARPS_UNIT": t.warps_m,
+        "WARPS_PIXEL": t.warps_n,
+        "IN_LINEAR": int(linear(x_fmt)),
+        "OUT_LINEAR": int(linear(y_fmt)),
+        **epilogue_values(p),
+    }
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
     args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
     args |= view_args("x_", x) | view_args("y_", y) | view_args("r_", added[0] if added else y)
@@ -257,12 +266,15 @@ def mmas(p: ConvProblem, tactic: Tactic) -> int:
 def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     t, u, g, clk_us = tactic.gemm, packed(p), cut(p, tactic), 1 / device.clock_mhz
     blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
-    resident = max(1, min(
-        device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
-        device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)),
-        device.max_blocks_per_sm,
-    ))  # fmt: skip
+    resident = max(
+        1,
+        min(
+            device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
+            device.max_threads_per_sm // t.threads,
+            device.regs_per_sm // (t.threads * min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)),
+            device.max_blocks_per_sm,
+        ),
+    )
     per_sm = math.ceil(blocks / device.num_sms)
     rounds = math.ceil(per_sm / resident)
     a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
@@ -276,8 +288,7 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     clk = {
         "mma": a_tiles * u.n8 * 16 * 8 * 16 / (tensor_rate(device, FULL_WARPS) * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
-        "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1))
-        / sm_l2(device, blocks),
+        "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends) / min(4, warps),
     }

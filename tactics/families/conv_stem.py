@@ -47,10 +47,16 @@ IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 TILES = tuple(
     Tile(*t, 16, *w, 1)
     for t, w in (
-        ((64, 256), (1, 8)), ((64, 128), (1, 4)), ((64, 64), (2, 2)), ((32, 256), (1, 8)), ((32, 128), (1, 4)),
-        ((16, 256), (1, 8)), ((16, 64), (1, 4)), ((128, 128), (2, 4)),
+        ((64, 256), (1, 8)),
+        ((64, 128), (1, 4)),
+        ((64, 64), (2, 2)),
+        ((32, 256), (1, 8)),
+        ((32, 128), (1, 4)),
+        ((16, 256), (1, 8)),
+        ((16, 64), (1, 4)),
+        ((128, 128), (2, 4)),
     )
-)  # fmt: skip
+)
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
@@ -130,8 +136,9 @@ def geometry(p: ConvProblem, pixels: int, hwc: bool, wide: bool) -> Geometry:
     """The least work for `pixels` per tile; `wide`: rows of 16 at least, for stores along pixels."""
     options = []
     for th, tw in _shapes(pixels, wide):
-        rows, cols = ((t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip((th, tw), p.stride, (p.r, p.s), p.dilation,
-                                                                        strict=True))  # fmt: skip
+        rows, cols = (
+            (t - 1) * s + (k - 1) * d + 1 for t, s, k, d in zip((th, tw), p.stride, (p.r, p.s), p.dilation, strict=True)
+        )
         if tile := _outputs(p, th, tw):
             tiles = math.prod(-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
             # Threads that convert cost about as much per element as those that multiply do per pixel and 16 taps.
@@ -218,6 +225,7 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     t, g = tactic.gemm, _geometry(p, tactic)
     return max(g.steps * (64 + t.m * 32) + (p.c * g.plane * 2 + 15) // 16 * 16, t.m * t.n * 2 + t.n * 4)
 
+
 # Members of the kernel's struct under POOL: Epilogue.pool, then outputs of the pool per tile.
 POOL_ARGS = "pool_r pool_s pool_stride_h pool_stride_w pool_pad_t pool_pad_l pool_h pool_w tile_h tile_w".split()
 
@@ -227,10 +235,17 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
-        "BM": t.m, "BN": t.n, "WARPS_M": t.warps_m, "WARPS_N": t.warps_n, "IN_TYPE": IN_TYPES[x_fmt.dtype],
-        "IN_HWC": int(hwc), "OUT_LINEAR": int(linear(y_fmt)), **epilogue_values(p),
-        "POOL": int(bool(p.epilogue.pool)), **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
-    }  # fmt: skip
+        "BM": t.m,
+        "BN": t.n,
+        "WARPS_M": t.warps_m,
+        "WARPS_N": t.warps_n,
+        "IN_TYPE": IN_TYPES[x_fmt.dtype],
+        "IN_HWC": int(hwc),
+        "OUT_LINEAR": int(linear(y_fmt)),
+        **epilogue_values(p),
+        "POOL": int(bool(p.epilogue.pool)),
+        **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
+    }
     tile = _outputs(p, 1 << g.log2_th, 1 << g.log2_tw)
     if tile is None:
         raise ValueError(f"{tactic}: the pool's window does not fit the tile")
@@ -289,10 +304,15 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     launch = launches(p, tactic)[0]
     blocks, per_sm = launch.grid[0], math.ceil(launch.grid[0] / device.num_sms)
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    resident = max(1, min(
-        device.smem_per_sm // (launch.smem + 1024), device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * min(255, mt * nt * 5 + 64)), device.max_blocks_per_sm,
-    ))  # fmt: skip
+    resident = max(
+        1,
+        min(
+            device.smem_per_sm // (launch.smem + 1024),
+            device.max_threads_per_sm // t.threads,
+            device.regs_per_sm // (t.threads * min(255, mt * nt * 5 + 64)),
+            device.max_blocks_per_sm,
+        ),
+    )
     at_work = min(resident, per_sm)
     rate = tensor_rate(device, at_work * warps) * MMA_EFFICIENCY
     mma = t.m * t.n * 16 / rate

@@ -26,14 +26,20 @@ from tactics.step import Launch, Store
 from tactics.tactic import Patch, Tactic, Tile
 
 KERNEL = {  # of the phases
-    "transpose_dense": "conv_dense", "transpose_sparse24": "conv_sparse24", "transpose_grouped": "conv_grouped",
-    "transpose_depthwise": "conv_depthwise", "transpose_fp32": "conv_fp32",
-}  # fmt: skip
+    "transpose_dense": "conv_dense",
+    "transpose_sparse24": "conv_sparse24",
+    "transpose_grouped": "conv_grouped",
+    "transpose_depthwise": "conv_depthwise",
+    "transpose_fp32": "conv_fp32",
+}
 OWN_KERNEL = {v: k for k, v in KERNEL.items()}
 FAMILY = {
-    "conv_dense": conv_gemm, "conv_sparse24": conv_gemm, "conv_grouped": conv_grouped, "conv_depthwise": conv_depthwise,
+    "conv_dense": conv_gemm,
+    "conv_sparse24": conv_gemm,
+    "conv_grouped": conv_grouped,
+    "conv_depthwise": conv_depthwise,
     "conv_fp32": conv_fp32,
-}  # fmt: skip
+}
 
 
 MAX_PHASES = 4096
@@ -53,9 +59,19 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
                 continue
             (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
             conv = ConvProblem(
-                p.n, p.c, p.h, p.w, p.k, len(r), len(s), pad=(top, left, bottom, right), dilation=(dil_r, dil_s),
-                groups=p.groups, sparse24=p.sparse24, epilogue=p.epilogue,
-            )  # fmt: skip
+                p.n,
+                p.c,
+                p.h,
+                p.w,
+                p.k,
+                len(r),
+                len(s),
+                pad=(top, left, bottom, right),
+                dilation=(dil_r, dil_s),
+                groups=p.groups,
+                sparse24=p.sparse24,
+                epilogue=p.epilogue,
+            )
             result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
     return tuple(result)
 

@@ -84,9 +84,12 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
 
 
 CANDIDATES: dict[type[Problem], Callable[..., Pairs]] = {
-    PoolProblem: _same_width, ChainedProblem: _pool_and_chain, MoveProblem: _any_pair, ConcatProblem: _concat_pairs,
+    PoolProblem: _same_width,
+    ChainedProblem: _pool_and_chain,
+    MoveProblem: _any_pair,
+    ConcatProblem: _concat_pairs,
     ReformatProblem: _reformat_pair,
-}  # fmt: skip
+}
 
 
 def _pool(p: PoolProblem, tactic: Tactic, strided: At, chain: PointwiseProblem | None = None) -> tuple[Launch, ...]:
@@ -122,10 +125,21 @@ MOVE_KINDS = ("window", "upsample", "d2s_dcr", "d2s_crd", "s2d_dcr", "s2d_crd", 
 
 
 def _move_launch(
-    source: int, in_shape: Shape4, x_fmt: Format, y_fmt: Format, part: Shape4, whole: Shape4, strided: At, *,
-    kind: str = "window", start: Triple = (0, 0, 0), step: Triple = (1, 1, 1), fill: float = 0.0, first_c: int = 0,
+    source: int,
+    in_shape: Shape4,
+    x_fmt: Format,
+    y_fmt: Format,
+    part: Shape4,
+    whole: Shape4,
+    strided: At,
+    *,
+    kind: str = "window",
+    start: Triple = (0, 0, 0),
+    step: Triple = (1, 1, 1),
+    fill: float = 0.0,
+    first_c: int = 0,
     last: bool = True,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """One launch of move.cu: the shape `part` of the output `whole`, from channel `first_c` on (`last`: to its padded end)."""
     n, c, h, w = in_shape
     _, part_c, out_h, out_w = part
@@ -133,8 +147,13 @@ def _move_launch(
     half_in, half_out = x_fmt.dtype == "fp16", y_fmt.dtype == "fp16"
     in_vec = half_in and not linear(x_fmt) and kind in ("window", "upsample") and step[0] == 1 and start[0] % 8 == 0
     out_vec = half_out and not linear(y_fmt) and first_c % 8 == 0 and covered % 8 == 0
-    values = {"KIND": MOVE_KINDS.index(kind), "IN_VEC": int(in_vec), "OUT_VEC": int(out_vec),
-              "IN_TYPE": IN_TYPES[x_fmt.dtype], "OUT_F32": int(not half_out)}  # fmt: skip
+    values = {
+        "KIND": MOVE_KINDS.index(kind),
+        "IN_VEC": int(in_vec),
+        "OUT_VEC": int(out_vec),
+        "IN_TYPE": IN_TYPES[x_fmt.dtype],
+        "OUT_F32": int(not half_out),
+    }
     args = {"nonfinite": NONFINITE, "x": ("in", source), "y": ("out", 0)} | view_args("in", strided[source])
     args |= view_args("out", strided[-1]) | floats(fill=fill)
     args |= ints(n=n, c=c, h=h, w=w, out_c=covered, out_h=out_h, out_w=out_w, filled=part_c, first_c=first_c)
@@ -145,9 +164,11 @@ def _move_launch(
 
 def _move(p: MoveProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
     x, y = tactic.ins[0], tactic.out
-    return (_move_launch(
-        0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, strided, kind=p.kind, start=p.start, step=p.step, fill=p.fill
-    ),)  # fmt: skip
+    return (
+        _move_launch(
+            0, p.in_shapes[0], x, y, p.out_shape, p.out_shape, strided, kind=p.kind, start=p.start, step=p.step, fill=p.fill
+        ),
+    )
 
 
 def _reformat(p: ReformatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]:
@@ -164,9 +185,12 @@ def _concat(p: ConcatProblem, tactic: Tactic, strided: At) -> tuple[Launch, ...]
 
 
 LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
-    PoolProblem: _pool, ChainedProblem: _chained_pool, MoveProblem: _move, ConcatProblem: _concat,
+    PoolProblem: _pool,
+    ChainedProblem: _chained_pool,
+    MoveProblem: _move,
+    ConcatProblem: _concat,
     ReformatProblem: _reformat,
-}  # fmt: skip
+}
 
 
 def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
@@ -198,8 +222,9 @@ def moved(
     read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     written = _sectors(tactic.out, problem.out_shape, not mixed)
     # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
-    elements = sum(_instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape),
-                                                       strict=True))  # fmt: skip
+    elements = sum(
+        _instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape), strict=True)
+    )
     return streamed(device, steps, read, written, elements * per_element, turns)
 
 

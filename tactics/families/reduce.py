@@ -186,8 +186,7 @@ def launches(problem: Problem, tactic: Tactic, strided: tuple[Strides, ...] | No
     mix = "c" in p.axes and not joined
     blocks = _blocks(p, rows, elements, inside[1] > 1 if c_fast else inside[3] > 1, joined)
     kind = [*REDUCTIONS, *NORMALIZATIONS].index(p.kind)
-    values = {"KIND": kind, "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast),
-              **f32_values(tactic.ins[0], tactic.out)}  # fmt: skip
+    values = {"KIND": kind, "VEC": vec, "MIX": int(mix), "C_FAST": int(c_fast), **f32_values(tactic.ins[0], tactic.out)}
     affine = p.affine
     constant = constant_strides(spanned(p.in_shapes[0], affine)) if affine else Strides(0, 0, 0, 0)
     _, c, h, w = p.in_shapes[0]

@@ -87,8 +87,9 @@ class Cache:
         warnings.warn(
             f"the timing cache {self.path} cannot be written ({e.strerror or e}): what is measured lasts as long as this "
             "process; name another file with --timingCacheFile, or set GPU_RUNTIME_CACHE to a folder that can be",
-            RuntimeWarning, stacklevel=4,
-        )  # fmt: skip
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def sync(self) -> None:
         """Force what was added to the disk."""

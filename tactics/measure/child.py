@@ -39,9 +39,14 @@ class Child:
         root = str(Path(__file__).resolve().parents[2])
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, bufsize=0, env=env,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            bufsize=0,
+            env=env,
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
         self._requests, self._answers = self._process.stdin, self._process.stdout
 

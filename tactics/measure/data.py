@@ -172,11 +172,20 @@ def _library_weights(p: LibraryProblem, rng: Rng, seed: int | None) -> Weights:
 
 
 INPUTS: dict[type[Problem], Callable[..., Arrays]] = {
-    ConvProblem: _convolution_inputs, ReformatProblem: _reformat_inputs, ReduceProblem: _reduce_inputs,
-    PointwiseProblem: _pointwise_inputs, LibraryProblem: _library_inputs,
-}  # fmt: skip
+    ConvProblem: _convolution_inputs,
+    ReformatProblem: _reformat_inputs,
+    ReduceProblem: _reduce_inputs,
+    PointwiseProblem: _pointwise_inputs,
+    LibraryProblem: _library_inputs,
+}
 WEIGHTS: dict[type[Problem], Callable[..., Weights]] = {
-    ConvProblem: _convolution_weights, ConvTransposeProblem: _convolution_weights, BackToBackProblem: _pair_weights,
-    SqueezeExciteProblem: _pair_weights, PointwiseProblem: _pointwise_weights, NormalizeProblem: _normalize_weights,
-    AttentionProblem: _attention_weights, LibraryProblem: _library_weights, ChainedProblem: _chained_weights,
-}  # fmt: skip
+    ConvProblem: _convolution_weights,
+    ConvTransposeProblem: _convolution_weights,
+    BackToBackProblem: _pair_weights,
+    SqueezeExciteProblem: _pair_weights,
+    PointwiseProblem: _pointwise_weights,
+    NormalizeProblem: _normalize_weights,
+    AttentionProblem: _attention_weights,
+    LibraryProblem: _library_weights,
+    ChainedProblem: _chained_weights,
+}

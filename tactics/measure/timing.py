@@ -94,6 +94,7 @@ def source_key(kernel: str) -> str:
         return sha256(Path(array_functions.__file__).read_bytes() + version("cupy-cuda13x").encode()).hexdigest()[:24]
     return sha256(json.dumps([source_hash(kernel), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
 
+
 Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell apart: formats, and whether sparse
 
 
@@ -143,9 +144,18 @@ class Measured:
     again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
     """
 
-    def __init__(self, device: Device, cache: Cache, *, driver: str | None = None, command: Sequence[str] = WORKER,
-                 timeout_s: float = 30.0, setup_timeout_s: float = 180.0, compile_first: bool = True,
-                 progress: Counter | None = None):  # fmt: skip
+    def __init__(
+        self,
+        device: Device,
+        cache: Cache,
+        *,
+        driver: str | None = None,
+        command: Sequence[str] = WORKER,
+        timeout_s: float = 30.0,
+        setup_timeout_s: float = 180.0,
+        compile_first: bool = True,
+        progress: Counter | None = None,
+    ):
         self.device, self.cache = device, cache
         self.failures: dict[tuple[str, str], str] = {}
         self._key = f"{device.key}|{driver_version() if driver is None else driver}"

@@ -52,9 +52,13 @@ def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch
 def bind(args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
     """A launch's arguments with addresses in their places, as the kernel's parameter struct; `scratch` as `scratch_for`."""
     address = {
-        "in": lambda v: ins[v], "out": lambda _: out, "weights": lambda v: weights[v],
-        "workspace": lambda _: scratch[0], "counters": lambda _: scratch[1], "nonfinite": lambda _: scratch[2],
-    }  # fmt: skip
+        "in": lambda v: ins[v],
+        "out": lambda _: out,
+        "weights": lambda v: weights[v],
+        "workspace": lambda _: scratch[0],
+        "counters": lambda _: scratch[1],
+        "nonfinite": lambda _: scratch[2],
+    }
     return pack_params(("ptr", address[kind](v)) if kind in address else (kind, v) for kind, v in args)
 
 
@@ -62,6 +66,7 @@ def run_call(
     gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
 ) -> None:
     """A library function on the arrays at these addresses; `nonfinite` as `launch.call` says."""
+
     def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
         (kind, value), dtype, shape = given
         address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
@@ -77,9 +82,14 @@ def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
 
 
 def runner(
-    gpu: Gpu, steps: Sequence[Launch | Call], kernels: Sequence[Kernel | None], ins: Sequence[int], out: int,
-    weights: Mapping[str, int], scratch: Scratch,
-) -> Run:  # fmt: skip
+    gpu: Gpu,
+    steps: Sequence[Launch | Call],
+    kernels: Sequence[Kernel | None],
+    ins: Sequence[int],
+    out: int,
+    weights: Mapping[str, int],
+    scratch: Scratch,
+) -> Run:
     """Does the steps, with their kernels, on the arrays at these addresses."""
 
     def one(step: Launch | Call, kernel: Any) -> Run:
@@ -117,9 +127,13 @@ def trial(gpu: Gpu, problem: Problem, tactic: Tactic, around: Around = at_once) 
 
 
 def execute(
-    gpu: Gpu, problem: Problem, tactic: Tactic, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray],
+    gpu: Gpu,
+    problem: Problem,
+    tactic: Tactic,
+    inputs: Sequence[np.ndarray],
+    weights: Mapping[str, np.ndarray],
     around: Around = at_once,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """What a tactic makes of the inputs, NCHW with its padded channels; its output is poisoned with NaN before. Raises Wrong
     where counters are not left zero, or the launch tells something else of infinity and NaN than the output holds."""
     sections = pack_weights(problem, tactic, weights)

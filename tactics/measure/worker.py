@@ -47,8 +47,6 @@ SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by N
 SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
 
 
-
-
 class Clock:
     """The SM clock in MHz from the management library, asked for at most every 0.2 s; None where it does not answer."""
 

@@ -131,7 +131,9 @@ def difference(before: Plan, after: Plan) -> Change:
     """The change that makes `after` of `before`."""
     names = {name: None for name in (*before.entries, *after.entries) if before.entries.get(name) != after.entries.get(name)}
     return Change(
-        {g: o for g, o in after.options.items() if before.options[g] != o}, {n: after.entries.get(n) for n in names},
+        {g: o for g, o in after.options.items() if before.options[g] != o},
+        {n: after.entries.get(n) for n in names},
         tuple(h for h in before.reformats if h not in set(after.reformats)),
-        tuple(h for h in after.reformats if h not in set(before.reformats)), after.total_ps,
-    )  # fmt: skip
+        tuple(h for h in after.reformats if h not in set(before.reformats)),
+        after.total_ps,
+    )

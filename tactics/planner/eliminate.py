@@ -79,9 +79,7 @@ def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> lis
     return [v for v in range(len(sizes)) if v not in gone]
 
 
-def by_program(
-    sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float
-) -> Solution:
+def by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
     """`minimise` by HiGHS, after those variables are eliminated that take small tables."""
     placed, leaders = _substitute(sizes, factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))
@@ -246,8 +244,7 @@ def _descended(tree: Tree, new: Mapping[int, np.ndarray], remade: set[int], stat
         if b in states:
             continue
         cut = [
-            _column(new.get(name, t), [states.get(v, tree.best[v]) for v in scope[1:]])
-            for scope, t, name in tree.buckets[b]
+            _column(new.get(name, t), [states.get(v, tree.best[v]) for v in scope[1:]]) for scope, t, name in tree.buckets[b]
         ]
         (states[b],) = _least(added(cut), (tree.best[b],)) if cut else (0,)
         if states[b] != tree.best[b]:

@@ -45,9 +45,7 @@ def _fill(sizes: Sequence[int], near: Sequence[set[int]], v: int) -> int:
     return sum(sizes[a] * sizes[b] for a, b in itertools.combinations(near[v], 2) if b not in near[a])
 
 
-def _order(
-    sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, score: Score
-) -> tuple[list[int], int, int]:
+def _order(sizes: Sequence[int], scopes: Iterable[tuple[int, ...]], max_cells: int, score: Score) -> tuple[list[int], int, int]:
     """(order, width, cells of all its tables): least score next, of variables near the last one scored anew (ties: lowest
     variable)."""
     near: list[set[int]] = [set() for _ in sizes]

@@ -357,6 +357,7 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         if model.sizes[v] == 1:
             fixed |= int(masks(v)[0])
     if len(free) <= 2:
+
         def both() -> np.ndarray:
             sets = np.array(fixed, np.int64)
             for v in free:

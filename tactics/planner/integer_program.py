@@ -11,9 +11,7 @@ import numpy as np
 from tactics.planner.factors import NEVER, Factor, summed
 
 
-def solve(
-    sizes: Sequence[int], factors: list[Factor], quantum: int, seconds: float
-) -> tuple[dict[int, int] | None, int]:
+def solve(sizes: Sequence[int], factors: list[Factor], quantum: int, seconds: float) -> tuple[dict[int, int] | None, int]:
     """HiGHS on the local polytope: one binary per state, one column per finite cell whose marginals are the states.
 
     Returns (states of the variables in `factors`, or None where it found nothing; lower bound of the sum). Whole quanta
@@ -89,9 +87,15 @@ def _program(sizes: Sequence[int], factors: list[Factor], quantum: int) -> Progr
             right.append(np.zeros(sizes[v]))
             num_rows += sizes[v]
     return Program(
-        np.concatenate(rows), np.concatenate(cols), np.concatenate(data), np.concatenate(right), np.concatenate(cost),
-        floor, first, num_states,
-    )  # fmt: skip
+        np.concatenate(rows),
+        np.concatenate(cols),
+        np.concatenate(data),
+        np.concatenate(right),
+        np.concatenate(cost),
+        floor,
+        first,
+        num_states,
+    )
 
 
 def _absorb(factors: list[Factor], sizes: Sequence[int]) -> list[Factor]:

@@ -377,9 +377,7 @@ class _Live:
         return not self.unable and not self.missing
 
 
-def best_single_format(
-    graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, ...]]]
-) -> tuple[F, Plan] | None:
+def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, ...]]]) -> tuple[F, Plan] | None:
     """(format, plan): the best plan in which every tensor has one and the same format wherever its ops allow; None if there
     is none.
 

@@ -40,9 +40,7 @@ def cost(
     return total, tuple(reformats)
 
 
-def _wanted(
-    graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, Key]
-) -> dict[str, set[Key]]:
+def _wanted(graph: Graph, live: list[Choice], entries: Mapping[str, Entry], made: Mapping[str, Key]) -> dict[str, set[Key]]:
     """Tensor -> the formats in which it is read, or bound as an output, of those that are."""
     reads = [(t, f) for c in live for t, f in zip(c.inputs, entries[c.name].ins, strict=True)]
     if lost := [t for t in (*(t for t, _ in reads), *graph.outputs) if t not in made]:

@@ -22,6 +22,7 @@ Array = np.ndarray  # or CuPy's
 Taps = list[tuple[Any, Any]]  # (index, weight) of each neighbour along an axis, arrays
 Function = Callable[..., Any]  # (xp, arrays, attributes by name) -> an array, or a tuple of them
 
+
 def bound(function: str, attributes: Mapping[str, object], part: int = 0) -> Callable:
     """(xp, arrays as they lie in memory) -> output number `part` of a function in FUNCTIONS with these attributes."""
 
@@ -52,8 +53,9 @@ def _framed(xp: ModuleType, x: Array, before: Sizes, behind: Sizes, value: float
     return xp.pad(kept, [(0, 0), (0, 0), *((max(b, 0), e) for b, e in zip(before, behind, strict=True))], constant_values=value)
 
 
-def lp_pool(xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes,
-            p: float = 2) -> Array:  # fmt: skip
+def lp_pool(
+    xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes, p: float = 2
+) -> Array:
     """The p-norm of each window; `out`: rows, columns, ... of the output, `pads`: before each, then behind each."""
     n = len(kernel_shape)
     reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel_shape, dilations, strict=True)]
@@ -71,8 +73,17 @@ def _taps(axis: int, kernel_shape: Sizes, out: Sizes, strides: Sizes, dilations:
     return [(slice(None),) * (2 + axis) + (slice(i * d, i * d + (o - 1) * s + 1, s),) for i in range(size)]
 
 
-def max_pool(xp: ModuleType, x: Array, *, kernel_shape: Sizes, out: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes,
-             storage_order: int = 0) -> tuple[Array, ...]:  # fmt: skip
+def max_pool(
+    xp: ModuleType,
+    x: Array,
+    *,
+    kernel_shape: Sizes,
+    out: Sizes,
+    strides: Sizes,
+    pads: Sizes,
+    dilations: Sizes,
+    storage_order: int = 0,
+) -> tuple[Array, ...]:
     """(maxima, where each stood: its number among the elements of x, of equal ones the first). With storage_order 1 the
     pixels of a channel are numbered column by column."""
     n, sizes = len(kernel_shape), x.shape[2:]
@@ -121,8 +132,9 @@ def arg_min(xp: ModuleType, x: Array, **attributes: Any) -> Array:
 # ---- sampling
 
 
-def grid_sample(xp: ModuleType, x: Array, grid: Array, *,
-                mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0) -> Array:  # fmt: skip
+def grid_sample(
+    xp: ModuleType, x: Array, grid: Array, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
+) -> Array:
     """x [N,C,*sizes] at the points grid [N,*out,len(sizes)], whose last axis names the last axis of x first, -1 to 1."""
     sizes, n = x.shape[2:], x.shape[0]
     points = []
@@ -312,17 +324,29 @@ def _binary(name: str) -> Function:
 
 # ONNX operator -> its function: of each element by itself, of elements at the same place of arrays that broadcast, of windows.
 ALIKE: dict[str, Function] = {
-    "Cast": cast, "IsInf": is_inf, "IsNaN": _unary("isnan"), "Not": _unary("logical_not"), "Shrink": shrink,
+    "Cast": cast,
+    "IsInf": is_inf,
+    "IsNaN": _unary("isnan"),
+    "Not": _unary("logical_not"),
+    "Shrink": shrink,
     **{op: _unary(op.lower()) for op in ("Sin", "Cos", "Tan", "Sinh", "Cosh")},
     **{op: _unary(f"arc{op.lower()[1:]}") for op in ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")},
-}  # fmt: skip
+}
 JOINED: dict[str, Function] = {
-    "Where": where, "Equal": _binary("equal"), "Greater": _binary("greater"), "Less": _binary("less"),
-    "GreaterOrEqual": _binary("greater_equal"), "LessOrEqual": _binary("less_equal"),
-    "And": _binary("logical_and"), "Or": _binary("logical_or"), "Xor": _binary("logical_xor"), "Mod": mod,
-}  # fmt: skip
+    "Where": where,
+    "Equal": _binary("equal"),
+    "Greater": _binary("greater"),
+    "Less": _binary("less"),
+    "GreaterOrEqual": _binary("greater_equal"),
+    "LessOrEqual": _binary("less_equal"),
+    "And": _binary("logical_and"),
+    "Or": _binary("logical_or"),
+    "Xor": _binary("logical_xor"),
+    "Mod": mod,
+}
 WINDOWS: dict[str, Function] = {"LpPool": lp_pool, "GlobalLpPool": global_lp_pool}
 # Operators that have kernels for floating-point numbers: their functions are for integers and truth values.
+# fmt: off
 OF_INTEGERS: dict[str, Function] = {
     "Add": _binary("add"), "Sub": _binary("subtract"), "Mul": _binary("multiply"), "Neg": _unary("negative"),
     "Div": div, "Max": _binary("maximum"), "Min": _binary("minimum"), "Abs": _unary("abs"), "Identity": lambda xp, x: x,
@@ -331,13 +355,17 @@ OF_INTEGERS: dict[str, Function] = {
     "Tile": lambda xp, x, *, repeats: xp.tile(x, repeats), "Split": split, "Sign": _unary("sign"), "Pow": power,
     **{f"Reduce{name.capitalize()}": _reduction(name) for name in ("max", "min", "prod", "sum")},
     "MaxPool": max_pool,  # where the maxima stood
-}  # fmt: skip
+}
 FUNCTIONS: dict[str, Function] = ALIKE | JOINED | WINDOWS | OF_INTEGERS | {
     "LRN": lrn, "LpNormalization": lp_normalization, "Hardmax": hardmax, "TopK": top_k, "ArgMax": arg_max, "ArgMin": arg_min,
     "GridSample": grid_sample, "Gather": gather, "GatherElements": gather_elements, "GatherND": gather_nd, "CumSum": cum_sum,
     "Clip": clip,
-}  # fmt: skip
+}
+# fmt: on
 CLIFFS = {  # of functions of one input, which is the base
-    "Asin": Cliff((-1.0, 1.0), (-1.0, 1.0)), "Acos": Cliff((-1.0, 1.0), (-1.0, 1.0)), "Acosh": Cliff((1.0,), (1.0, INF)),
-    "Atanh": Cliff((-1.0, 1.0)), "Tan": Cliff(tuple(math.pi * (k + 0.5) for k in range(-64, 64))),
-}  # fmt: skip
+    "Asin": Cliff((-1.0, 1.0), (-1.0, 1.0)),
+    "Acos": Cliff((-1.0, 1.0), (-1.0, 1.0)),
+    "Acosh": Cliff((1.0,), (1.0, INF)),
+    "Atanh": Cliff((-1.0, 1.0)),
+    "Tan": Cliff(tuple(math.pi * (k + 0.5) for k in range(-64, 64))),
+}

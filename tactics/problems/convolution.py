@@ -121,9 +121,18 @@ class ConvProblem(Problem):
         return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def reference(
-        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
-        scale: Given = None, shift: Given = None, gate: Given = None, scales: Given = None, shifts: Given = None,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: Given = None,
+        residual: Given = None,
+        slope: Given = None,
+        scale: Given = None,
+        shift: Given = None,
+        gate: Given = None,
+        scales: Given = None,
+        shifts: Given = None,
+    ) -> np.ndarray:
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], bias [k], residual as the output, slope [k], scale, shift [c], gate
         [n,c,1,1], scales, shifts [k]), FP32 out. What is [k] belongs to the channels before depth-to-space.
         """
@@ -146,9 +155,7 @@ class ConvProblem(Problem):
     def maxima(self, y: np.ndarray) -> np.ndarray:
         """The epilogue's pool over the convolution's result."""
         r, s, stride_h, stride_w, top, left, high, wide = self.epilogue.pool
-        pool = PoolProblem(
-            self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0)
-        )
+        pool = PoolProblem(self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0))
         return pool.reference(y)
 
 
@@ -228,9 +235,15 @@ class ConvTransposeProblem(Problem):
         return self.n * (self.c // self.groups) * self.h * self.w * self.k * self.r * self.s
 
     def reference(
-        self, x: np.ndarray, w: np.ndarray, bias: Given = None, residual: Given = None, slope: Given = None,
-        scales: Given = None, shifts: Given = None,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: Given = None,
+        residual: Given = None,
+        slope: Given = None,
+        scales: Given = None,
+        shifts: Given = None,
+    ) -> np.ndarray:
         """FP32 arrays in (x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors [k]), FP32 out."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad

@@ -53,9 +53,13 @@ class Epilogue:
     @property
     def needs(self) -> frozenset[Feature]:
         found = {
-            Feature.RESIDUAL: self.residual, Feature.DEPTH_TO_SPACE: self.d2s > 1, Feature.UPSAMPLED_RESIDUAL: self.up > 1,
-            Feature.MAX_POOL: bool(self.pool), Feature.AFFINE: self.affine, Feature.LAST_ACTIVATION: self.last != NONE,
-        }  # fmt: skip
+            Feature.RESIDUAL: self.residual,
+            Feature.DEPTH_TO_SPACE: self.d2s > 1,
+            Feature.UPSAMPLED_RESIDUAL: self.up > 1,
+            Feature.MAX_POOL: bool(self.pool),
+            Feature.AFFINE: self.affine,
+            Feature.LAST_ACTIVATION: self.last != NONE,
+        }
         return frozenset(feature for feature, needed in found.items() if needed)
 
     @property

@@ -53,8 +53,11 @@ class LibraryProblem(Problem):
             return f"{self.function}: attributes above {LARGEST}"
         if max(min(given.get("size", 0), 2 * max(self.shapes4[0])), *given.get("kernel_shape", ()), 0) > MOST_TAPS:
             return f"{self.function}: windows of more than {MOST_TAPS} elements along an axis"
-        windows = zip(*(given.get(name, ()) for name in ("kernel_shape", "out", "strides", "dilations", "pads")),
-                      self.shapes[0][2:] if self.shapes else (), strict=False)  # fmt: skip
+        windows = zip(
+            *(given.get(name, ()) for name in ("kernel_shape", "out", "strides", "dilations", "pads")),
+            self.shapes[0][2:] if self.shapes else (),
+            strict=False,
+        )
         padded = [max((o - 1) * s + (k - 1) * d + 1, size + before) for k, o, s, d, before, size in windows]
         if math.prod((*self.shapes4[0][:2], *padded)) > LARGEST:
             return f"{self.function}: with its padding, its input has the size {padded}"

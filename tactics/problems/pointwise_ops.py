@@ -65,6 +65,7 @@ def _whole(f: Callable[[float], float]) -> Image:
 
 
 # Order: include/activation.cuh. `prelu` has its slope per channel as a weight.
+# fmt: off
 ACTIVATIONS: dict[str, Pointwise] = {
     "none": Pointwise(lambda v: v, lambda v, *_: v, homogeneous=True),
     "relu": Pointwise(lambda v: np.maximum(v, 0), rising(lambda x: max(x, 0.0)), onnx="Relu", homogeneous=True),
@@ -95,7 +96,8 @@ ACTIVATIONS: dict[str, Pointwise] = {
     "softplus": Pointwise(
         _softplus, lambda v, *_: Interval(0.0, max(v.high, 0.0) + 0.6932), 10, "Softplus", spelled=()
     ),
-}  # fmt: skip
+}
+# fmt: on
 
 # Order: include/stages.cuh.
 FUNCTIONS: dict[str, Pointwise] = {
@@ -111,10 +113,12 @@ FUNCTIONS: dict[str, Pointwise] = {
     "sqrt": Pointwise(np.sqrt, intervals.root, 8, "Sqrt", cliff=lambda b: ROOT),
     "square": Pointwise(np.square, intervals.square),
     "thresholded_relu": Pointwise(
-        lambda v, a: np.where(v > a, v, 0), lambda v, b, a: Interval(min(0.0, max(v.low, a)), max(v.high, 0.0)),
-        onnx="ThresholdedRelu", parameters={"alpha": 1.0},
+        lambda v, a: np.where(v > a, v, 0),
+        lambda v, b, a: Interval(min(0.0, max(v.low, a)), max(v.high, 0.0)),
+        onnx="ThresholdedRelu",
+        parameters={"alpha": 1.0},
     ),
-}  # fmt: skip
+}
 
 # Of v and its operand; rsub, rdiv and rpow have them the other way round. Order: include/stages.cuh.
 OPERATIONS: dict[str, Pointwise] = {
@@ -131,7 +135,7 @@ OPERATIONS: dict[str, Pointwise] = {
         lambda v, b: np.power(b, v), lambda v, b, *_: POSITIVE if b.low >= 0 else ANY, 60, cliff=lambda b: DIVISOR
     ),
     "prelu": Pointwise(_prelu, intervals.leaky, onnx="PRelu", homogeneous=True),
-}  # fmt: skip
+}
 POINTWISE = ACTIVATIONS | FUNCTIONS | OPERATIONS
 # The numbers that the kernels know them by; those of ACTIVATIONS are below the others.
 FIRST_OPERATION, FIRST_FUNCTION = 20, 40

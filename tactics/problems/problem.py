@@ -137,11 +137,12 @@ class MoveProblem(Problem):
             raise ValueError(f"move: unknown kind {self.kind!r}")
         b, (k, high, wide) = self.step[1], self.out
         fits = {
-            "window": True, "channels": b > 0 and self.c % b == 0 and self.out == (self.c, self.h, self.w),
+            "window": True,
+            "channels": b > 0 and self.c % b == 0 and self.out == (self.c, self.h, self.w),
             "upsample": k == self.c and high <= self.h * b and wide <= self.w * self.step[2],
             "d2s": (self.c, self.h * b, self.w * b) == (k * b * b, high, wide),
             "s2d": (self.c * b * b, self.h, self.w) == (k, high * b, wide * b),
-        }  # fmt: skip
+        }
         if not fits[self.kind.partition("_")[0]]:
             raise ValueError(f"move: expected an output of the size that {self.kind} gives, got {self}")
 
@@ -289,8 +290,10 @@ class MatmulProblem(Problem):
 
 
 # Every kind: what a file may name.
+# fmt: off
 AnyProblem = (
     ConvProblem | BackToBackProblem | SqueezeExciteProblem | ConvTransposeProblem | PoolProblem | PointwiseProblem
     | MoveProblem | ConcatProblem | MatmulProblem | AttentionProblem | ReformatProblem | ViewProblem | GatherProblem
     | ResizeProblem | ReduceProblem | NormalizeProblem | ChainedProblem | LibraryProblem
-)  # fmt: skip
+)
+# fmt: on

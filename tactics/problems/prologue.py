@@ -43,8 +43,10 @@ class Prologue:
     @property
     def needs(self) -> frozenset[Feature]:
         found = {
-            Feature.SCALED_INPUT: self.scaled, Feature.GATED_INPUT: self.gated, Feature.NORMALIZED_INPUT: self.normalized,
-        }  # fmt: skip
+            Feature.SCALED_INPUT: self.scaled,
+            Feature.GATED_INPUT: self.gated,
+            Feature.NORMALIZED_INPUT: self.normalized,
+        }
         return frozenset(feature for feature, needed in found.items() if needed)
 
     @property

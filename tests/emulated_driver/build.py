@@ -36,10 +36,15 @@ CUPY, CYTHON, CRT = "14.2.0", "3.2.4", "13.0.*"  # Cython: what the wheel was ma
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-pthread", "-w")
 MODULE = Path("cupy_backends", "cuda", "api", "runtime")
 DIRECTIVES = ("embedsignature=True", "c_api_binop_methods=True", "binding=False", "freethreading_compatible=True")
-CONSTANTS = ",".join((
-    "CUPY_USE_CUDA_PYTHON=False", "CUPY_CUFFT_STATIC=False", f"CUPY_CYTHON_VERSION={CYTHON}", "CUPY_CUDA_VERSION=13000",
-    "CUPY_HIP_VERSION=0",
-))  # fmt: skip
+CONSTANTS = ",".join(
+    (
+        "CUPY_USE_CUDA_PYTHON=False",
+        "CUPY_CUFFT_STATIC=False",
+        f"CUPY_CYTHON_VERSION={CYTHON}",
+        "CUPY_CUDA_VERSION=13000",
+        "CUPY_HIP_VERSION=0",
+    )
+)
 PROFILER_HEADER = (  # of the toolkit, in no wheel
     '#pragma once\n#include <driver_types.h>\nextern "C" cudaError_t cudaProfilerStart(void);\n'
     'extern "C" cudaError_t cudaProfilerStop(void);\n'

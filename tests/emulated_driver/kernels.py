@@ -272,9 +272,10 @@ def launch(device: int, handle: int, dims: Any, params: int, size: int, us: Any)
     behind = memory.behind(blob)
     touched = behind + [(a.ctypes.data, a.nbytes) for _, a in kernel.program.decoded.globals]
     options = emulator.Options(
-        checks=_state.settings.checks or error == "wrong", smem_limit=facts.smem_per_block,
+        checks=_state.settings.checks or error == "wrong",
+        smem_limit=facts.smem_per_block,
         track_writes=tuple(a for a, _ in behind) if error == "wrong" else (),
-    )  # fmt: skip
+    )
 
     def run() -> float:
         stats = emulator.launch(kernel.program, grid, block, smem, blob, memory, options=options)  # type: ignore[arg-type]

@@ -16,9 +16,15 @@ VARIABLE = "EMULATED_DRIVER"  # environment: the settings as JSON
 ROOT_VARIABLE = "EMULATED_DRIVER_ROOT"  # environment: the folder that tests/ is in
 ORDERS = ("late", "eager")
 ERRORS = {
-    "invalid_value": 1, "out_of_memory": 2, "illegal_address": 700, "out_of_resources": 701, "launch_timeout": 702,
-    "illegal_instruction": 715, "misaligned_address": 716, "launch_failed": 719,
-}  # fmt: skip
+    "invalid_value": 1,
+    "out_of_memory": 2,
+    "illegal_address": 700,
+    "out_of_resources": 701,
+    "launch_timeout": 702,
+    "illegal_instruction": 715,
+    "misaligned_address": 716,
+    "launch_failed": 719,
+}
 MEMORY_BUS_BITS = 1024  # any width will do: bandwidth is what is told by it and the memory clock together
 
 
@@ -133,17 +139,43 @@ class CSettings(ctypes.Structure):
 class CFacts(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char * 128),
-        *((name, ctypes.c_int) for name in (
-            "number", "cc", "sms", "clock_mhz", "memory_clock_khz", "memory_bus_bits", "l2_bytes", "smem_per_block",
-            "smem_per_sm", "threads_per_sm", "blocks_per_sm", "regs_per_sm")),
-    ]  # fmt: skip
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                "number",
+                "cc",
+                "sms",
+                "clock_mhz",
+                "memory_clock_khz",
+                "memory_bus_bits",
+                "l2_bytes",
+                "smem_per_block",
+                "smem_per_sm",
+                "threads_per_sm",
+                "blocks_per_sm",
+                "regs_per_sm",
+            )
+        ),
+    ]
 
 
 def c_settings(s: Settings, shown: int) -> CSettings:
     return CSettings(
-        s.order == "eager", s.trace, bool(s.faults), len(s.devices), shown, s.seed, int(s.memory_gb * 2**30), s.noise,
-        s.drift_per_s, s.tail_share, s.tail_factor, s.throttle_from_us, s.throttle_to_us, s.throttle_factor,
-    )  # fmt: skip
+        s.order == "eager",
+        s.trace,
+        bool(s.faults),
+        len(s.devices),
+        shown,
+        s.seed,
+        int(s.memory_gb * 2**30),
+        s.noise,
+        s.drift_per_s,
+        s.tail_share,
+        s.tail_factor,
+        s.throttle_from_us,
+        s.throttle_to_us,
+        s.throttle_factor,
+    )
 
 
 def c_facts(number: int, d: Device) -> CFacts:
@@ -151,9 +183,20 @@ def c_facts(number: int, d: Device) -> CFacts:
     titles = {name: title for title, name in DRIVER_NAMES.items()}
     memory_khz = math.ceil(d.dram_gbps * 8_000_000 / (2 * MEMORY_BUS_BITS))
     return CFacts(
-        titles.get(d.name, f"NVIDIA {d.title}").encode(), number, d.cc, d.num_sms, d.clock_mhz, memory_khz, MEMORY_BUS_BITS,
-        d.l2_bytes, d.smem_per_block, d.smem_per_sm, d.max_threads_per_sm, d.max_blocks_per_sm, d.regs_per_sm,
-    )  # fmt: skip
+        titles.get(d.name, f"NVIDIA {d.title}").encode(),
+        number,
+        d.cc,
+        d.num_sms,
+        d.clock_mhz,
+        memory_khz,
+        MEMORY_BUS_BITS,
+        d.l2_bytes,
+        d.smem_per_block,
+        d.smem_per_sm,
+        d.max_threads_per_sm,
+        d.max_blocks_per_sm,
+        d.regs_per_sm,
+    )
 
 
 def device_names() -> list[str]:

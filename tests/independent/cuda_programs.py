@@ -28,8 +28,10 @@ from cuda_kernels.files import cache_dir, write
 from tests.independent import faults, interpreter, packages
 
 HERE = Path(__file__).parent
+# fmt: off
 FLAGS = ("-std=c++17", "-O1", "-w", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-shared", "-Xcompiler", "-fPIC",
-         "-cudart", "none", "--compress-mode=none")  # fmt: skip
+         "-cudart", "none", "--compress-mode=none")
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,22 @@ class Example:
 
 def sparse_gemm(tile: str, warp: str, stages: int) -> Example:
     """Example 15, written for 4-bit integers: here with FP16 operands, FP32 sums, and a size for an interpreter."""
-    return Example("15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu", {
-        "using ElementAccumulator = int32_t;": "using ElementAccumulator = float;",
-        "using ElementInputA = cutlass::int4b_t;": "using ElementInputA = cutlass::half_t;",
-        "using ElementInputB = cutlass::int4b_t;": "using ElementInputB = cutlass::half_t;",
-        "using ElementOutput = int32_t;": "using ElementOutput = float;",
-        "GemmShape<128, 128, 256>": f"GemmShape<{tile}>", "GemmShape<64, 64, 256>": f"GemmShape<{warp}>",
-        "GemmShape<16, 8, 128>": "GemmShape<16, 8, 32>", "length_m = 512": "length_m = 256", "length_n = 512": "length_n = 256",
-        "length_k = 1024": "length_k = 512", "NumStages = 3": f"NumStages = {stages}",
-    })  # fmt: skip
+    return Example(
+        "15_ampere_sparse_tensorop_gemm/ampere_sparse_tensorop_gemm.cu",
+        {
+            "using ElementAccumulator = int32_t;": "using ElementAccumulator = float;",
+            "using ElementInputA = cutlass::int4b_t;": "using ElementInputA = cutlass::half_t;",
+            "using ElementInputB = cutlass::int4b_t;": "using ElementInputB = cutlass::half_t;",
+            "using ElementOutput = int32_t;": "using ElementOutput = float;",
+            "GemmShape<128, 128, 256>": f"GemmShape<{tile}>",
+            "GemmShape<64, 64, 256>": f"GemmShape<{warp}>",
+            "GemmShape<16, 8, 128>": "GemmShape<16, 8, 32>",
+            "length_m = 512": "length_m = 256",
+            "length_n = 512": "length_n = 256",
+            "length_k = 1024": "length_k = 512",
+            "NumStages = 3": f"NumStages = {stages}",
+        },
+    )
 
 
 EXAMPLES = {
@@ -64,11 +73,15 @@ EXAMPLES = {
     "conv_fprop": Example("16_ampere_tensorop_conv2dfprop/ampere_tensorop_conv2dfprop.cu"),
     "gemm_stream_k": Example("47_ampere_gemm_universal_streamk/ampere_gemm_universal_streamk.cu"),
     "conv_depthwise": Example("46_depthwise_simt_conv2dfprop/depthwise_simt_conv2dfprop.cu"),
-    "two_convs": Example("13_two_tensor_op_fusion/fused_two_convs_f16_sm80_shmem.cu", {  # one image of 9 x 7, not 32 of 56 x 56
-        "{32, 56, 56, 64},    // input size (NHWC)\n    {64,": "{1, 9, 7, 64},\n    {64,",
-        "{32, 56, 56, 64},    // input size (NHWC)\n    {256,": "{1, 9, 7, 64},\n    {256,",
-        "{32, 56, 56, 64}     // output": "{1, 9, 7, 64}  //", "{32, 56, 56, 256}     // output": "{1, 9, 7, 256}  //",
-    }),
+    "two_convs": Example(
+        "13_two_tensor_op_fusion/fused_two_convs_f16_sm80_shmem.cu",
+        {  # one image of 9 x 7, not 32 of 56 x 56
+            "{32, 56, 56, 64},    // input size (NHWC)\n    {64,": "{1, 9, 7, 64},\n    {64,",
+            "{32, 56, 56, 64},    // input size (NHWC)\n    {256,": "{1, 9, 7, 64},\n    {256,",
+            "{32, 56, 56, 64}     // output": "{1, 9, 7, 64}  //",
+            "{32, 56, 56, 256}     // output": "{1, 9, 7, 256}  //",
+        },
+    ),
     "scan": Example("scan.cu", beside=True),
     "grid_sync": Example("grid_sync.cu", beside=True),
     "divergence": Example("divergence.cu", beside=True),
@@ -172,9 +185,13 @@ LAUNCH = C.CFUNCTYPE(C.c_int, C.c_void_p, C.POINTER(C.c_uint32), C.POINTER(C.c_v
 
 class Hooks(C.Structure):
     _fields_ = [
-        ("allocate", ALLOCATE), ("release", RELEASE), ("image", IMAGE), ("kernel", KERNEL), ("launch", LAUNCH),
+        ("allocate", ALLOCATE),
+        ("release", RELEASE),
+        ("image", IMAGE),
+        ("kernel", KERNEL),
+        ("launch", LAUNCH),
         ("capability", C.c_int),
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +215,13 @@ class Device:
         self.launched: list[Launched] = []
         self.workspace = self.memory.alloc(64, fill=0, name="cooperative groups")
         self.hooks = Hooks(
-            ALLOCATE(self.allocate), RELEASE(self.release), IMAGE(self.image), KERNEL(self.kernel), LAUNCH(self.launch),
+            ALLOCATE(self.allocate),
+            RELEASE(self.release),
+            IMAGE(self.image),
+            KERNEL(self.kernel),
+            LAUNCH(self.launch),
             capability,
-        )  # fmt: skip
+        )
 
     def allocate(self, size: int) -> int:
         return self.memory.alloc(size, name=f"cudaMalloc of {size}")

@@ -21,9 +21,10 @@ from tests.independent import packages
 HERE = Path(__file__).parent
 TABLE = HERE / "layouts.jsonl"
 HEAD = {
-    "source": packages.CUTLASS, "license": "computed with CUTLASS and CuTe, (c) NVIDIA CORPORATION & AFFILIATES, BSD-3-Clause",
+    "source": packages.CUTLASS,
+    "license": "computed with CUTLASS and CuTe, (c) NVIDIA CORPORATION & AFFILIATES, BSD-3-Clause",
     "command": "python -m tests.independent.layouts",
-}  # fmt: skip
+}
 
 
 @lru_cache(maxsize=1)

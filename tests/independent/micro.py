@@ -16,10 +16,15 @@ def ptx(body: str, given: int, taken: int, shared: int = 0) -> str:
     """A kernel in which `body` finds %i0, %i1, ... loaded for its lane, leaves %o0, ...; `%lane` and `%t*` are free."""
     lines = [HEAD, f".shared .align 16 .b8 tile[{shared}];"] if shared else [HEAD]
     lines += [
-        f".reg .b32 %i<{given + 1}>, %o<{taken + 1}>, %t<16>, %lane;", ".reg .b64 %in, %out;", ".reg .pred %p<4>;",
-        "mov.u32 %lane, %laneid;", "ld.param.u64 %in, [in];", "ld.param.u64 %out, [out];",
-        f"mad.wide.u32 %in, %lane, {4 * given}, %in;", f"mad.wide.u32 %out, %lane, {4 * taken}, %out;",
-    ]  # fmt: skip
+        f".reg .b32 %i<{given + 1}>, %o<{taken + 1}>, %t<16>, %lane;",
+        ".reg .b64 %in, %out;",
+        ".reg .pred %p<4>;",
+        "mov.u32 %lane, %laneid;",
+        "ld.param.u64 %in, [in];",
+        "ld.param.u64 %out, [out];",
+        f"mad.wide.u32 %in, %lane, {4 * given}, %in;",
+        f"mad.wide.u32 %out, %lane, {4 * taken}, %out;",
+    ]
     lines += [f"ld.global.b32 %i{j}, [%in+{4 * j}];" for j in range(given)]
     lines += [body]
     lines += [f"st.global.b32 [%out+{4 * j}], %o{j};" for j in range(taken)]

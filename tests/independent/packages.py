@@ -18,9 +18,12 @@ from cuda_kernels.files import cache_dir
 
 CUTLASS = "nvidia-cutlass==4.2.0.0"  # BSD-3-Clause; its dependencies are for its Python, which is not run
 TOOLKIT = (  # NVIDIA's compiler, as wheels
-    "nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
     "nvidia-nvvm==13.0.88",
-)  # fmt: skip
+)
 
 
 def root() -> Path:

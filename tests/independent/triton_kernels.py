@@ -290,6 +290,7 @@ def by_rows(kernel, x: str, y: str, block: int, *more: str) -> Case:
 
 
 IMAGE = {"x": HALF, "w": HALF, "y": HALF, **dict.fromkeys(("N", "H", "W", "C", "P", "Q", "K"), "i32")}
+# fmt: off
 CASES = {
     "matmul": product(), "matmul_128x128": product(tile=(128, 128, 32), warps=8, stages=4),
     "matmul_128x64": product(tile=(128, 64, 64)), "matmul_one_warp": product(tile=(32, 32, 64), warps=1, stages=2),
@@ -319,7 +320,8 @@ CASES = {
     "gathered_half": Case(gathered, {"x": HALF, "w": INT, "y": HALF}, {"B": 256}),
     "rounded": Case(rounded, {"x": SINGLE, "w": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}),
     "roots": Case(roots, {"x": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}, options={"enable_reflect_ftz": False}),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def compiled(case: Case) -> dict:
@@ -332,11 +334,14 @@ def compiled(case: Case) -> dict:
     made = triton.compile(source, target=GPUTarget("cuda", case.sm, 32), options=options)
     about = made.metadata
     return {
-        "ptx": made.asm["ptx"], "entry": about.name, "shared": about.shared, "warps": about.num_warps,
+        "ptx": made.asm["ptx"],
+        "entry": about.name,
+        "shared": about.shared,
+        "warps": about.num_warps,
         "dependent": about.launch_pdl,
         "arguments": {n: signature[n] for n in names if n in case.types},
         "constants": {n: v for n, v in case.constants.items() if isinstance(v, int)},
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Triton's PTX: committed, or compiled where the extra [truth] is installed, and then cached by content.
 
-    python -m tests.independent.triton_programs      writes the committed ones anew
+python -m tests.independent.triton_programs      writes the committed ones anew
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ FOLDER = HERE / "triton"
 # Committed, 100 kB, so that `make test` runs others' code on any machine: a compiler's output from our own sources, without its
 # device library. Between them: mma, ldmatrix with and without .trans, cp.async in a pipeline, warp and block reductions,
 # launches that may begin early, whole numbers of 8 to 64 bits, comparisons.
+# fmt: off
 COMMITTED = (
     "matmul", "attention", "softmax", "transpose", "dependent", "words", "shorts", "compared", "masks", "carried",
     "gathered_lanes", "gathered_half", "rounded",
-)  # fmt: skip
+)
+# fmt: on
 ABOUT = ("entry", "shared", "warps", "dependent", "arguments", "constants")
 SETTINGS = {"TRITON_DISABLE_LINE_INFO": "1"}  # half the text
 

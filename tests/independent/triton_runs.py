@@ -14,9 +14,14 @@ from tests.independent.micro import bfloat16
 from tests.independent.triton_programs import Triton
 
 TYPES = {
-    "*fp16": np.float16, "*fp32": np.float32, "*i32": np.int32, "*bf16": np.uint16, "*i64": np.int64, "*u8": np.uint8,
+    "*fp16": np.float16,
+    "*fp32": np.float32,
+    "*i32": np.int32,
+    "*bf16": np.uint16,
+    "*i64": np.int64,
+    "*u8": np.uint8,
     "*i16": np.int16,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -282,11 +287,13 @@ def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     yield Run((3, 1, 1), {"x": x}, "y", 1 / np.sqrt(v) + 1 / v + v / (v + 3) + np.tanh(v), {"n": 300}, rtol=1e-6)
 
 
+# fmt: off
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
     "matmul": matmuls, "conv": convs, "attention": attentions, "transpose": transposes, "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
     "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,
-}  # fmt: skip
+}
+# fmt: on
 
 
 def runs(kernel: Triton, seed: int = 0) -> Iterator[Run]:

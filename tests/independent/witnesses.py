@@ -37,8 +37,10 @@ SECONDS = 8  # a fault may make a loop endless
 HINT = "hint"
 # Programs over cudart.cpp, asked where no kernel of Triton's notices: their arguments, and options of cuda_programs.
 CUDA: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "scan": ([], ALL_AT_ONCE), "conv_fprop": (CONV, ()), "conv_depthwise": (DEPTHWISE, ())
-}  # fmt: skip
+    "scan": ([], ALL_AT_ONCE),
+    "conv_fprop": (CONV, ()),
+    "conv_depthwise": (DEPTHWISE, ()),
+}
 MATRICES = {f"layouts: {m.opcode}": m for m in (Mma(16, "f16"), Mma(32, "f16", sparse=True))}
 LAYOUTS = {faults.form(m.opcode): name for name, m in MATRICES.items()}
 LAYOUTS["movmatrix.sync.m8n8.trans.b16"] = "layouts: movmatrix"

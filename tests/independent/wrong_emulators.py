@@ -113,7 +113,7 @@ WITNESSES: dict[str, Callable[[Path], bool]] = {
     "CUB's merge sort as shipped": lambda s: cuda(s, "merge_sort", "dependent launch: global load"),
     "cooperative groups": lambda s: cuda(s, "grid_sync", "Passed", *GRID),
     "cooperative groups, no acquire": lambda s: cuda(s, "grid_sync", ORDER, *GRID, change={r"ld\.acquire": "ld.relaxed"}),
-}  # fmt: skip
+}
 NEED_CUDA = ("CUB", "cooperative", "nvcc")
 
 

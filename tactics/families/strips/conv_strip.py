@@ -64,9 +64,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
             yield tactic, tile_reason(p, tactic, device)
 
 
-def launches(
-    p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None
-) -> tuple[Launch, ...]:
+def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t = tactic.gemm
     values = conv_gemm.values(p, tactic, None) | {"COPIES": copies(p, tactic)}
     args = conv_gemm.arguments(p, tactic, None, strided) | ints(k_tiles=turns(p))
@@ -138,9 +136,12 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 def resident_blocks(p: ConvProblem, tactic: Tactic, device: Device) -> int:
     """Blocks of a tactic that one SM holds at a time."""
     t = tactic.gemm
-    return max(1, min(
-        device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
-        device.max_threads_per_sm // t.threads,
-        device.regs_per_sm // (t.threads * STRIP_REGISTERS[tactic.sparse, t.m, t.n, t.k, t.warps_n]),
-        device.max_blocks_per_sm,
-    ))  # fmt: skip
+    return max(
+        1,
+        min(
+            device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
+            device.max_threads_per_sm // t.threads,
+            device.regs_per_sm // (t.threads * STRIP_REGISTERS[tactic.sparse, t.m, t.n, t.k, t.warps_n]),
+            device.max_blocks_per_sm,
+        ),
+    )

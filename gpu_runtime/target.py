@@ -1,0 +1,55 @@
+"""The device that is planned for, and the times of its kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cuda_kernels import device as devices
+from cuda_kernels.device import DEFAULT_DEVICE, Device
+from cuda_kernels.files import cache_dir
+from gpu_runtime.progress import Listener, compiling, nobody
+from gpu_runtime.runtime.plan_record import Timing
+from tactics import predict
+
+if TYPE_CHECKING:
+    from gpu_runtime.planning import tables
+
+
+def pick_device(device: str | Device | None) -> Device:
+    """None: the GPU at hand, denied what `gpu-runtime doctor` saw fail there, else the default named one; a name: that device,
+    for prediction."""
+    if isinstance(device, Device):
+        return device
+    if not isinstance(device, str | None):
+        raise TypeError(f"device: expected a name such as 'a100', or None for the GPU at hand, got {device!r}")
+    if device is not None:
+        return devices.named(device)
+    if not devices.has_gpu():
+        return devices.named(DEFAULT_DEVICE)
+    from gpu_runtime.doctor import findings
+
+    return findings.applied(devices.current())
+
+
+def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
+    """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
+    the kernels that are compiled for it."""
+    from tactics.measure import timing
+
+    if not device.measured:
+        return timing.predicted(device)
+    path = Path(timing_cache) if timing_cache else cache_dir() / "timings.jsonl"
+    return timing.measured(device, timing.Cache(path), progress=compiling(progress))
+
+
+def timing_record(device: Device) -> Timing:
+    """How the plan's times came about; `label` is what every printed time carries."""
+    if device.measured:
+        from tactics.measure import timing
+
+        found = timing.environment()
+        title = device.title + (", emulated driver" if timing.is_emulated() else "")
+        return Timing("measured", f"measured({title})", driver=found["driver"], policy=found["policy"])
+    return Timing("predicted", f"predicted({device.name})", max(predict.sigmas(device).values()))
