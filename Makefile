@@ -1,18 +1,11 @@
-# make demo       install, build an engine from a trained network, run it, show why each layer is sparse or dense
-# make test       install, run the tests: every kernel, network and check (GPU tests skip with the reason where there is no GPU)
-# make check      the quick half of them
-# make test-full  what `make test` leaves to continuous integration: all tiles, formats and cases of each
-# make test-blas  the quick half again, on the BLAS of other processors: nothing may rest on the order of its sums
-# make test-driver  the emulated CUDA driver's own tests, and on it what needs a GPU: real CuPy, streams, graphs, timing
-# make test-wheel  build the wheel, install it into clean environments, CUDA 12's and 13's, and use it there (needs a package index)
-# make test-long  the exhaustive runs, those that need a GPU on the emulated driver; every variant is compiled again
-# make test-compiled  compile again one variant in 20, of those that differ from commit BASE one in 4, drawn by the commit (all: ALL=1)
-# make truth      download what others' programs need to be compiled and run in the emulator (Triton; CUTLASS and NVIDIA's compiler)
-# make lint       ruff and mypy
-# make docs      the pages of docs/ as a site, in out/site; a warning is an error
-# make compiled   write anew what every kernel takes of an SM (tests/golden/compiled.json), compiling what changed
-# make bench      CPU-side benchmarks: emulator speed, planner against its rivals
-# make gpu        on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
+# make demo          install, build an engine from a trained network, run it, show why each layer is sparse or dense
+# make test          install, run the tests: every kernel, network and check (GPU tests skip with the reason)
+# make check         the quick half of `make test`, under 3 minutes
+# make lint          ruff (rules and format), mypy, the budget of lines
+# make docs          the pages of docs/ as a site, in out/site; a warning is an error
+# make gpu           on a machine with a GPU: hardware tests, then benchmarks; installs nothing, uses $(PYTHON) as it is
+# make test-all      all that CI runs, but for the sites of others: test, test-full, test-driver, test-wheel, lint, docs
+# The parts of test-all, and what is rarely needed, stand in CONTRIBUTING.md under "Tests".
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -21,7 +14,10 @@ BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for al
 ON_GPU = $$(grep -lE 'pytest\.mark\.(gpu|driver)' tests/test_*.py)  # the files that have such tests: not all are to be read
 QUICK := "not slow and not full and not long and not driver and not wheel"
 
-.PHONY: demo test check test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean
+.PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean
+
+help:
+	@sed -n 's/^# //p' $(MAKEFILE_LIST)
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo
@@ -32,6 +28,8 @@ test: $(STAMP)
 
 check: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m $(QUICK)
+
+test-all: test test-full test-driver test-wheel lint docs
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest $(BY_FILE) -m "full and not long and not driver and not wheel" --durations=15
@@ -52,7 +50,9 @@ test-wheel: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m tests.size
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -60,12 +60,12 @@ docs: .venv/.docs
 truth: .venv/.truth
 
 .venv/.truth: $(STAMP) tests/independent/packages.py
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[truth]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[truth]'
 	$(BIN)/python -m tests.independent.packages
 	touch .venv/.truth
 
 .venv/.docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch .venv/.docs
 
 test-long: $(STAMP)
@@ -84,9 +84,9 @@ bench: $(STAMP)
 gpu:
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $(STAMP)
 
 clean:

@@ -13,13 +13,11 @@ import pytest
 from cuda_kernels.compile import source_path, sources
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "CONTRIBUTING.md"
 
 
 def reading_order() -> list[str]:
-    """Dotted names in the order of CONTRIBUTING.md's list: a folder, then its modules; "emulator/*" is a whole package."""
-    block = GUIDE.read_text().partition("## Reading order")[2].split("```")[1]
-    rows = [line.split() for line in block.strip().splitlines()]
+    """Dotted names in the order of floors.txt: a folder, then its modules; "emulator/*" is a whole package."""
+    rows = [line.split() for line in (ROOT / "tests" / "floors.txt").read_text().splitlines()]
     return [f"{folder}/{name}".replace("/", ".") for folder, *names in rows for name in names]
 
 
@@ -43,7 +41,7 @@ def floor(module: str) -> int:
     for i, name in enumerate(ORDER):
         if module == name or (name.endswith(".*") and module.startswith(name[:-1])):
             return i
-    raise AssertionError(f"{module} stands on no floor: add it to the reading order in CONTRIBUTING.md")
+    raise AssertionError(f"{module} stands on no floor: add it to tests/floors.txt")
 
 
 def imports(path: Path) -> set[str]:
