@@ -184,8 +184,8 @@ def warn_once(e: OSError) -> None:
     if root not in _TOLD:
         _TOLD.add(root)
         warnings.warn(
-            f"the cache folder {root} cannot be written ({e.strerror or e}): what is compiled or measured lasts as long as "
-            "this process; set GPU_RUNTIME_CACHE to a folder that can be",
+            f"the cache folder {root} cannot be written ({e.strerror or e}): compiled kernels and measured times are lost when "
+            "this process ends; set GPU_RUNTIME_CACHE to a folder that can be written",
             RuntimeWarning,
             stacklevel=3,
         )

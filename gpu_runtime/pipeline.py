@@ -242,7 +242,9 @@ def _fitted(
     network, found = ranges.fit(lowered, calibration, smaller, imported.maskable)
     progress(Progress("range", found.source))
     if not found.seen:
-        text = f"{network.name}: FP16's range is {found.source} (--calibration FILE.npz): else only a run tells what leaves it"
+        text = (
+            f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else only a run shows overflow"
+        )
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if found.stuck:
         reached = dict(found.high)
@@ -251,7 +253,7 @@ def _fitted(
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if calibration is None or (large := execution.too_large(network, execution.PLAN)):
         if calibration is not None:
-            found = replace(found, compared=Compared(f"{large}: what operators are known to need is in FP32 instead"))
+            found = replace(found, compared=Compared(f"{large}: instead, operators with a known danger compute in FP32"))
         network, kept = cliffs.keep(network)
         found = replace(found, single=(*found.single, *kept.items()))
     return network, found

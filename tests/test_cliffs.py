@@ -108,7 +108,7 @@ def test_why_is_told(tmp_path):
     found = build(tmp_path, proto).plan.range
     assert not found.compared and dict(found.single).keys() == {"a", "b", "y"}
     assert dict(found.single)["a"] == (
-        "'a': pow of d + r + y takes what may be anything: near 0 rounding to FP16 could make it infinite or NaN"
+        "'a': pow of d + r + y reads values of any size: near 0, rounding to FP16 could make it infinite or NaN"
     )
     found = build(tmp_path, proto, calibration=feeds).plan.range
     assert found.compared.rounds == 1 and found.compared.moved == ("a", "b") and not found.compared.far

@@ -51,8 +51,8 @@ def chain(tmp_path, monkeypatch):
 def test_an_engine_that_is_right(chain, cli):
     code, out, err = cli("compare tiny.onnx tiny.engine")
     assert (code, err) == (0, "")
-    assert out.startswith("tiny.engine, run in the CPU emulator, beside tiny.onnx, run by onnxruntime in FP32, on 1 x random ")
-    assert "\nThe engine computes what the model does: 1 of 1 outputs are within tolerance\n" in out
+    assert out.startswith("tiny.engine, run in the CPU emulator, against tiny.onnx, run by onnxruntime in FP32, on 1 x random ")
+    assert "\nThe engine agrees with the model: 1 of 1 outputs are within tolerance\n" in out
     found = json.loads(cli("compare tiny.onnx tiny.engine --json")[1])
     assert found["passed"] and found["same_file"] and found["first_divergence"] is None and found["not_compared"] == []
     assert [(r["layer"], r["tensor"]) for r in found["layers"]] == [("first + act", "b"), ("second", "c"), ("third", "y")]
@@ -72,7 +72,7 @@ def test_the_first_layer_that_diverges_is_named(weight, first, chain, cli):
     with_weights("tiny.onnx", "other.onnx", **{weight: w})
     code, out, _ = cli("compare other.onnx tiny.engine")
     words = " ".join(out.split())
-    assert code == 5 and f"First layer that diverges: {first}, in " in words and "1 of 1 outputs differ" in words
+    assert code == 5 and f"First layer that diverges: {first}, in " in words and "1 of 1 outputs are outside the tolerance" in words
     assert "The model is not the file that the engine was built from" in words
     assert json.loads(cli("compare other.onnx tiny.engine --json")[1])["first_divergence"] == first
 
@@ -87,14 +87,14 @@ def test_a_forced_engine_is_judged_by_the_pruned_model(files, cli):
     assert code == 0 and found["passed"] and found["pruning"]["error"] == pytest.approx(apart, rel=1e-4) and apart > 0.1
     assert found["pruning"]["snr_db"] == pytest.approx(-20 * np.log10(apart), abs=0.01)
     words = " ".join(cli("compare tiny.onnx s.engine")[1].split())
-    assert "The engine computes what the pruned model does: 1 of 1 outputs are within tolerance" in words
+    assert "The engine agrees with the pruned model: 1 of 1 outputs are within tolerance" in words
     assert f"Pruning (--sparsity=force), not the engine, changes the original model's outputs by {100 * apart:.1f} %" in words
     code, out, _ = cli("compare pruned.onnx s.engine")
     assert code == 0 and "not the engine" not in out and "is not the file" in out
     other = weights_of("tiny.onnx")["w2"][::-1]
     with_weights("tiny.onnx", "other.onnx", w2=other)
     code, out, _ = cli("compare other.onnx s.engine")
-    assert code == 5 and "The engine does not compute what the pruned model does" in " ".join(out.split())
+    assert code == 5 and "The engine differs from the pruned model" in " ".join(out.split())
 
 
 def test_samples_and_tolerances_of_the_caller(files, cli):

@@ -108,7 +108,11 @@ TABLE = {
     "saved to a folder": (lambda: gr.load("m.engine").save("folder"), EngineError, "folder: .* expected a file, got a folder"),
     # contexts
     "a device of contexts": (context(device="gpu"), ValueError, "device: expected None, 'cuda' or 'emulator', got 'gpu'"),
-    "a misspelt option": (context(devise="cuda"), TypeError, "'devise' is none of its options, .*did you mean 'device'"),
+    "a misspelt option": (
+        context(devise="cuda"),
+        TypeError,
+        "unknown option 'devise', expected one of .*did you mean 'device'",
+    ),
     "no threads": (context(threads=0), ValueError, "threads: expected a whole number from 1 .*None (all cores), got 0"),
     "fewer threads": (context(threads=-1), ValueError, "threads: expected a whole number .*, got -1"),
     "half a thread": (context(threads=1.5), ValueError, "threads: expected a whole number from 1 .*, got 1.5"),

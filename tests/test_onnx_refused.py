@@ -189,4 +189,4 @@ def test_external_data_outside_the_folder(tmp_path, location):
     proto, data = external(tmp_path, location)
     (tmp_path / "secret.bin").write_bytes(data)
     (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
-    refused(folder, proto, "outside the model's folder; expected a file beside the model")
+    refused(folder, proto, "outside the model's folder; expected a file in the model's folder")

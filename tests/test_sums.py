@@ -89,7 +89,7 @@ def test_depthwise_sums_and_those_that_cannot_be_looked_for(tmp_path, cli, monke
     rng = np.random.default_rng(21)
     onnx.save(_model(rng, groups=8), "depthwise.onnx")
     assert (
-        "cannot be 2:4 (depthwise: each output has one input channel): c0y, and what is added"
+        "cannot be 2:4 (depthwise: each output has one input channel): c0y and the branches added"
         in cli("inspect-sparsity depthwise.onnx")[1]
     )
     nodes, y, w = _branches(rng, c=16, k=16)

@@ -81,8 +81,8 @@ def onto_counters(plan):
 
 # fmt: off
 CASES = {
-    "a tile of nobody's": (JOINED, tile, "is no tactic for"),
-    "a tile that the device has no room for": (JOINED, other_tile, "is no tactic for"),
+    "a tile of nobody's": (JOINED, tile, "cannot compute"),
+    "a tile that the device has no room for": (JOINED, other_tile, "cannot compute"),
     "an output over its own input": (JOINED, moved("p", "r"), "writes over tensor 'r', which is still read"),
     "an output over what is still to be read": (JOINED, moved("k", "y"), "nothing before it put it|writes over"),
     "a workspace too small": (JOINED, shrink, "expected 131072 bytes of workspace"),
@@ -196,7 +196,7 @@ def test_a_plan_from_elsewhere_is_checked_before_it_runs():
     data = engine.file_data(made.record)
     tile(data)
     plan = recorded(data)
-    with pytest.raises(EngineError, match="not one that this gpu_runtime makes: .* is no tactic for .* Build the engine again"):
+    with pytest.raises(EngineError, match="not one that this gpu_runtime makes: .* cannot compute .* Build the engine again"):
         Engine(plan, made.weights).context(device="emulator")
 
 
@@ -224,7 +224,7 @@ def test_what_reading_refuses_is_not_sealed():
     plan, arena = crafted.opened(crafted.bases()[JOINED][1])
     engine.seal(recorded(plan), np.frombuffer(bytes(arena), np.uint8))
     tile(plan)
-    with pytest.raises(ValueError, match=r"could not be loaded again: in its plan, layers\[\d+\] .* is no tactic for"):
+    with pytest.raises(ValueError, match=r"could not be loaded again: in its plan, layers\[\d+\] .* cannot compute"):
         engine.seal(recorded(plan), np.frombuffer(bytes(arena), np.uint8))
 
 

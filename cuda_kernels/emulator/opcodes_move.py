@@ -34,7 +34,7 @@ def unpack(dec: Decoder, t: str, parts: list[str], source: str) -> None:
     bits = width(t) // len(parts)
     s = dec.src(source, cls(t), t)
     if bits not in (8, 16, 32):
-        dec.fail("way of taking a register apart")
+        dec.fail("split of a register")
     saved = dec.temp(cls(t))  # a destination may be the source
     copy(dec, t, saved, s)
     for i, part in enumerate(parts):

@@ -92,7 +92,7 @@ def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
     """What a session takes. Raises ModelError for a type that no array has."""
     for i in found.get_inputs():
         if i.type not in NUMPY:
-            raise ModelError(f"input {i.name!r} is a {i.type}: arrays of that type cannot be given")
+            raise ModelError(f"input {i.name!r} is a {i.type}: NumPy has no array of that type")
     return [(i.name, i.shape, np.dtype(NUMPY[i.type])) for i in found.get_inputs()]
 
 

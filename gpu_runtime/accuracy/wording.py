@@ -59,19 +59,23 @@ def verdict(c: Comparison) -> list[str]:
     wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]
     of = "the pruned model" if c.pruning else "the model"
     if not c.same_file:
-        lines += wrap("The model is not the file that the engine was built from (sha256 differ): a difference may come of that")
+        lines += wrap(
+            "The model is not the file that the engine was built from (their sha256 differ), which may explain a difference"
+        )
     if wrong:
-        lines += wrap(f"The engine does not compute what {of} does: {len(wrong)} of {len(c.outputs)} outputs differ")
+        lines += wrap(f"The engine differs from {of}: {len(wrong)} of {len(c.outputs)} outputs are outside the tolerance")
     else:
-        told = f"The engine computes what {of} does: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
+        told = f"The engine agrees with {of}: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
         lines += wrap(f"{told}, {len(late)} layers on the way are not" if late else told)
     if (first := c.first) is not None:
         limit = f"{first.beyond} elements are beyond" if first.allowed is None else f"{number(first.allowed)} is allowed"
         lines += wrap(f"First layer that diverges: {first.layer}, in {first.tensor}: error {number(first.error)}, {limit}")
     elif wrong:
-        lines += wrap("No layer that could be compared diverges before: what is wrong is made by those that could not")
+        lines += wrap("No compared layer diverges before the outputs: the error comes from a layer that could not be compared")
     if c.unnamed:
-        lines += wrap(f"{len(c.unnamed)} layers write tensors that the ONNX graph does not have: they show in what reads them")
+        lines += wrap(
+            f"{len(c.unnamed)} layers write tensors that the ONNX graph does not have: look at the layers that read them"
+        )
     if c.pruning is not None:
         same = "" if c.pruning.agreement is None else f", top-1 is the same for {100 * c.pruning.agreement:.2f} % of samples"
         changed = "" if c.pruning_error is None else f" by {100 * c.pruning_error:.1f} %"

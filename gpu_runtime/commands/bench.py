@@ -169,9 +169,9 @@ def _wanted(context: click.Context, given: Mapping[str, Any]) -> Wanted:
 @click.command("bench", short_help="Time inferences of an engine, as trtexec does.")
 @click.argument("engine", type=click.Path())
 @bench_options(hidden=False)
-@click.option("--device", metavar="N", help="The GPU of that number. Default: the current one.")
+@click.option("--device", metavar="N", help="Number of the GPU. Default: the current GPU.")
 @click.option("--predict", is_flag=True, help="Print the predicted time instead; this takes no GPU.")
-@click.option("--verbose", is_flag=True, help="Say what each line means.")
+@click.option("--verbose", is_flag=True, help="Explain each line.")
 @click.option("--allow-cubins", is_flag=True, help="Accept machine code inside the engine file.")
 def bench_command(engine: str, wanted: Wanted, device: str | None, predict: bool, verbose: bool, allow_cubins: bool) -> None:
     """Time inferences of ENGINE on a GPU: throughput, latency, and what the host, the copies and the kernels take of it.

@@ -55,7 +55,7 @@ class Asked:
         show_default=True,
         help="enable: consider 2:4 kernels where the weights have the pattern; force: prune to it first.",
     )
-    fp16: bool = flag("--fp16", is_flag=True, help="Accepted; FP16 with FP32 accumulation is what all kernels compute.")
+    fp16: bool = flag("--fp16", is_flag=True, help="Accepted; all kernels compute in FP16 with FP32 accumulation.")
     input_formats: str | None = flag(
         "--inputIOFormats",
         metavar="SPECS",
@@ -96,7 +96,7 @@ class Asked:
         "--verbose", is_flag=True, help="Print all timings as TensorRT does, and the plan; progress to stderr."
     )
     exhaustive: bool = flag(
-        "--exhaustive", is_flag=True, help="Time also what is known to take the same time as something timed."
+        "--exhaustive", is_flag=True, help="Time every format of a tactic, also two formats that are the same bytes."
     )
     verbosity: str = flag(
         "--profilingVerbosity",
@@ -119,7 +119,7 @@ class Asked:
         "--skipInference",
         "--buildOnly",
         is_flag=True,
-        help="On a GPU: time no inferences after the build. Options of gpu-runtime bench are for those.",
+        help="On a GPU: time no inferences after the build. The options of gpu-runtime bench apply to them.",
     )
     wanted: Wanted = given(bench_options(hidden=True))
 

@@ -28,8 +28,8 @@ NOT_PASSED = 5  # exit code
 @click.option(
     "--rtol",
     type=click.FloatRange(min=0),
-    help="Let each element differ by this share of the model's. Default of "
-    "both: 8 times what storing tensors in FP16 does by itself, by norms.",
+    help="Largest relative error of an element. Default of --rtol and "
+    "--atol: 8 times the error of storing tensors in FP16, by norms.",
 )
 @click.option("--atol", type=click.FloatRange(min=0), help="Let each element differ by this.")
 @click.option("--all-layers", is_flag=True, help="Print every layer, not the worst.")
@@ -79,9 +79,9 @@ def compare_command(
     if as_json:
         say(json.dumps(wording.data(found), indent=1))
     else:
-        what = inputs or f"random values (--seed {seed})"
+        source = inputs or f"random values (--seed {seed})"
         where = "in the CPU emulator" if found.emulated else "on the GPU"
-        say(f"{engine}, run {where}, beside {model}, run by onnxruntime in FP32, on {found.samples} x {what}\n")
+        say(f"{engine}, run {where}, against {model}, run by onnxruntime in FP32, on {found.samples} x {source}\n")
         say(wording.text(found, all_layers), nl=False)
     if not found.passed:
         context.exit(NOT_PASSED)

@@ -23,7 +23,7 @@ NOT_PASSED = 5  # exit code
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="What is not examined by then is said to be untested.",
+    help="Kernels not examined by then are reported as untested.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for a bug report, without folders' names.")
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write that document into a file.")

@@ -1,4 +1,4 @@
-"""`gpu-runtime inspect FILE`: what is in an engine, or what an ONNX model is. `gpu-runtime inspect-sparsity MODEL`: whether
+"""`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model. `gpu-runtime inspect-sparsity MODEL`: whether
 weights are 2:4, and where that would pay."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
 NOT_PASSED = 5  # exit code
 
 
-@click.command("inspect", short_help="Show the plan, layers and sparsity of an engine, or what an ONNX model is.")
+@click.command("inspect", short_help="Show the plan, layers and sparsity of an engine; or describe an ONNX model.")
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: of an engine, its layer information.")
 @options.trace_option

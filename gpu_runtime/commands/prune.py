@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAMES",
     help="Prune these only: names of layers or weights, with commas, and "
-    "* and ? as in a shell; auto: those that the plan for --device runs sparse. Default: all.",
+    "* and ? as in a shell; auto: the layers that the plan for --device runs sparse. Default: all.",
 )
 @click.option("--skip", multiple=True, metavar="NAMES", help="Leave these dense, likewise.")
 @click.option(
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "--calibration",
     type=click.Path(),
     metavar="FILE.npz",
-    help="Inputs by name, several samples along their first axes, on which onnxruntime measures what pruning does.",
+    help="Inputs by name, several samples along their first axes, on which onnxruntime measures the effect of pruning.",
 )
 @click.option(
     "--min-snr",

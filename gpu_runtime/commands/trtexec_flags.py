@@ -48,7 +48,7 @@ NO_PROFILES = "an engine has one size: build one engine for each, with --shapes=
 NO_TUNER = "every tactic is timed already, and the plan proven minimal: leave it out, or give --exhaustive"
 NO_VERSIONS = "an engine is for one architecture and for the gpu_runtime that built it: build it again there"
 NO_SAFE = "there is no safety runtime or restricted build: leave it out"
-NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns what every layer writes"
+NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns the output of every layer"
 NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give --onnx=FILE"
 NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
@@ -83,7 +83,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --builderOptimizationLevel= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
-    *_rows("ignored", "FP16 with FP32 accumulation is what all kernels compute", "--best --stronglyTyped --explicitPrecision"),
+    *_rows("ignored", "all kernels compute in FP16 with FP32 accumulation", "--best --stronglyTyped --explicitPrecision"),
     *_rows("ignored", "kernels and times are kept in the cache folder; --timingCacheFile=FILE keeps the times elsewhere",
            "--noBuilderCache --noCompilationCache --tempdir= --tempfileControls="),
     *_rows("ignored", "there is one runtime, and it is not stored in the engine", "--useRuntime= --leanDLLPath= "
@@ -111,7 +111,7 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
            "--tuningResultFile= --tuningTimeOut= --continue --dryRun --helpBuildRoute --setBuildRoute= --saveAllEngines "
            "--remoteAutoTuningConfig= --distributiveIndependence"),
     *_rows("refused", NO_ACCURACY, "--loadRefOutputs= --refPair= --accuracyAlgorithm= --accuracyThreshold= --atol= --rtol="),
-    *_rows("refused", "what the timing cache lacks is measured: leave it out; --device=NAME measures nothing",
+    *_rows("refused", "tactics that the timing cache lacks are measured: leave it out; --device=NAME measures nothing",
            "--errorOnTimingCacheMiss"),
     *_rows("refused", "give the formats of inputs and outputs with --inputIOFormats and --outputIOFormats", "--directIO"),
     *_rows("refused", "--device=NAME plans for a GPU that is not here, with predicted times: give that", "--cpuOnly --cpu"),

@@ -98,7 +98,7 @@ def read(path: Path) -> tuple[Findings, ...]:
     except (OSError, ValueError, RecursionError) as e:
         reason = getattr(e, "strerror", None) or "".join(c if c.isprintable() else "?" for c in str(e))[:200]
         warnings.warn(
-            f"{path}: not what `gpu-runtime doctor` writes: {reason}; it is ignored: {AGAIN}, or remove the file",
+            f"{path}: not written by `gpu-runtime doctor`: {reason}; it is ignored: {AGAIN}, or remove the file",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -33,18 +33,20 @@ def closing(found: Examination) -> str:
         broken = _names(found, "failed")
         first = f"Not all is well without a GPU: {broken} failed. " if broken else ""
         return (
-            f"{first}There is no GPU to examine: {found.no_gpu}. What needs none was checked; `gpu-runtime doctor --emulate "
+            f"{first}There is no GPU to examine: {found.no_gpu}. All other checks were made; `gpu-runtime doctor --emulate "
             f"{found.device.name}` runs each family of kernels in the CPU emulator."
         )
     parts = [f"{names} {status}" for status in ("failed", "untested") if (names := _names(found, status))]
     words = f"Not all is well {where}: {'; '.join(parts)}."
     if found.common_cause:
-        words += " Not one case is right: GPU, driver or installation are at fault, not kernels; plans leave out none."
+        words += (
+            " Not one case is right: GPU, driver or installation are at fault, not the kernels, so plans leave out no kernel."
+        )
     if found.denied and found.kept:
         words += f" Builds leave out of plans for this GPU: {', '.join(f.what for f in found.denied)}."
     if any(f.of("untested") for f in families):
-        words += " What was compiled is kept, so that another run gets further; --time-limit gives it longer."
-    return words + (f" A bug report should hold what `{REPORT}` prints." if _names(found, "failed") else "")
+        words += " Compiled kernels are kept, so another run gets further; --time-limit gives it longer."
+    return words + (f" Put the output of `{REPORT}` into a bug report." if _names(found, "failed") else "")
 
 
 def data(found: Examination) -> dict[str, Any]:
@@ -88,12 +90,12 @@ def _head(found: Examination) -> str:
 
 
 def _checks(found: Examination) -> list[str]:
-    return table(["check", "verdict", "what was seen"], [[v.name, v.status, printable(v.words)] for v in found.checks])
+    return table(["check", "verdict", "observed"], [[v.name, v.status, printable(v.words)] for v in found.checks])
 
 
 def _families(found: Examination) -> list[str]:
     rows = [[f.kernel, f.status, f"{len(f.of('passed'))} of {len(f.outcomes)}", _words(f)] for f in found.families]
-    return table(["kernel family", "verdict", "cases right", "what was seen"], rows, right=(2,))
+    return table(["kernel family", "verdict", "cases right", "observed"], rows, right=(2,))
 
 
 def _words(family: Family) -> str:

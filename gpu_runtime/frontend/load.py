@@ -142,7 +142,7 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
             if folder is None:
                 raise ModelError(
                     f"initializer {name!r} keeps its data in a file, but the model is given without its folder: "
-                    "give the path of its file, or what onnx.load(path) returns, which reads the data"
+                    "give the path of its file, or onnx.load(path), which reads the data"
                 )
             found.append((name, t, *_place(name, t, folder)))
             total += found[-1][-1]
@@ -174,7 +174,7 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
     if not inside or not regular:
         raise ModelError(
             f"initializer {name!r} keeps its data in {location[:200]!r}, outside the model's folder; "
-            "expected a file beside the model: move it there and correct the location"
+            "expected a file in the model's folder: move it there and correct the location"
         )
     try:
         end = target.stat().st_size
@@ -264,7 +264,7 @@ def title(node: onnx.NodeProto) -> str:
 
 def type_name(t: int) -> str:
     """ONNX's name of an element type, also of one that it does not have."""
-    return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which is none of ONNX"
+    return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which ONNX does not define"
 
 
 def first_line(e: BaseException) -> str:

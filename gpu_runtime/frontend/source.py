@@ -89,7 +89,7 @@ def _exported(module: Any, example_inputs: Sequence[Any] | None) -> Source:
     name = type(module).__name__
     if example_inputs is None or isinstance(example_inputs, torch.Tensor):
         raise ValueError(
-            f"example_inputs: expected a tuple of what {name}.forward is called with, as torch.onnx.export takes it, "
+            f"example_inputs: expected the tuple of arguments of {name}.forward, as torch.onnx.export takes it, "
             f"got {'none' if example_inputs is None else 'a tensor'}: build({name.lower()}, example_inputs=(x,))"
         )
     was = module.training

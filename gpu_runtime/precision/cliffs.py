@@ -44,9 +44,11 @@ class Danger:
     @property
     def sentence(self) -> str:
         ends = [f"{v:g}" for v in (self.base.low, self.base.high)]
-        known = "may be anything" if ends == ["-inf", "inf"] else f"is between {ends[0]} and {ends[1]}, as far as is known"
+        known = "of any size" if ends == ["-inf", "inf"] else f"known to be between {ends[0]} and {ends[1]}"
         edges = " and ".join(f"{e:g}" for e in self.cliff.edges[:2])
-        return f"{self.name} of {self.op.name} takes what {known}: near {edges} rounding to FP16 could make it infinite or NaN"
+        return (
+            f"{self.name} of {self.op.name} reads values {known}: near {edges}, rounding to FP16 could make it infinite or NaN"
+        )
 
 
 def keep(network: Network) -> tuple[Network, dict[str, str]]:

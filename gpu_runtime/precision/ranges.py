@@ -292,7 +292,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
     for t, e in caps.items():
         if root(t) not in pinned:
             need[root(t)] = min(need.get(root(t), 0), e)
-    whys = {t: "its scale is that of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
+    whys = {t: "it has the scale of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
     return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}, whys
 
 

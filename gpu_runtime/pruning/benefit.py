@@ -98,7 +98,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         lines += ["No layer is faster sparse there: pruning for this GPU would cost accuracy and gain nothing"]
     elif total and total.saved_us is not None:
         lines += wrap(
-            f"us saved: what the plan, {total.total_us:.1f} us, loses if that layer alone is held dense; "
+            f"us saved: the time that the plan, {total.total_us:.1f} us, loses if only this layer is held dense; "
             f"without sparse kernels at all it takes {total.saved_us:.1f} us more"
         )
     return "\n".join(["", *lines]) + "\n"

@@ -212,7 +212,7 @@ def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outp
         return [None]
     pads, axes, rank = walk.numbers(node, 1, "pads", "paddings"), walk.numbers(node, 3), labels.ids.ndim
     if pads is None or len(pads) != 2 * (rank if axes is None else len(axes)):
-        raise Refused(f"{title(node)} pads by what is not known")
+        raise Refused(f"{title(node)} has paddings that are not constant")
     half = len(pads) // 2
     around = {a % rank: (pads[i], pads[i + half]) for i, a in enumerate(range(rank) if axes is None else axes)}
     grown = [a for a in labels.axes if around.get(a, (0, 0)) != (0, 0)]
@@ -268,7 +268,7 @@ def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
         return [None]
     starts, ends = walk.numbers(node, 1, "starts"), walk.numbers(node, 2, "ends")
     if starts is None or ends is None:
-        raise Refused(f"{title(node)} takes what is not known")
+        raise Refused(f"{title(node)} takes a range that is not constant")
     axes = walk.numbers(node, 3, "axes") or list(range(len(starts)))
     steps = walk.numbers(node, 4) or [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
@@ -302,7 +302,7 @@ def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
         raise Refused(f"{title(node)} takes channels twice, or into several axes")
     axis %= labels.ids.ndim
     if labels.ids.shape[axis] > 1 and not (-labels.ids.shape[axis] <= index.min() <= index.max() < labels.ids.shape[axis]):
-        raise Refused(f"{title(node)} takes what is not there")
+        raise Refused(f"{title(node)} takes a channel that does not exist")
     return [_taken(walk, labels, index, axis)]
 
 

@@ -56,7 +56,7 @@ class Walk:
                 raise Refused(f"{title(node)} is not known to treat channels alike")
             outs = rule(self, node, ins)
         except (Refused, ArithmeticError, IndexError, TypeError, ValueError) as e:  # attributes may hold anything
-            why = str(e) if isinstance(e, Refused) else f"{title(node)} does not fit what it reads"
+            why = str(e) if isinstance(e, Refused) else f"{title(node)} does not fit its inputs"
             self.used.clear()
             for labels in ins:
                 self.recorder.pin(labels, why)

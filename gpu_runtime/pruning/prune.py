@@ -23,7 +23,7 @@ from gpu_runtime.pruning import permute as channels
 from gpu_runtime.pruning import sums
 from gpu_runtime.pruning.calibrate import Calibrated, calibrate
 
-NONE_CAN = "none of its weights can have the 2:4 pattern: gpu-runtime inspect-sparsity says why of each"
+NONE_CAN = "no weight of the model can have the 2:4 pattern: gpu-runtime inspect-sparsity gives the reason for each"
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def text(rows: Sequence[Merged], unknown: str) -> str:
     lines += _cures([m for m in able if m.verdict != "2:4"])
     for reason in dict.fromkeys(m.reason for m in cannot):
         first = grouped(m.parts[0].layer for m in cannot if m.reason == reason)
-        lines += wrap(printable(f"As one they cannot be 2:4 ({reason}): {', '.join(first)}, and what is added to them"))
+        lines += wrap(printable(f"As one they cannot be 2:4 ({reason}): {', '.join(first)} and the branches added to them"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -197,7 +197,7 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
         which = "of that sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
         told = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
-        lines += wrap(f"{told}{' to '.join(span)} of the energy of what they are as one is lost")
+        lines += wrap(f"{told}{' to '.join(span)} of the energy of their sum is lost")
     if others:
         more = f" (so it is for {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))
@@ -211,7 +211,7 @@ def summary(rows: Sequence[Merged]) -> str:
     able = [m for m in rows if m.stored is not None]
     fit = sum(m.verdict == "2:4" for m in able)
     told = f"{len(rows)} sums of branches may run as one convolution each, whose weights are the sum of theirs: "
-    return told + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "none of them can be 2:4")
+    return told + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "no sum can be 2:4")
 
 
 def data(rows: Sequence[Merged]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from gpu_runtime.pruning.sums import not_looked_for
 from gpu_runtime.text import lost_text, printable, table, wrap
 
 LEGEND = "energy lost: share of the squared weights that pruning takes away, or would"
-ALONE = "output SNR, top-1 kept: of the outputs with that layer alone pruned, beside the model as it was"
+ALONE = "output SNR, top-1 kept: of the outputs with only this layer pruned, against the original model"
 
 
 def text(result: Result) -> str:
@@ -57,8 +57,8 @@ def summary(result: Result) -> list[str]:
     lines = [*wrap(told), *_sums(result)]
     a = result.accuracy
     if a is None:
-        return [*lines, "What that does to the outputs was not measured: --calibration=inputs.npz does"] if done else lines
-    lines += wrap(f"On {a.samples} samples, beside the model as it was: {_both(a.kept)}")
+        return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines
+    lines += wrap(f"On {a.samples} samples, against the original model: {_both(a.kept)}")
     if a.restored:
         lines += wrap(f"Left dense for that: {_restored(result)}; with all pruned: {_both(a.all)}")
     if not a.reached:
@@ -86,7 +86,9 @@ def _sums(result: Result) -> list[str]:
         lines += wrap(told)
     for reason in dict.fromkeys(s.reason for s in result.sums if s.lost_energy is None):
         first = grouped(s.layers[0] for s in result.sums if s.reason == reason)
-        lines += wrap(printable(f"Pruned each by itself, not 2:4 as one, are {', '.join(first)} and what is added: {reason}"))
+        lines += wrap(
+            printable(f"Pruned each by itself, not 2:4 as one, are {', '.join(first)} and the branches added to them: {reason}")
+        )
     return lines
 
 

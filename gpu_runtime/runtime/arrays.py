@@ -161,7 +161,7 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
     try:
         array = np.asarray(a)
     except UNREADABLE as e:
-        wanted, got = f"{dims(info.shape)} numbers in nested lists", "rows of unequal lengths, or what is no number"
+        wanted, got = f"{dims(info.shape)} numbers in nested lists", "rows of unequal lengths, or values that are not numbers"
         raise ValueError(f"{what}: expected {wanted}, got {got}: {printable(str(e))}") from e
     _check_shape(what, info, array.shape)
     if array.dtype.kind not in ("biuf" if want.kind == "f" else "biu" if want.kind in "iu" else "b"):
@@ -299,7 +299,7 @@ def handle_of(cupy: Any, stream: Any) -> int | None:
         return int(stream.cuda_stream)
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream
-    wanted = "a stream of CuPy's or PyTorch's, what has __cuda_stream__, or a handle"
+    wanted = "a stream of CuPy or PyTorch, an object with __cuda_stream__, or a handle"
     raise TypeError(f"stream: expected {wanted}, got {kind(stream)}")
 
 
@@ -308,7 +308,7 @@ def check_apart(outputs: Mapping[str, Given]) -> None:
     spans = sorted((address(g), name) for name, g in outputs.items() if g.array.nbytes)
     for (start, name), (after, other) in zip(spans, spans[1:], strict=False):
         if after < start + outputs[name].array.nbytes:
-            raise ValueError(printable(f"out: expected an array for each output, but those of {name!r} and {other!r} overlap"))
+            raise ValueError(printable(f"out: expected one array per output, but the arrays of {name!r} and {other!r} overlap"))
 
 
 def address(given: Given) -> int:

@@ -1,7 +1,7 @@
-"""What no single field of an engine's record can say: that offsets end within memory, and names and numbers lead somewhere.
+"""Checks across the fields of an engine's record: offsets end within memory, names and numbers lead somewhere.
 
-The hashes in a file tell that it is as it was written, not that it was written well: that is told by the record's fields and
-here, before anything is allocated, compiled or launched.
+The hashes in a file show that nobody changed it, not that its writer was right. Types of fields and these checks show that,
+before anything is allocated, compiled or launched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_ELEMENTS = 1 << 31  # of a tensor, padding included
 
 
 def fault(record: EngineRecord) -> str | None:
-    """What is wrong with an engine, or None: "layers[3]: tensor 'x' ends at byte ..."."""
+    """The first fault of an engine, or None: "layers[3]: tensor 'x' ends at byte ..."."""
     if not re.fullmatch(r"sm_\d+[af]?", record.device.sm):
         return f"device.sm: expected an architecture such as sm_90a, got {record.device.sm[:60]}"
     return next(_faults(record.plan), None)
@@ -44,9 +44,9 @@ def _layer(layer: Layer, end: int, at: str) -> Iterator[str]:
         if t.inside:
             yield from _too_large(t.inside, at)
             if t.inside.channel + t.shape4[1] > t.inside.shape4[1]:
-                yield f"{named} ends behind the one that it lies in"
+                yield f"{named} ends beyond the tensor that it lies in"
         if t.whole.offset + t.whole.nbytes > end:
-            yield f"{named} ends at byte {t.whole.offset + t.whole.nbytes}, the memory at {end}"
+            yield f"{named} ends at byte {t.whole.offset + t.whole.nbytes}, but the memory has {end} bytes"
 
 
 def _too_large(place: TensorPlace | Around | Bound, at: str) -> Iterator[str]:
@@ -66,13 +66,13 @@ def _bound(t: Bound, end: int, at: str) -> Iterator[str]:
 
 
 def _choices(stored: Choices) -> Iterator[str]:
-    """What in the planner's tables names something that they have not."""
+    """Numbers and names in the planner's tables that lead nowhere."""
     keys = {t.name: t.keys for t in stored.tensors}
     if len(keys) < len(stored.tensors):
         yield "choices.tensors: a name occurs twice"
     for t in stored.tensors:
         if {len(row) for row in t.reformat_ps} - {len(t.keys)} or len(t.reformat_ps) != len(t.keys):
-            yield f"choices: the reformats of {t.name[:40]!r} are no table of {len(t.keys)} by {len(t.keys)}"
+            yield f"choices: the reformats of {t.name[:40]!r} are not a table of {len(t.keys)} by {len(t.keys)}"
     for name, key in stored.pinned.items():
         if key not in keys.get(name, ()):
             yield f"choices.pinned: {name[:40]!r} has no format {str(key)[:40]!r}"
@@ -85,10 +85,15 @@ def _choices(stored: Choices) -> Iterator[str]:
 def _choice(c: ChoiceRow, stored: Choices) -> Iterator[str]:
     around = [*c.in_, c.out]
     if not c.in_ or max(around) >= len(stored.tensors):
-        yield f"choices: {c.op[:40]!r} reads or writes a tensor that there is none of"
+        yield f"choices: op {c.op[:40]!r} refers to tensor {max(around)}, but only {len(stored.tensors)} exist"
         return
-    limits = (len(stored.tactics), *(len(stored.tensors[i].keys) for i in around), LARGEST, LARGEST)
+    kinds = ("tactic", *("format" for _ in around))
+    limits = (len(stored.tactics), *(len(stored.tensors[i].keys) for i in around))
+    op = f"choices: an entry of op {c.op[:40]!r}"
     for e in c.entries:
-        if len(e) != len(limits) or e[-1] > e[-2] or any(v >= limit for v, limit in zip(e, limits, strict=True)):
-            yield f"choices: {c.op[:40]!r} has an entry that names what there is none of"
-            return
+        if len(e) != len(limits) + 2:
+            yield f"{op} has {len(e)} numbers, expected {len(limits) + 2}"
+        elif missing := [(k, v, n) for k, v, n in zip(kinds, e, limits, strict=False) if v >= n]:
+            yield "{} refers to {} {}, but only {} exist".format(op, *missing[0])
+        elif not e[-1] <= e[-2] < LARGEST:
+            yield f"{op} has a premium of {e[-1]} ps in a time of {e[-2]} ps"

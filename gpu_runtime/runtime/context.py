@@ -409,7 +409,7 @@ class Context:
             self.gpu.call(function, ins, out, self._flags + 4 * i)
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
             names = ", ".join(self.plan.layers[k].name for k in step.covers)
-            why = f"{names}: {step.function} cannot run on what it is given: {e}"
+            why = f"{names}: {step.function} cannot run on its inputs: {e}"
             raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
 
     def _recorded(self) -> Callable[[], None]:

@@ -24,7 +24,7 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
         known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
-        raise TypeError(f"context: {unknown!r} is none of its options, {', '.join(known)}{meant([unknown], known)}")
+        raise TypeError(f"context: unknown option {unknown!r}, expected one of {', '.join(known)}{meant([unknown], known)}")
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:

@@ -83,18 +83,18 @@ def _work(layer: Layer, device: Device, sections: Mapping[str, Section]) -> Work
     problem, tactic = layer.problem, layer.tactic
     if problem is None:
         if tactic or [t.shape4 for t in layer.inputs] != [layer.outputs[0].shape4]:
-            raise Fault("without a problem it can only give a tensor another name")
+            raise Fault("it has no problem, so its input and output must have one shape, and it must have no tactic")
         return ()
     _check_problem(problem)
     if [*problem.in_shapes, problem.out_shape] != [t.shape4 for t in layer.tensors]:
-        raise Fault(f"its tensors' shapes are not those of its problem, {problem}")
+        raise Fault(f"the shapes of its tensors differ from its problem, {problem}")
     if tactic is None:
         return ()
     if [*tactic.ins, tactic.out] != [t.format for t in layer.tensors]:
-        raise Fault(f"its tensors' formats are not those of its tactic, {tactic}")
+        raise Fault(f"the formats of its tensors differ from its tactic, {tactic}")
     _check_weights_fit(problem, sections)
     if not accepts(problem, tactic, device):
-        raise Fault(f"{tactic} is no tactic for {problem} on {device.sm}")
+        raise Fault(f"tactic {tactic} cannot compute {problem} on {device.sm}")
     _check_lying(layer, problem, tactic)
     for name, size in section_bytes(problem, tactic).items():
         found = sections.get(f"{layer.name}.{name}")
@@ -109,7 +109,7 @@ def _check_problem(problem: Problem) -> None:
         try:
             why = problem.excess()
         except (KeyError, TypeError):
-            why = f"{problem.function}: its attributes are not of their kinds"
+            why = f"{problem.function}: its attributes have wrong types"
         if why:
             raise Fault(why)
     for shape in (*problem.in_shapes, problem.out_shape):
@@ -122,7 +122,7 @@ def _check_weights_fit(problem: Problem, sections: Mapping[str, Section]) -> Non
     held = sum(s.nbytes for s in sections.values())
     for p in (problem.first, problem.second) if isinstance(problem, (BackToBackProblem, SqueezeExciteProblem)) else (problem,):
         if isinstance(p, (ConvProblem, ConvTransposeProblem)) and p.k * (p.c // p.groups) * p.r * p.s > held:
-            raise Fault(f"{p}: has more weights than the engine")
+            raise Fault(f"{p}: needs more weights than the engine holds")
 
 
 def _check_place(t: TensorPlace) -> None:
