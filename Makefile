@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PARALLEL := -n auto --dist loadgroup
 BY_FILE := -n auto --dist loadfile  # what the tests of a file build once for all of them is built by one process
-ON_GPU = $$(grep -lE 'pytest\.mark\.(gpu|driver)' tests/test_*.py)  # the files that have such tests: not all are to be read
+ON_GPU = $$(grep -rlE --include='test_*.py' 'pytest\.mark\.(gpu|driver)' tests)  # the files that have such tests: not all are to be read
 QUICK := "not slow and not full and not long and not driver and not wheel"
 
 .PHONY: help demo test check test-all test-full test-blas test-compiled test-driver test-wheel test-long lint docs truth compiled bench gpu clean

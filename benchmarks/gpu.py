@@ -184,7 +184,7 @@ def one_part(name: str, out: Path, seconds: float, small: bool) -> tuple[int | N
     """(exit status or None at the time limit, what it printed)."""
     if name in ("tests", "sanitizer"):
         expression = "sanitizer" if name == "sanitizer" else SMALL_TESTS if small else "not sanitizer"
-        return tests_part(out, name, "tests/test_gpu.py" if small else "tests", expression, seconds), ""
+        return tests_part(out, name, "tests/driver/test_gpu.py" if small else "tests", expression, seconds), ""
     if name == "conv":
         return run(
             [

@@ -59,7 +59,7 @@ def machine_name(device: Device) -> str:
 @lru_cache(maxsize=8)
 def rows(kernel: str) -> Rows:
     """Of the newest compiler that the table has, whatever the kernel's sources were: an estimate must not jump while a kernel
-    is edited. tests/test_cycles_command.py holds that the committed rows are of the present sources."""
+    is edited. tests/benchmarks/test_cycles_command.py holds that the committed rows are of the present sources."""
     versions = [version for version in table() if kernel in table()[version]]
     return table()[max(versions, key=_numbers)][kernel]["shares"] if versions else {}
 

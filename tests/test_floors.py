@@ -144,5 +144,5 @@ def test_functions_and_files_of_the_packages_are_short():
 
 
 def test_a_test_file_is_about_one_thing():
-    long = {path.name: lines for path in (ROOT / "tests").glob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
+    long = {path.name: lines for path in (ROOT / "tests").rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
     assert not long, f"{long}: at most 450 lines"

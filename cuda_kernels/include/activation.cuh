@@ -2,7 +2,7 @@
 //
 // Exponentials and quotients are single instructions, 2 ulp and 1 ulp off at most, which flush subnormals (include/ptx.cuh):
 // keeping those costs a comparison and two products per exponential, and no sum below can tell them from 0. How far off
-// activations are: tests/test_activations.py.
+// activations are: tests/cuda_kernels/test_activations.py.
 #pragma once
 #include "ptx.cuh"
 

@@ -101,7 +101,7 @@ def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
     k, c = dims[0], dims[1] * group
     if rank < 3 or k % group or (x is not None and x.ids.size != c):
         raise Refused(f"{title(node)} does not fit its weights")
-    x = x or walk.recorder.pinned(c, f"{title(node)} reads what {NOT_ALIKE}")
+    x = x or walk.recorder.pinned(c, f"{title(node)} reads a tensor that {NOT_ALIKE}")
     if group == c == k:  # depthwise
         return [_product(walk, node, x, {0: [x]}, rank)]
     out = walk.recorder.fresh(k, np.arange(k) // (k // group))
@@ -133,7 +133,7 @@ def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | Non
     if name not in walk.sources or int_of(node, "group", 1) != 1:
         raise Refused(f"{title(node)} has groups, or computed weights")
     dims = walk.dims(name)
-    x = on_axis_1(node, ins[0]) or walk.recorder.pinned(dims[0], f"{title(node)} reads what {NOT_ALIKE}")
+    x = on_axis_1(node, ins[0]) or walk.recorder.pinned(dims[0], f"{title(node)} reads a tensor that {NOT_ALIKE}")
     if len(dims) < 3 or x.ids.size != dims[0]:
         raise Refused(f"{title(node)} does not fit its weights")
     out = walk.recorder.fresh(dims[1])
@@ -162,7 +162,7 @@ def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: in
         if rank - 1 in labels.axes or len(node.input) > 2:
             raise Refused(f"{title(node)} reads channels along several axes, or rows of them")
         return labels
-    x = walk.recorder.pinned(dims[columns], f"{title(node)} reads what {NOT_ALIKE}") if labels is None else labels.flat
+    x = walk.recorder.pinned(dims[columns], f"{title(node)} reads a tensor that {NOT_ALIKE}") if labels is None else labels.flat
     if x.ids.size != dims[columns]:
         raise Refused(f"{title(node)} does not fit its weights")
     out = walk.recorder.fresh(dims[1 - columns])
@@ -244,7 +244,11 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
         return _elementwise(walk, node, ins)  # one behind the other, along an axis without channels
     pieces = []
     for name, labels in zip(node.input, ins, strict=True):
-        own = walk.recorder.pinned(walk.dims(name)[axis], f"{title(node)} reads what {NOT_ALIKE}") if labels is None else labels
+        own = (
+            walk.recorder.pinned(walk.dims(name)[axis], f"{title(node)} reads a tensor that {NOT_ALIKE}")
+            if labels is None
+            else labels
+        )
         pieces.append(own.flat)
     return [_side_by_side(walk, node, pieces, axis, rank)]
 
@@ -295,7 +299,7 @@ def _split(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     labels, axis = ins[0], int_of(node, "axis", 0)
     if labels is None or len(ins) != 2:
-        raise Refused(f"{title(node)} reads what {NOT_ALIKE}")
+        raise Refused(f"{title(node)} reads a tensor that {NOT_ALIKE}")
     found = np.array(walk.numbers(node, 1))
     index = found.reshape(walk.dims(node.input[1]))
     if index.ndim > 1 or len(np.unique(index)) < index.size:

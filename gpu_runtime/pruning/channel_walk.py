@@ -18,7 +18,7 @@ from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 Shape = tuple[int, ...]
 Outputs = list[Labels | None]
 Rule = Callable[["Walk", onnx.NodeProto, Sequence[Labels | None]], Outputs]
-NOT_ALIKE = "has no channels that could move"
+NOT_ALIKE = "has no movable channels"
 
 
 class Refused(Exception):

@@ -195,7 +195,7 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     lines = []
     if curable:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
-        which = "of that sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
+        which = "of the sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
         told = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
         lines += wrap(f"{told}{' to '.join(span)} of the energy of their sum is lost")
     if others:

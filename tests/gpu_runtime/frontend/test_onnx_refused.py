@@ -1,0 +1,192 @@
+"""Files that are no model, or not one that can be built: refused with a sentence."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import importer
+from tests.gpu_runtime.frontend.test_onnx_import import brute_force, refused, save, small, weights
+from tests.reference_run import model, network, node
+
+# ---- bad files
+
+
+def test_missing_file_folder_and_not_onnx(tmp_path):
+    with pytest.raises(ModelError, match="nothing.onnx: no such file; give the path of an ONNX model"):
+        importer.read(tmp_path / "nothing.onnx")
+    with pytest.raises(ModelError, match="cannot be read: expected a file, got a folder"):
+        importer.read(tmp_path)
+    for content in (b"", b"\x89PNG\r\n\x1a\n" + bytes(100), b"# a text file\n" * 20, bytes(range(256)) * 4):
+        (tmp_path / "other.onnx").write_bytes(content)
+        with pytest.raises(ModelError, match=f"other.onnx: expected an ONNX model .*got {len(content)} bytes"):
+            importer.read(tmp_path / "other.onnx")
+
+
+def test_truncated_anywhere(tmp_path):
+    whole = small().SerializeToString()
+    path = tmp_path / "torn.onnx"
+    for size in itertools.chain(range(0, len(whole), 41), range(len(whole) - 20, len(whole))):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match="truncated"):
+            importer.read(path)
+
+
+def test_flipped_bytes_never_crash(tmp_path):
+    """A damaged model is either still readable or refused by ModelError."""
+    whole = bytearray(small().SerializeToString())
+    path = tmp_path / "flipped.onnx"
+    kinds = np.random.default_rng(0)
+    refusals = 0
+    for i in kinds.choice(len(whole), 60, replace=False):
+        damaged = bytearray(whole)
+        damaged[i] ^= 1 << int(kinds.integers(8))
+        path.write_bytes(damaged)
+        try:
+            network(path, prune=True)
+        except ModelError as e:
+            refusals += 1
+            assert str(e).startswith((str(path), "flipped: "))
+    assert refusals > 5
+
+
+def test_unsupported_operators_are_all_listed(tmp_path):
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Det", "a", "b"),
+        node("Einsum", "b", "c", equation="nchw->nhwc", name="mix"),
+        node("Magic", "c", "d", domain="com.example"),
+        node("Nothing", "d", "y"),
+        node("Exp", "w", "folds"),
+    ]
+    proto = model(nodes, {"x": (1, 4, 3, 3)}, "y", {"w": weights(4, 4, 1, 1)})
+    proto.opset_import.append(onnx.helper.make_opsetid("com.example", 2))
+    message = refused(tmp_path, proto, "4 nodes have an operator that is not supported: ")
+    first, second = message.splitlines()
+    assert first.endswith(": Det (b), Einsum (mix), com.example.Magic (d), Nothing (y)")
+    assert second.startswith("export the model without them, or compute them outside it; ")
+
+
+def test_opsets_out_of_range(tmp_path):
+    old, new, ir, none = small(), small(), small(), small()
+    old.opset_import[0].version = 5
+    new.opset_import[0].version = 99
+    ir.ir_version = 99
+    none.opset_import[0].domain = "com.example"
+    refused(tmp_path, old, "expected opset 6 or newer, got 5")
+    refused(tmp_path, new, "opset 99 .* is newer than the installed onnx .*pip install -U onnx")
+    refused(tmp_path, ir, "IR version 99 is newer")
+    refused(tmp_path, none, "expected an import of the standard ONNX opset")
+
+
+def test_cyclic_graph(tmp_path):
+    nodes = [node("Add", "x c", "a"), node("Relu", "a", "b"), node("Relu", "b", "c"), node("Relu", "c", "y")]
+    message = refused(tmp_path, model(nodes, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: ")
+    assert all(f" {n}" in message for n in "abc")
+    loop = [node("Add", "x y", "y")]
+    refused(tmp_path, model(loop, {"x": (1, 4, 3, 3)}, "y"), "the graph has a cycle: Add y -> Add y")
+
+
+def test_names_defined_twice_or_never(tmp_path):
+    x = {"x": (1, 4, 3, 3)}
+    twice = [node("Relu", "x", "a", name="one"), node("Tanh", "x", "a", name="two"), node("Relu", "a", "y")]
+    refused(tmp_path, model(twice, x, "y"), "tensor 'a' is defined twice: by Relu one and by Tanh two")
+    refused(tmp_path, model([node("Relu", "x", "x")], x, "x"), "'x' is defined twice: as an input or initializer and by")
+    missing = model([node("Conv", "x w", "y")], x, "y")
+    damaged = model([node("Relu", "x", "y", name="nnnn")], x, "y").SerializeToString().replace(b"nnnn", b"n\xffnn")
+    (tmp_path / "damaged.onnx").write_bytes(damaged)
+    with pytest.raises(ModelError, match="UTF-8|truncated"):
+        importer.read(tmp_path / "damaged.onnx")
+    refused(tmp_path, missing, "tensor 'w', read by Conv y, is no input, initializer or node output: an initializer is missing")
+    refused(tmp_path, model([node("Relu", "x", "y")], x, "z"), "output 'z' is not computed by any node")
+    refused(tmp_path, model([node("Relu", "x", "y")], x, "y y"), "output names must be unique, got twice: 'y'")
+    refused(tmp_path, model([node("Relu", "w", "y")], {}, "y", {"w": weights(4)}), "the graph has no input")
+
+
+def test_weights_that_do_not_fit_or_are_not_finite(tmp_path):
+    proto = small()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    refused(tmp_path, proto, r"tensor 'w': its data do not match its type and shape \[8, 4, 3, 3\]")
+    for value in (np.nan, np.inf):
+        proto = small()
+        w = weights(8, 4, 3, 3)
+        w[2, 1, 0, 2] = value
+        proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(w, "w"))
+        refused(tmp_path, proto, r"tensor 'w' holds 1 values that are NaN or infinite, first at \[2, 1, 0, 2\]")
+
+
+def test_schema_violations_and_foreign_types(tmp_path):
+    attribute = small()
+    attribute.graph.node[0].attribute.append(onnx.helper.make_attribute("colour", "red"))
+    refused(tmp_path, attribute, "it breaks the ONNX specification: Unrecognized attribute: colour")
+    types = "float32, float16, int32, int64 or bool"
+    for nodes in (["Transpose"], ["Cast", "Transpose"]):  # pixels are whole numbers only where each reader makes them others
+        chain = [node(op, "x", "yz"[i], **({"to": 1} if op == "Cast" else {})) for i, op in enumerate(nodes)]
+        pixels = model(chain, {"x": (1, 4, 3, 3)}, "y")
+        pixels.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+        refused(tmp_path, pixels, f"input 'x': expected {types}, or uint8 that only Cast reads, got uint8: cast it outside")
+    ranks = model([node("Conv", "x w", "y")], {"x": (1, 4, 3, 3)}, "y", {"w": weights(8, 5, 1, 1)})
+    with pytest.raises(ModelError, match=r"Conv y: weights \[8, 5, 1, 1\] in 1 group\(s\) do not fit its input \[1, 4, 3, 3\]"):
+        network(ranks)
+
+
+def external(tmp_path, location, **extra):
+    proto = small()
+    t = proto.graph.initializer[0]
+    data = t.raw_data
+    t.ClearField("raw_data")
+    t.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, **extra}.items():
+        t.external_data.add(key=key, value=str(value))
+    return proto, data
+
+
+def test_external_data(tmp_path):
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    proto, data = external(tmp_path, "weights.bin", offset=16, length=8 * 4 * 9 * 4)
+    (folder / "weights.bin").write_bytes(bytes(16) + data)
+    path = save(folder, proto)
+    pruned = tmp_path / "pruned.onnx"
+    importer.read(path, prune=True, save_pruned=pruned)
+    stored = onnx.load(pruned).graph.initializer[0]
+    assert np.array_equal(onnx.numpy_helper.to_array(stored), brute_force(np.frombuffer(data, "<f4").reshape(8, 4, 3, 3), 1))
+    (folder / "weights.bin").write_bytes(data[:100])
+    refused(folder, proto, "initializer 'w': expected 1152 bytes at offset 16 of 'weights.bin', which has 100")
+    (folder / "weights.bin").unlink()
+    refused(folder, proto, "initializer 'w': external data 'weights.bin' cannot be read")
+
+
+def test_external_data_in_functions_and_subgraphs(tmp_path):
+    """Tensors anywhere in the file obey the same rule; control flow is refused before anything in it is read."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[1, 4, 3, 3] x) => (float[1, 4, 3, 3] y) { y = local.shift(x) }
+        <domain: "local", opset_import: ["" : 17]>
+        shift (a) => (b) {
+            k = Constant<value = float[1] {2}>()
+            b = Add(a, k)
+        }
+    """
+    proto = onnx.parser.parse_model(text)
+    assert network(proto).ops[0].problem.stages[0].params == (2,)
+    t = proto.functions[0].node[0].attribute[0].t
+    t.Clear()
+    t.CopyFrom(external(tmp_path, "../secret.bin")[0].graph.initializer[0])
+    refused(tmp_path, proto, "outside the model's folder")
+    branch = onnx.helper.make_graph([node("Relu", "x", "r")], "b", [], [onnx.helper.make_tensor_value_info("r", 1, None)])
+    choose = node("If", "always", "y", then_branch=branch, else_branch=branch)
+    proto = model([choose], {"x": (1, 4)}, "y", {"always": np.array(True)})
+    refused(tmp_path, proto, r"1 node has an operator that is not supported: If \(y\)")
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "", "link.bin", "a/../../secret.bin"])
+def test_external_data_outside_the_folder(tmp_path, location):
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    proto, data = external(tmp_path, location)
+    (tmp_path / "secret.bin").write_bytes(data)
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    refused(folder, proto, "outside the model's folder; expected a file in the model's folder")

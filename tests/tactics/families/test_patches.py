@@ -1,0 +1,251 @@
+"""Kernels on tensors that lie inside others: right, and nothing around their part is touched."""
+
+import numpy as np
+import pytest
+
+from cuda_kernels.compile import compile_kernel
+from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
+from tactics.candidates import candidates
+from tactics.format import DTYPES, Format, from_memory, num_bytes, padded_channels, strides, to_memory
+from tactics.kernels import ROWS
+from tactics.launches import launches, pack_weights
+from tactics.measure.data import random_data, reference
+from tactics.measure.trial import TOLERANCE, bind, relative_error, scratch_for
+from tactics.problems.gather import GatherProblem, ResizeProblem
+from tactics.problems.pointwise_ops import Activation, Stage
+from tactics.problems.problem import (
+    ConcatProblem,
+    ConvProblem,
+    ConvTransposeProblem,
+    MoveProblem,
+    PointwiseProblem,
+    PoolProblem,
+)
+from tactics.problems.reductions import NormalizeProblem
+from tactics.tactic import Patch, Tactic, Tile
+from tests.gpu_runtime.assembly.test_inplace import CHW, CHW32, DENSE, H8, SPARSE
+from tests.problems import conv_case, transposed_case
+from tests.tactics.problems.test_attention import of_channels, of_tokens
+
+pytestmark = pytest.mark.slow
+
+
+PATCH = Patch(64, 8, 8, 2, 4)
+STRIP = Tile(64, 128, 64, 2, 2, 3)
+LEAKY = Activation("leaky_relu", (0.1,))
+LEAKY_STAGE = Stage("leaky_relu", params=(0.1,))
+# (problem, kernel, tile, formats, per tensor (first channel, channels of the tensor around it, its format) or None)
+# fmt: off
+AROUND = {
+    "conv": (
+        conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True), "conv_dense", DENSE, (H8, H8),
+        ((8, 56, H8), (16, 72, H8)),
+    ),
+    "conv_groups": (
+        conv_case(1, 32, 6, 5, 32, 3, 3, groups=2, bias=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8),
+        ((8, 56, H8), (16, 72, H8)),
+    ),
+    "conv_grouped": (
+        conv_case(2, 32, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), groups=4, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (CHW32, H8), ((32, 96, CHW32), (8, 40, H8)),
+    ),
+    "conv_sparse": (
+        ConvProblem(1, 32, 6, 5, 36, 1, 1, sparse24=True), "conv_sparse24", SPARSE, (H8, H8),
+        ((32, 96, CHW32), (24, 60, H8)),
+    ),
+    "conv_residual": (
+        conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, H8, H8), (None, (8, 48, H8), (16, 56, H8)),
+    ),
+    "conv_residual_inside": (
+        conv_case(2, 16, 6, 5, 40, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW32, CHW32),
+        (None, (32, 72, CHW32), None),
+    ),
+    "conv_residual_linear": (
+        conv_case(2, 16, 6, 5, 24, 1, 1, residual=True), "conv_dense", DENSE, (H8, CHW, CHW), (None, None, (3, 32, CHW)),
+    ),
+    "transpose_residual": (
+        transposed_case(2, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), residual=True), "transpose_dense", DENSE, (H8, H8, H8),
+        (None, (8, 32, H8), (16, 32, H8)),
+    ),
+    "strip": (
+        conv_case(2, 24, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_strip", STRIP, (CHW32, H8, H8),
+        ((32, 96, CHW32), (8, 40, H8), (16, 56, H8)),
+    ),
+    "strip_sparse": (
+        conv_case(2, 64, 6, 5, 24, 3, 3, pad=(1, 1, 1, 1), sparse24=True), "conv_strip_sparse24", STRIP, (H8, H8),
+        ((8, 80, H8), (8, 40, H8)),
+    ),
+    "conv_stem": (
+        conv_case(1, 3, 9, 8, 24, 3, 3, pad=(1, 1, 1, 1), residual=True), "conv_stem", None, (CHW, H8, H8),
+        ((5, 9, CHW), (8, 40, H8), (16, 48, H8)),
+    ),
+    "conv_depthwise": (
+        conv_case(2, 24, 6, 5, 48, 3, 3, groups=24, pad=(1, 1, 1, 1), bias=True), "conv_depthwise", PATCH, (H8, CHW32),
+        ((8, 56, H8), (32, 80, CHW32)),
+    ),
+    "conv_groups_residual": (
+        conv_case(2, 32, 6, 5, 32, 3, 3, groups=2, residual=True), "conv_dense", Tile(16, 128, 64, 1, 4, 4), (H8, H8, H8),
+        (None, (8, 56, H8), (16, 72, H8)),
+    ),
+    "conv_grouped_residual": (
+        conv_case(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True, act=LEAKY), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (CHW32, H8, H8), (None, (16, 48, H8), (8, 40, H8)),
+    ),
+    "conv_grouped_residual_linear": (
+        conv_case(2, 32, 6, 5, 24, 3, 3, groups=4, residual=True), "conv_grouped", Tile(64, 64, 64, 2, 2, 1),
+        (H8, CHW, CHW), (None, (3, 32, CHW), None),
+    ),
+    "conv_depthwise_residual": (
+        conv_case(2, 24, 6, 5, 24, 3, 3, groups=24, pad=(1, 1, 1, 1), residual=True), "conv_depthwise", PATCH, (H8, H8, H8),
+        ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
+    ),
+    "transpose_grouped": (
+        transposed_case(2, 32, 4, 5, 24, 3, 3, (9, 11), (2, 2), groups=4, residual=True), "transpose_grouped",
+        Tile(64, 64, 64, 2, 2, 1), (CHW32, H8, H8), ((32, 96, CHW32), (8, 40, H8), (16, 56, H8)),
+    ),
+    "transpose_depthwise": (
+        transposed_case(2, 24, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), groups=24, residual=True), "transpose_depthwise",
+        PATCH, (H8, H8, H8), ((8, 56, H8), (16, 48, H8), (8, 32, H8)),
+    ),
+    "conv_shuffled_residual": (
+        conv_case(2, 16, 4, 5, 32, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, H8, H8),
+        (None, (8, 32, H8), (8, 24, H8)),
+    ),
+    "conv_shuffled_residual_linear": (
+        conv_case(2, 16, 4, 5, 12, 3, 3, d2s=2, residual=True), "conv_dense", DENSE, (H8, CHW, CHW),
+        (None, (3, 8, CHW), (1, 5, CHW)),
+    ),
+    "conv_upsampled_residual": (
+        conv_case(2, 16, 6, 9, 24, 1, 1, residual=True, up=3), "conv_dense", DENSE, (H8, H8, H8),
+        (None, (8, 48, H8), (16, 56, H8)),
+    ),
+    "conv_shuffled": (conv_case(1, 16, 4, 5, 32, 3, 3, d2s=2), "conv_dense", DENSE, (H8, H8), ((8, 32, H8), (8, 24, H8))),
+    "transpose": (
+        transposed_case(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_dense", DENSE, (H8, H8),
+        ((8, 32, H8), (16, 32, H8)),
+    ),
+    "transpose_sparse": (
+        ConvTransposeProblem(1, 32, 4, 5, 8, 2, 2, (8, 10), (2, 2), sparse24=True), "transpose_sparse24", SPARSE, (H8, H8),
+        ((8, 48, H8), (16, 32, H8)),
+    ),
+    "conv_fp32": (
+        conv_case(2, 24, 6, 5, 40, 3, 3, pad=(1, 1, 1, 1), bias=True, residual=True), "conv_fp32", None, (H8, CHW32, H8),
+        ((8, 56, H8), (32, 80, CHW32), (16, 72, H8)),
+    ),
+    "conv_fp32_in": (
+        ConvProblem(1, 7, 6, 5, 13, 3, 3), "conv_fp32", None, (Format("fp32", "chw"), CHW), (None, (5, 20, CHW)),
+    ),
+    "conv_fp32_out": (
+        ConvProblem(1, 24, 6, 5, 13, 3, 3), "conv_fp32", None, (H8, Format("fp32", "chw")), ((8, 56, H8), None),
+    ),
+    "transpose_fp32": (
+        transposed_case(1, 16, 4, 5, 8, 2, 2, (8, 10), (2, 2), bias=True), "transpose_fp32", None, (H8, H8),
+        ((8, 32, H8), (16, 32, H8)),
+    ),
+    "conv_linear": (ConvProblem(2, 7, 6, 5, 13, 3, 3), "conv_dense", DENSE, (CHW, CHW), ((3, 11, CHW), (5, 20, CHW))),
+    "pool": (PoolProblem(2, 16, 9, 8, "max", 3, 3, (4, 4), (2, 2)), "pool", None, (H8, H8), ((8, 32, H8), (8, 40, H8))),
+    "pool_global": (PoolProblem(2, 24, 5, 4, "avg", 5, 4, (1, 1)), "pool_global", None, (H8, H8), ((8, 40, H8), (16, 48, H8))),
+    "pool_linear": (PoolProblem(1, 5, 6, 6, "avg", 2, 2, (5, 5)), "pool", None, (CHW, CHW), ((2, 9, CHW), (1, 7, CHW))),
+    "pointwise": (
+        PointwiseProblem(2, 24, 5, 3, (Stage("add", "t1"), LEAKY_STAGE), ("nchw", "nchw")), "pointwise", None, (H8, H8, H8),
+        ((8, 40, H8), None, (16, 48, H8)),
+    ),
+    "pointwise_broadcast": (
+        PointwiseProblem(2, 24, 5, 3, (Stage("mul", "t1"),), ("nchw", "nc")), "pointwise", None, (H8, H8, H8),
+        ((8, 40, H8), (8, 48, H8), None),
+    ),
+    "pointwise_channel": (
+        PointwiseProblem(2, 32, 5, 3, (Stage("mul", "c0"),), constants=("c",)), "pointwise", None, (H8, H8),
+        ((32, 64, CHW32), (8, 48, H8)),
+    ),
+    "pointwise_planes": (
+        PointwiseProblem(2, 40, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW32, CHW32), ((32, 72, CHW32), (64, 104, CHW32)),
+    ),
+    "pointwise_linear": (
+        PointwiseProblem(2, 5, 5, 3, (LEAKY_STAGE,)), "pointwise", None, (CHW, CHW), ((2, 8, CHW), (1, 9, CHW)),
+    ),
+    "rows": (NormalizeProblem(2, 24, 5, 3, "softmax", "c"), "reduce", None, (H8, H8), ((8, 40, H8), (8, 32, H8))),
+    "move": (
+        MoveProblem(2, 24, 5, 4, "upsample", (24, 10, 8), step=(1, 2, 2)), "move", None, (H8, H8), ((8, 40, H8), (16, 48, H8)),
+    ),
+    "move_part": (
+        MoveProblem(1, 40, 5, 4, "window", (16, 5, 4), (8, 0, 0)), "move", None, (H8, CHW), ((16, 64, H8), (3, 20, CHW)),
+    ),
+    "gather": (
+        GatherProblem((2, 24, 5, 4), (0, 1, 3, 2), ((), (), (3, -1, 0), ())), "gather", None, (H8, CHW),
+        ((8, 40, H8), (3, 29, CHW)),
+    ),
+    "gather_channels": (
+        GatherProblem((1, 24, 5, 4), index=((), tuple(range(23, 7, -1)), (), ())), "gather", None, (H8, H8),
+        ((8, 40, H8), (16, 40, H8)),
+    ),
+    "resize": (
+        ResizeProblem(2, 16, 5, 4, (7, 9), "linear", "half_pixel", (1.4, 2.25)), "resize", None, (H8, H8),
+        ((8, 40, H8), (16, 48, H8)),
+    ),
+    "attention": (of_tokens(2, 2, 5, 8), "attention", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
+    "cross_covariance": (of_channels(2, 2, 8, 5), "cross_covariance", None, (H8, H8), ((8, 64, H8), (8, 40, H8))),
+    "concat": (ConcatProblem((16, 12), (1, 4, 3)), "move", None, (H8, H8, CHW), ((8, 32, H8), None, (2, 31, CHW))),
+}
+# fmt: on
+
+
+def run_inside(problem, tactic, inputs, weights, places, **options):
+    """Run one tactic with tensors inside others -> (its output NCHW, padding kept; whether all around it is untouched)."""
+    gpu = Emulated(named("a100"), **options)
+    shapes = (*problem.in_shapes, problem.out_shape)
+    strided, addresses, images = [], [], []
+    for x, fmt, shape, place in zip((*inputs, None), (*tactic.ins, tactic.out), shapes, places, strict=True):
+        first, channels, whole_fmt = place or (0, shape[1], fmt)
+        whole = (shape[0], channels, *shape[2:])
+        s = strides(whole_fmt, whole)
+        around = np.full(num_bytes(whole_fmt, whole), 0xFF, np.uint8).view(DTYPES[whole_fmt.dtype])
+        image = from_memory(around, whole_fmt, whole, padding=True)
+        if x is not None:
+            image[:, first : first + shape[1]] = x
+            if first + shape[1] == channels:  # the last part owns the padding
+                image[:, channels:] = 0
+        padded = whole[0], image.shape[1], *whole[2:]
+        address = gpu.allocate(around.nbytes)
+        gpu.write(address, to_memory(image, whole_fmt))
+        strided.append(s)
+        images.append((address, whole_fmt, padded))
+        elements = (first >> s.log2v) * s.block + (first & ((1 << s.log2v) - 1))
+        addresses.append(address + elements * DTYPES[whole_fmt.dtype].itemsize)
+    sections = pack_weights(problem, tactic, weights)
+    held = {name: gpu.allocate(array.nbytes) for name, array in sections.items()}
+    for name, array in sections.items():
+        gpu.write(held[name], array)
+    steps = launches(problem, tactic, tuple(strided))
+    scratch = scratch_for(gpu, steps)
+    for step in steps:
+        kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(step.args, addresses[:-1], addresses[-1], held, scratch))
+    address, whole_fmt, padded = images[-1]
+    flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(DTYPES[whole_fmt.dtype])
+    whole = from_memory(flat, whole_fmt, padded)
+    first, c = (places[-1] or (0,))[0], problem.out_shape[1]
+    end = first + (padded_channels(tactic.out.layout, c) if first + c == (places[-1] or (0, c))[1] else c)
+    untouched = np.isnan(whole[:, :first]).all() and np.isnan(whole[:, end:]).all()
+    return whole[:, first:end], untouched, gpu.stats
+
+
+@pytest.mark.sample(42)
+@pytest.mark.parametrize("mode", [{}, {"async_mode": "late", "seed": 1}], ids=["", "late"])
+@pytest.mark.parametrize("name", AROUND)
+def test_kernels_keep_to_their_part(name, mode):
+    problem, kernel, tile, (*ins, out), places = AROUND[name]
+    tactic = Tactic(kernel, tile, tuple(ins), out)
+    if kernel == "conv_stem":
+        tactic = next(t for t in candidates(problem, named("a100")) if (t.kernel, t.ins, t.out) == (kernel, tuple(ins), out))
+    inputs, weights = random_data(problem)
+    got, untouched, stats = run_inside(problem, tactic, inputs, weights, places, **mode)
+    c = problem.out_shape[1]
+    assert untouched, "something around the part was written"
+    assert not np.isnan(got).any() and not got[:, c:].any()
+    assert relative_error(got[:, :c], np.asarray(reference(problem, inputs, weights), np.float32)) < TOLERANCE
+
+
+def test_every_strided_kernel_is_tested():
+    assert {kernel for _, kernel, *_ in AROUND.values()} == {k.name for k in ROWS if k.placed}

@@ -1,0 +1,42 @@
+"""Texts that users read name things: none of the five patterns that hid them occurs in a string of the source."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+# Each stood in dozens of messages in place of a noun or a plain verb; the cure is the noun.
+PATTERNS = {
+    "what, in place of a noun": r"\bwhat\b(?! if\b)",
+    "that of, those of, of those": r"\b(that|those) of\b|\bof (those|which)\b",
+    "none of, is none": r"\bnone of\b|\bthere is none\b|\bis none\b",
+    "beside, apart": r"\b(beside|apart)\b",
+    "told, tells of": r"\btold\b|\btells? of\b",
+}
+
+
+def texts(path: Path) -> list[tuple[int, str]]:
+    """(line, text) of each string of a file that has several words and is no docstring."""
+    tree = ast.parse(path.read_text())
+    holders = (n for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+    docs = {id(n.body[0].value) for n in holders if n.body and isinstance(n.body[0], ast.Expr)}
+    strings = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs)
+    return [(n.lineno, n.value) for n in strings if " " in n.value.strip()]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_text_hides_what_it_speaks_of(pattern):
+    files = [path for folder in ("gpu_runtime", "tactics", "cuda_kernels") for path in (ROOT / folder).rglob("*.py")]
+    found = [(path, line, text) for path in files for line, text in texts(path)]
+    assert len(found) > 1000
+    bad = [f"{path.relative_to(ROOT)}:{line}: {text}" for path, line, text in found if re.search(PATTERNS[pattern], text)]
+    assert not bad, "\n".join(bad)
+
+
+def test_the_patterns_match_what_they_are_for():
+    hidden = ["names what it lacks", "is that of the file", "there is none", "stands beside it", "is told that"]
+    assert [bool(re.search(p, text)) for p, text in zip(PATTERNS.values(), hidden, strict=True)] == [True] * 5
+    assert not re.search(PATTERNS["what, in place of a noun"], "what if conv1 ran sparse")
