@@ -11,7 +11,9 @@ A mark is an HTML comment on the line above a fenced block, or above text that e
 `from`: the last line that begins so is the first quoted; `to`: the first line after it that begins so ends the quote. The
 command runs in a folder that has nothing but `benchmarks/digits`, by bash, with this tree's code; its stdout is quoted.
 Seconds, milliseconds and dates are from the machine that wrote the page: they may differ, and so may the results of HiGHS
-within a time limit. Everything else may not. A block that a reader pastes has a mark too: `<!-- run quick -->`, or `<!-- run never: why -->`.
+within a time limit. Everything else may not.
+
+A block that a reader pastes has a mark too: `<!-- run quick -->`, or `<!-- run never: why -->`.
 """
 
 from __future__ import annotations

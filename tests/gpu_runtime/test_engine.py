@@ -56,7 +56,7 @@ def reheaded(data, change):
 
 def python(script, *args, **env):
     """What a fresh process prints; it finds this file as the module test_engine."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | env
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"} | env
     run = [sys.executable, "-c", script, *args]
     return subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
 
