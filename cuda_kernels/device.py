@@ -326,8 +326,12 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
     clock_mhz = attributes[CLOCK_KHZ] // 1000
     dram_gbps = 2 * attributes[MEMORY_CLOCK_KHZ] * attributes[MEMORY_BUS_BITS] // 8_000_000  # two transfers a clock
     sms = p["multiProcessorCount"]
-    told: dict[str, Any] = {"clock_mhz": clock_mhz, "dram_gbps": dram_gbps, "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM]}
-    guessed = ", ".join([*(field for field, value in told.items() if value <= 0), LAUNCH, L2, "mma_sync_share"])
+    reported: dict[str, Any] = {
+        "clock_mhz": clock_mhz,
+        "dram_gbps": dram_gbps,
+        "max_blocks_per_sm": attributes[MAX_BLOCKS_PER_SM],
+    }
+    guessed = ", ".join([*(field for field, value in reported.items() if value <= 0), LAUNCH, L2, "mma_sync_share"])
     return Device(
         name=title.lower().replace(" ", "-"),
         title=title,
@@ -343,7 +347,7 @@ def reported(p: Mapping, attributes: Mapping[int, int]) -> Device:
         launch_us=like.launch_us,
         regs_per_sm=p["regsPerMultiprocessor"],
         measured=True,
-        **{field: value if value > 0 else getattr(like, field) for field, value in told.items()},
+        **{field: value if value > 0 else getattr(like, field) for field, value in reported.items()},
         sources=f"CUDA driver; else {like.title}: {like.sources}"
         if known
         else f"CUDA driver; products per clock: {relative.source}; else as {like.title}",

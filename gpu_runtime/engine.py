@@ -173,7 +173,7 @@ def is_checkable(record: EngineRecord) -> bool:
 def _derived(record: EngineRecord, arena: np.ndarray) -> EngineRecord:
     """The record with its steps, as these kernel sources have them. Raises Fault where something in the plan does not follow
     from its layers; one of other sources, which is shown and never run, then has no steps."""
-    from gpu_runtime.runtime import verify  # imports every family of kernels: nobody waits for that who reads no plan
+    from gpu_runtime.runtime import verify  # imports every family of kernels: a caller that reads no plan should not wait
 
     known = is_checkable(record)
     try:

@@ -23,7 +23,7 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.queries import name_of, shape_of
 from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
-from gpu_runtime.progress import Listener, Progress, compiling, nobody
+from gpu_runtime.progress import Listener, Progress, compiling, ignore
 from gpu_runtime.runtime.findings import Choices, Compared, RangeRecord, Solution, Sparsity, SparsityRecord
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, LaunchStep, Model, Outlook, PlanRecord, Producer
 from gpu_runtime.target import make_timer, pick_device, timing_record
@@ -62,7 +62,7 @@ def build(
     risk: float = predict.RISK,
     calibration: Mapping[str, Any] | None = None,
     log: Callable[[str], None] | None = None,
-    progress: Listener = nobody,
+    progress: Listener = ignore,
 ) -> Engine:
     """Build an engine from an ONNX model: a path, a ModelProto, its bytes, an open file, or a torch.nn.Module.
 
@@ -114,7 +114,7 @@ def compare(
     sparsity: str = "enable",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     risk: float = predict.RISK,
-    progress: Listener = nobody,
+    progress: Listener = ignore,
 ) -> list[Outlook]:
     """The model planned for each named device, times predicted, `risk` as for `build`. Nothing is packed or compiled. Raises as
     `build` does."""
@@ -248,8 +248,8 @@ def _fitted(
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if found.stuck:
         reached = dict(found.high)
-        told = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
-        text = f"{network.name}: on {found.source}, {told}: FP16 ends at {ranges.FP16_MAX:g}"
+        reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
+        text = f"{network.name}: on {found.source}, {reaching}: FP16 ends at {ranges.FP16_MAX:g}"
         warnings.warn(printable(text), RuntimeWarning, stacklevel=3)
     if calibration is None or (large := execution.too_large(network, execution.PLAN)):
         if calibration is not None:
@@ -290,8 +290,8 @@ def _settled(network: Network, found: ranges.Ranges, calibration: Mapping[str, A
         network, found = grown, replace(found, single=(*found.single, *more.items()))
         table, chosen = planner(alternatives(network))
     if result.far:
-        told = "; ".join(result.text(t) for t in result.far[:3])
-        warnings.warn(printable(f"{network.name}: on the calibration input, {told}"), RuntimeWarning, stacklevel=3)
+        text = "; ".join(result.text(t) for t in result.far[:3])
+        warnings.warn(printable(f"{network.name}: on the calibration input, {text}"), RuntimeWarning, stacklevel=3)
     compared = replace(result.record(), rounds=done, moved=tuple(sorted(network.wide)))
     return _Planned(table, chosen, replace(found, compared=compared))
 
@@ -303,12 +303,12 @@ def _deviation(
     from gpu_runtime import deviations
     from gpu_runtime.assembly import assemble
 
-    target, told = planner.target, compiling(planner.progress)
+    target, compiled = planner.target, compiling(planner.progress)
     data, arena = assemble.assemble(table, chosen)
     unexplained = SparsityRecord("disable", (), (), ())
     engine = Engine(_record(Model(table.network.name), target, data, (unexplained, _solution(chosen)), Flags("disable")), arena)
     feeds = {i.name: np.asarray(calibration[i.name]).astype(DTYPES[i.dtype]) for i in engine.plan.inputs}
-    with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=told) as ctx:
+    with engine.context(device="cuda" if target.measured else "emulator", graph=False, progress=compiled) as ctx:
         return deviations.compare(table, chosen, feeds, ctx.trace(feeds))
 
 

@@ -19,7 +19,7 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-def nobody(progress: Progress) -> None:
+def ignore(progress: Progress) -> None:
     """Listens to nothing."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cuda_kernels import device as devices
 from cuda_kernels.device import DEFAULT_DEVICE, Device
 from cuda_kernels.files import cache_dir
-from gpu_runtime.progress import Listener, compiling, nobody
+from gpu_runtime.progress import Listener, compiling, ignore
 from gpu_runtime.runtime.plan_record import Timing
 from tactics import predict
 
@@ -33,7 +33,7 @@ def pick_device(device: str | Device | None) -> Device:
     return findings.applied(devices.current())
 
 
-def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = nobody) -> tables.Timer:
+def make_timer(device: Device, timing_cache: str | os.PathLike | None, progress: Listener = ignore) -> tables.Timer:
     """Measured times where the device is one at hand, else predicted ones (which no cache ever holds). `progress` is told of
     the kernels that are compiled for it."""
     from tactics.measure import timing

@@ -61,7 +61,7 @@ def clipped(sentence: str) -> str:
     return sentence if len(sentence) <= most else f"{sentence[: most - 3]}..."
 
 
-def meant(unknown: Sequence[str], known: Collection[str]) -> str:
+def suggest(unknown: Sequence[str], known: Collection[str]) -> str:
     """For a message, names that are spelt like those that are unknown; empty where none is."""
     import difflib
 

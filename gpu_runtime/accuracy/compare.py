@@ -26,7 +26,7 @@ from gpu_runtime.errors import bounded
 from gpu_runtime.frontend.check import check_graph, check_values
 from gpu_runtime.frontend.load import load_whole, named
 from gpu_runtime.frontend.weights import prune_weights
-from gpu_runtime.progress import Listener, Progress, nobody
+from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
 from tactics.format import DTYPES
@@ -126,7 +126,7 @@ def compare(
     seed: int = 0,
     tolerance: Tolerance = Tolerance(),
     emulate: bool = False,
-    progress: Listener = nobody,
+    progress: Listener = ignore,
 ) -> Comparison:
     """Run both on `given`, inputs by name with one or several samples, or on random values. Raises ValueError."""
     sessions.require()

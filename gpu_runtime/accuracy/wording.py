@@ -18,8 +18,8 @@ def text(c: Comparison, all_layers: bool = False) -> str:
     rows = _chosen(c.layers, all_layers)
     if rows:
         names = [r.layer if r.layer == r.tensor else f"{r.layer} -> {r.tensor}" for r in rows]
-        told = "layer" if len(rows) == len(c.layers) else f"layer ({len(rows)} of {len(c.layers)}: the worst)"
-        lines += [*_table(told, rows, names), ""]
+        head = "layer" if len(rows) == len(c.layers) else f"layer ({len(rows)} of {len(c.layers)}: the worst)"
+        lines += [*_table(head, rows, names), ""]
     return "\n".join([*lines, *verdict(c)]) + "\n"
 
 
@@ -65,8 +65,8 @@ def verdict(c: Comparison) -> list[str]:
     if wrong:
         lines += wrap(f"The engine differs from {of}: {len(wrong)} of {len(c.outputs)} outputs are outside the tolerance")
     else:
-        told = f"The engine agrees with {of}: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
-        lines += wrap(f"{told}, {len(late)} layers on the way are not" if late else told)
+        line = f"The engine agrees with {of}: {len(c.outputs)} of {len(c.outputs)} outputs are within tolerance"
+        lines += wrap(f"{line}, {len(late)} layers on the way are not" if late else line)
     if (first := c.first) is not None:
         limit = f"{first.beyond} elements are beyond" if first.allowed is None else f"{number(first.allowed)} is allowed"
         lines += wrap(f"First layer that diverges: {first.layer}, in {first.tensor}: error {number(first.error)}, {limit}")
@@ -79,8 +79,8 @@ def verdict(c: Comparison) -> list[str]:
     if c.pruning is not None:
         same = "" if c.pruning.agreement is None else f", top-1 is the same for {100 * c.pruning.agreement:.2f} % of samples"
         changed = "" if c.pruning_error is None else f" by {100 * c.pruning_error:.1f} %"
-        told = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
-        lines += wrap(f"{told}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
+        line = f"Pruning (--sparsity=force), not the engine, changes the original model's outputs{changed}: output SNR "
+        lines += wrap(f"{line}{c.pruning.snr_db:.1f} dB{same}. Fine-tuning brings that back (docs/pruning.md)")
     return lines
 
 

@@ -167,8 +167,8 @@ def build_command(asked: Asked) -> None:
     if target.measured:
         KEPT.append("times measured so far stay in the timing cache")
     timed = _is_timed(target, asked.skip_inference, wanted)
-    told = _planning_for(target, asked.device, asked.timing_cache)
-    say("\n".join(told))
+    head = _planning_for(target, asked.device, asked.timing_cache)
+    say("\n".join(head))
     pruned = io.BytesIO()
     engine = build(
         source,
@@ -198,7 +198,7 @@ def build_command(asked: Asked) -> None:
     progress.end()
     written = [line for option, name in targets.items() if name for line in _lines(f"Wrote {name} ({option})")]
     written += _written(engine, asked.engine_path, paths)
-    _tell(engine, asked, len(told) + len(written), times)
+    _tell(engine, asked, len(head) + len(written), times)
     say("\n".join(written))
     if timed:
         say("")

@@ -62,7 +62,7 @@ def run_command(engine: str, inputs: tuple[str, ...], output: str, emulate: bool
     say(f"Ran {engine} on {where}; wrote {output}")
     if not emulate and not devices.has_cupy():
         say(f"No GPU was looked for, since CuPy is not installed: {CUDA}", err=True)
-    given_wrong = [f"input {name!r} holds {told}" for name, a in arrays.items() if (told := not_finite(a))]
+    given_wrong = [f"input {name!r} holds {text}" for name, a in arrays.items() if (text := not_finite(a))]
     if given_wrong:
         say("; ".join(given_wrong), err=True)
     elif wrong:

@@ -17,7 +17,7 @@ from gpu_runtime.doctor.cases import Case, cases, kernels_of
 from gpu_runtime.doctor.findings import Failure
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
 from gpu_runtime.doctor.rates import RATES, Rate, rate
-from gpu_runtime.progress import Listener, Progress, nobody
+from gpu_runtime.progress import Listener, Progress, ignore
 from tactics import codec as records
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
@@ -106,7 +106,7 @@ def examine(
     emulated: bool = False,
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
-    progress: Listener = nobody,
+    progress: Listener = ignore,
     command: Sequence[str] = WORKER,
     hang_s: float = HANG_S,
 ) -> Examination:

@@ -200,8 +200,8 @@ def _check_calibration(network: Network, calibration: Mapping[str, np.ndarray], 
         if array.dtype.kind not in "fiub":
             raise ValueError(f"calibration: expected numbers for input {t.name!r}, got {array.dtype}")
         array = np.where(np.isneginf(array), 0, array) if t.name in maskable else array
-        if told := not_finite(array):
-            raise ValueError(f"calibration: expected finite numbers, input {t.name!r} holds {told}")
+        if text := not_finite(array):
+            raise ValueError(f"calibration: expected finite numbers, input {t.name!r} holds {text}")
 
 
 def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

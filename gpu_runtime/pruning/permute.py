@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from gpu_runtime.frontend.check import inferred, to_array
 from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors
 from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
-from gpu_runtime.progress import Listener, Progress, nobody
+from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
 
@@ -47,7 +47,7 @@ def permute(
     pruned: Sequence[Weight],
     shapes: Mapping[str, tuple[int, ...]],
     fixed: Collection[str] = (),
-    progress: Listener = nobody,
+    progress: Listener = ignore,
 ) -> Spaces:
     """Reorder channels in place so that pruning these weights takes less away -> the spaces there were. `shapes`: of inputs;
     `fixed`: weights whose input channels stay in their order."""

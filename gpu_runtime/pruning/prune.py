@@ -18,7 +18,7 @@ from gpu_runtime.frontend.load import load_whole, named, stored_tensors
 from gpu_runtime.frontend.weights import Stored, Weight, as_stored, name_nodes, prune_one, together, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
-from gpu_runtime.progress import Listener, Progress, nobody
+from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning import permute as channels
 from gpu_runtime.pruning import sums
 from gpu_runtime.pruning.calibrate import Calibrated, calibrate
@@ -125,7 +125,7 @@ def prune(
     calibration: Mapping[str, np.ndarray] | None = None,
     min_snr: float | None = None,
     max_drop: float | None = None,
-    progress: Listener = nobody,
+    progress: Listener = ignore,
 ) -> Result:
     """Prune weights of convolutions and matrix products to 2:4 along their input channels, by magnitude.
 

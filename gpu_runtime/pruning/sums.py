@@ -185,8 +185,8 @@ def _cells(m: Merged) -> list[list[str]]:
     if m.itself:
         cells.append(["the input itself", "", "", "", ""])
     share, lost = ("-", "-") if m.stored is None else (share_text(m.stored.share), lost_text(m.stored.lost_energy))
-    told = f"{m.verdict}: {m.reason}" if m.reason else m.verdict
-    return [*cells, ["  = as one", "x".join(map(str, m.shape)), share, lost, told]]
+    line = f"{m.verdict}: {m.reason}" if m.reason else m.verdict
+    return [*cells, ["  = as one", "x".join(map(str, m.shape)), share, lost, line]]
 
 
 def _cures(rows: Sequence[Merged]) -> list[str]:
@@ -196,8 +196,8 @@ def _cures(rows: Sequence[Merged]) -> list[str]:
     if curable:
         span = list(dict.fromkeys(lost_text(f(m.lost or 0.0 for m in curable)) for f in (min, max)))
         which = "of the sum" if len(curable) == 1 else f"of {len(curable)} of these sums"
-        told = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
-        lines += wrap(f"{told}{' to '.join(span)} of the energy of their sum is lost")
+        line = f"gpu-runtime prune and --sparsity=force give the branches {which} one pattern, which their sum has, too: "
+        lines += wrap(f"{line}{' to '.join(span)} of the energy of their sum is lost")
     if others:
         more = f" (so it is for {len(others)} of these sums)" if len(others) > 1 else ""
         lines += wrap(printable(f"{others[0].cure}{more}"))
@@ -210,8 +210,8 @@ def summary(rows: Sequence[Merged]) -> str:
         return ""
     able = [m for m in rows if m.stored is not None]
     fit = sum(m.verdict == "2:4" for m in able)
-    told = f"{len(rows)} sums of branches may run as one convolution each, whose weights are the sum of theirs: "
-    return told + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "no sum can be 2:4")
+    line = f"{len(rows)} sums of branches may run as one convolution each, whose weights are the sum of theirs: "
+    return line + (f"{fit} of the {len(able)} that can be 2:4 are" if able else "no sum can be 2:4")
 
 
 def data(rows: Sequence[Merged]) -> list[dict[str, Any]]:

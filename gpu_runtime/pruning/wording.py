@@ -41,20 +41,20 @@ def _cells(r: Pruned, permuted: bool, measured: bool) -> list[str]:
     if measured:
         cells += ["-" if r.snr_db is None else snr_text(r.snr_db), share(r.agreement)]
     reason = r.reason.removeprefix(f"shape {list(r.shape or ())}: ")
-    told = f"{r.verdict} as its sum is" if r.sum and r.verdict == "pruned" else r.verdict
-    told = f"{told}: {reason}" if reason else told
-    return [*cells, f"{told}, its channels in place: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else told]
+    line = f"{r.verdict} as its sum is" if r.sum and r.verdict == "pruned" else r.verdict
+    line = f"{line}: {reason}" if reason else line
+    return [*cells, f"{line}, its channels in place: {r.unmoved}" if r.unmoved and r.verdict == "pruned" else line]
 
 
 def summary(result: Result) -> list[str]:
     able = [r for r in result.rows if r.verdict != "kept"]
     done, already = ([r for r in able if r.verdict == verdict] for verdict in ("pruned", "2:4"))
-    told = f"Pruned {len(done)} of the {len(able)} weights that can be 2:4"
-    told += f" ({len(already)} were already)" if already else ""
+    line = f"Pruned {len(done)} of the {len(able)} weights that can be 2:4"
+    line += f" ({len(already)} were already)" if already else ""
     if done:
-        told += f"; {lost_text(result.lost_energy)} of their energy (the sum of their squares) is gone"
-        told += f", {lost_text(result.unpermuted)} in the order of the file" if result.permuted else ""
-    lines = [*wrap(told), *_sums(result)]
+        line += f"; {lost_text(result.lost_energy)} of their energy (the sum of their squares) is gone"
+        line += f", {lost_text(result.unpermuted)} in the order of the file" if result.permuted else ""
+    lines = [*wrap(line), *_sums(result)]
     a = result.accuracy
     if a is None:
         return [*lines, "The effect on the outputs was not measured: --calibration=inputs.npz measures it"] if done else lines
@@ -78,12 +78,12 @@ def _sums(result: Result) -> list[str]:
         whole = together(r.stored for r in rows if r.stored)
         alone = sum((r.by_itself or 0.0) * r.stored.energy for r in rows if r.stored) / (whole.energy or 1.0)
         span = list(dict.fromkeys(lost_text(f(s.lost_energy or 0.0 for s in done)) for f in (min, max)))
-        told = (
+        line = (
             f"{len(rows)} of these are in {_number(len(done), 'sum')} of branches that may run as one convolution. Branches "
             f"of a sum share one pattern, so that it is 2:4, too: it loses {' to '.join(span)} of its energy. The branches "
             f"lose {lost_text(whole.lost_energy)} of theirs; pruned each by itself, --branches=separate, {lost_text(alone)}"
         )
-        lines += wrap(told)
+        lines += wrap(line)
     for reason in dict.fromkeys(s.reason for s in result.sums if s.lost_energy is None):
         first = grouped(s.layers[0] for s in result.sums if s.reason == reason)
         lines += wrap(

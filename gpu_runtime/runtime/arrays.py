@@ -15,7 +15,7 @@ import numpy as np
 from cuda_kernels.driver_errors import code_of
 from cuda_kernels.launch import Cuda
 from gpu_runtime.runtime.plan_record import Bound
-from gpu_runtime.text import meant, printable
+from gpu_runtime.text import printable, suggest
 from tactics.format import DTYPES
 
 DLPACK_CUDA = (2, 13)  # DLDeviceType: CUDA's device memory, and managed memory
@@ -46,7 +46,7 @@ def check_names(expected: Iterable[Bound], inputs: object) -> None:
         raise TypeError(f"inputs: expected {what}, got {kind(inputs)}; the names are {_listed(names)}")
     if set(inputs) != set(names):
         got = sorted(map(str, inputs))
-        hint = meant([n for n in got if n not in names], [n for n in names if n not in inputs])
+        hint = suggest([n for n in got if n not in names], [n for n in names if n not in inputs])
         raise ValueError(printable(f"inputs: expected the names {_listed(names)}, got {_listed(got)}{hint}"))
 
 
@@ -66,7 +66,7 @@ def named(expected: Sequence[Bound], out: object) -> list[tuple[Bound, Any]]:
 def check_known(what: str, names: Sequence[str], given: Iterable[object]) -> None:
     """ValueError where one that is given is none of the names."""
     if unknown := sorted(str(name) for name in given if name not in names):
-        hint = meant(unknown, names)
+        hint = suggest(unknown, names)
         raise ValueError(printable(f"{what}: expected names out of {_listed(names)}, got {_listed(unknown)}{hint}"))
 
 
@@ -167,11 +167,11 @@ def _numbers(what: str, info: Bound, a: Any) -> np.ndarray:
     if array.dtype.kind not in ("biuf" if want.kind == "f" else "biu" if want.kind in "iu" else "b"):
         raise ValueError(f"{what}: expected numbers that are {want}, got {array.dtype} in {kind(a)}")
     with np.errstate(over="ignore"):
-        told = array.astype(want)
-    lost = (np.isinf(told) & ~np.isinf(array)) if want.kind == "f" else told != array
+        converted = array.astype(want)
+    lost = (np.isinf(converted) & ~np.isinf(array)) if want.kind == "f" else converted != array
     if lost.any():
         raise ValueError(f"{what}: expected numbers that {want} holds, got {array[lost][0]}")
-    return told
+    return converted
 
 
 def host_output(info: Bound, a: Any) -> np.ndarray:
@@ -265,24 +265,24 @@ def _torch_stream(a: Any) -> int | None:
 def _interface(gpu: Cuda, what: str, a: Any, writes: bool) -> Given:
     """By __cuda_array_interface__ (Numba's documentation, version 3): its `stream` is what computes it, None if nothing does
     any more; 1 and 2 are CUDA's default streams, and 0 says nothing."""
-    told = a.__cuda_array_interface__
-    if told.get("mask") is not None:
+    interface = a.__cuda_array_interface__
+    if interface.get("mask") is not None:
         raise ValueError(f"{what}: its __cuda_array_interface__ has a mask; give the array that holds the values alone")
-    if told.get("stream") == 0:
+    if interface.get("stream") == 0:
         raise ValueError(
             f"{what}: its __cuda_array_interface__ names stream 0, which may be either default stream: expected 1, 2, "
             "a stream's handle, or None"
         )
-    address, read_only = told["data"]
+    address, read_only = interface["data"]
     if writes and read_only:
         raise ValueError(f"{what}: expected an array that can be written, got a read-only one: give a copy of it")
-    cupy, dtype, shape = gpu.cupy, np.dtype(told["typestr"]), tuple(told["shape"])
-    strides = told.get("strides")
+    cupy, dtype, shape = gpu.cupy, np.dtype(interface["typestr"]), tuple(interface["shape"])
+    strides = interface.get("strides")
     reach = sum((n - 1) * abs(s) for n, s in zip(shape, strides or (), strict=bool(strides))) + dtype.itemsize
     nbytes = 0 if 0 in shape else reach if strides else int(np.prod(shape)) * dtype.itemsize
     memory = cupy.cuda.UnownedMemory(address, nbytes, a, gpu.number if not nbytes else -1)
     array = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
-    return Given(array, True, True, told.get("stream"))
+    return Given(array, True, True, interface.get("stream"))
 
 
 def handle_of(cupy: Any, stream: Any) -> int | None:

@@ -253,10 +253,10 @@ class Context:
         return self._read_nonfinite()
 
     def _read_nonfinite(self) -> list[str]:
-        told = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
-        if told.any():
-            self.gpu.write(self._flags, np.zeros_like(told))
-            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *launched.flagged(self.plan, told))))
+        flags = self.gpu.read(self._flags, 4 * len(self._kernels)).view(np.uint32)
+        if flags.any():
+            self.gpu.write(self._flags, np.zeros_like(flags))
+            self._nonfinite = list(dict.fromkeys((*self._nonfinite, *launched.flagged(self.plan, flags))))
         return list(self._nonfinite)
 
     @_alone

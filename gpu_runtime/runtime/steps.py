@@ -14,7 +14,7 @@ from cuda_kernels.launch import EMULATOR_OPTIONS, Array, pack_params
 from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime.compatibility import check_device, planned_device
 from gpu_runtime.runtime.plan_record import CallStep, EngineData, LaunchStep, PlanRecord
-from gpu_runtime.text import meant, not_finite, printable
+from gpu_runtime.text import not_finite, printable, suggest
 from tactics.format import DTYPES
 
 
@@ -24,7 +24,7 @@ def check_arguments(engine: object, options: Mapping[str, object]) -> None:
         raise TypeError(f"engine: expected an Engine, as gpu_runtime.load and build return, got {type(engine).__name__}")
     if unknown := next((n for n in options if n not in EMULATOR_OPTIONS), None):
         known = ("device", "graph", "nvtx", "poison", "progress", *EMULATOR_OPTIONS)
-        raise TypeError(f"context: unknown option {unknown!r}, expected one of {', '.join(known)}{meant([unknown], known)}")
+        raise TypeError(f"context: unknown option {unknown!r}, expected one of {', '.join(known)}{suggest([unknown], known)}")
 
 
 def device_for(engine: EngineData, device: str | None) -> Device:
@@ -89,8 +89,8 @@ def warning(plan: PlanRecord, layers: Sequence[str], inputs: Mapping[str, np.nda
         return ""
     masked = _masked(plan)
     arrays = ((name, np.where(np.isneginf(a), 0, a) if name in masked else a) for name, a in inputs.items())
-    if given := [f"input {name!r} holds {told}" for name, a in arrays if (told := not_finite(a))]:
+    if given := [f"input {name!r} holds {text}" for name, a in arrays if (text := not_finite(a))]:
         return printable("; ".join(given))
     whole = all(np.isfinite(y).all() for y in outputs.values())
-    told = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
-    return printable(f"{told}: FP16 ends at 65504; build with a calibration input")
+    text = f"{'layers' if whole else 'outputs'} hold infinite values or NaN, first written by {', '.join(layers[:3])}"
+    return printable(f"{text}: FP16 ends at 65504; build with a calibration input")
