@@ -23,7 +23,7 @@ from itertools import accumulate
 import numpy as np
 
 from gpu_runtime.network import Op, computes, unique
-from gpu_runtime.off_grid.drafts import (
+from gpu_runtime.rewrites.drafts import (
     ROWS,
     Draft,
     Placed,

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
-APART = "apart"
 ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
 
 
@@ -141,21 +140,25 @@ def _when(givers: Sequence[Op[Problem]]) -> tuple[Literal, ...]:
     return tuple(dict.fromkeys(pair for op in givers for pair in op.when if pair[0] in common))
 
 
-def offer(network: Network, forms: Mapping[str, Draft], title: str) -> Network:
-    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name."""
-    options, changes = Options(network), _Changes(network, forms)
+def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convolutions: bool = False) -> Network:
+    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name. `convolutions`:
+    only where it changes layers with weights."""
+    options, changes, named = Options(network), _Changes(network, forms), {op.name for op in network.ops}
     for ops in changes.components():
-        given_up = {option: [op for op in ops if op.name in changes.gone[option]] for option in forms}
-        made = {option: [op for op in changes.new[option] if changes.root(op) == changes.root(ops[0])] for option in forms}
-        asked = _distinct({option: made[option] for option in forms if given_up[option] or made[option]})
-        group = f"{title} {ops[0].output}"
+        worth = [o for o in forms if any(op.name in changes.gone[o] and (op.layer or not convolutions) for op in ops)]
+        made = {option: [op for op in changes.new[option] if changes.root(op) == changes.root(ops[0])] for option in worth}
+        asked, group = _distinct(made), f"{title} {ops[0].output}"
+        if not asked:
+            continue
         options.group(group, APART, *asked)
         for op in ops:
             options.limit(op, group, APART, *(option for option in asked if op.name not in changes.gone[option]))
         for at, made_there in _by_position(asked, made, forms).items():
             for op, used in made_there:
                 when = (*op.when, *((group, option) for option in used))
-                options.behind(network.ops[at], replace(op, name=f"{op.name} ({used[0]})", when=when))
+                name = f"{op.name} ({used[0]})" if op.name in named else op.name
+                named.add(name)
+                options.behind(network.ops[at], replace(op, name=name, when=when))
     return options.network()
 
 
