@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import attribute, operand, shape_of, single_reader
-from gpu_runtime.fusion.layers import Layer, label, names
+from gpu_runtime.fusion.layers import Layer, followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,4 @@ def with_depth_to_space(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
         return layer, ()
     if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
         return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
-    return replace(
-        layer,
-        label=f"{layer.label} + {label(shuffle.nodes)}",
-        nodes=layer.nodes + names(shuffle.nodes),
-        output=shuffle.output,
-        d2s=shuffle.size,
-        d2s_mode=shuffle.kind[4:],
-    ), shuffle.nodes
+    return followed(layer, shuffle.nodes, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes

@@ -19,7 +19,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from gpu_runtime.network import Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.epilogue import Epilogue
@@ -36,7 +36,7 @@ SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
 HWC8 = Format("fp16", "hwc8")
 MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
 VECTOR = 8  # parts begin at multiples of this many channels
-APART, MERGED = "apart", "merged"
+MERGED = "merged"
 Conv = Op[ConvProblem]
 
 
