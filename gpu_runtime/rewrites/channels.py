@@ -19,7 +19,7 @@ again channels 1 3 of four.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class _Weights:
             elif order is not None and computes(op, ConvProblem):
                 self._convolve(op, order)
             elif order is not None and (problem := of_channels(op.problem, self.tensors[order.source][1])):
-                self._as_stored(op, order, _Stored(problem, order.index, op.weights))
+                self._as_stored(op, order, problem, order.index, op.weights)
 
     def form(self) -> drafts.Draft:
         ops = [(i, new) for i, op in enumerate(self.network.ops) for new in self.instead.get(op.name, (op,))]
@@ -169,37 +169,25 @@ class _Weights:
         p, weights = op.problem, dict(op.weights)
         channels, index = self.tensors[order.source][1], np.array(order.index)
         if 1 < p.groups == p.c:  # it computes in the source's order
-            rows = (index[:, None] * (p.k // p.c) + np.arange(p.k // p.c)).reshape(-1)
+            rows = (index[:, None] * (p.k // p.c) + np.arange(p.k // p.c)).reshape(-1).tolist()
             wider = replace(p, c=channels, k=channels * (p.k // p.c), groups=channels)
-            for name, array in op.weights.items():
-                weights[name] = np.zeros((wider.k, *array.shape[1:]), np.float32)
-                weights[name][rows] = array
-            self._as_stored(op, order, _Stored(wider, tuple(rows.tolist()), weights))
+            spread = {name: drafts.spread(array, rows, wider.k) for name, array in weights.items()}
+            self._as_stored(op, order, wider, tuple(rows), spread)
             return
-        columns, rows_of_group = index.reshape(p.groups, -1), p.k // p.groups
-        w = np.zeros((p.k, channels, p.r, p.s), np.float32)
-        for group in range(p.groups):
-            own = slice(group * rows_of_group, (group + 1) * rows_of_group)
-            w[own, columns[group]] = weights["w"][own]
-        fits = p.sparse24 and channels % 4 == 0 and sparse24.is_sparse(w)
-        dense = replace(p, c=channels, groups=1, sparse24=fits)
+        of_groups = zip(np.split(weights["w"], p.groups), index.reshape(p.groups, -1).tolist(), strict=True)
+        w = np.concatenate([drafts.spread(own, columns, channels, 1) for own, columns in of_groups])
+        dense = replace(p, c=channels, groups=1, sparse24=p.sparse24 and channels % 4 == 0 and sparse24.is_sparse(w))
         self.instead[op.name] = [_over_source(op, order, dense, {**weights, "w": w})]
 
-    def _as_stored(self, op: Op[Problem], order: Order, stored: _Stored) -> None:
-        """An op that computes channel by channel computes in its input's order."""
+    def _as_stored(
+        self, op: Op[Problem], order: Order, problem: Problem, index: tuple[int, ...], weights: Mapping[str, np.ndarray]
+    ) -> None:
+        """An op that computes channel by channel computes in its input's order, all channels of its source: its own output's
+        channel i is channel `index[i]` of that."""
         made = f"{op.output} (as stored)"
-        self.tensors[made] = stored.problem.out_shape
-        new = replace(_over_source(op, order, stored.problem, stored.weights), output=made)
-        self._is(op, Order(made, stored.index, (*order.nodes, *op.nodes)), [new])
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What an op over all channels of an order's source computes: channel i of its own output is channel index[i] of that."""
-
-    problem: Problem
-    index: tuple[int, ...]
-    weights: Mapping[str, np.ndarray]
+        self.tensors[made] = problem.out_shape
+        new = replace(_over_source(op, order, problem, weights), output=made)
+        self._is(op, Order(made, index, (*order.nodes, *op.nodes)), [new])
 
 
 def _over_source(op: Op[Problem], order: Order, problem: Problem, weights: Mapping[str, np.ndarray]) -> Op[Problem]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, H, Literal, Network, Op, Options, computes
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
@@ -62,6 +63,23 @@ class Draft:
 
 def unchanged(network: Network) -> Draft:
     return Draft(network, {op.name: i for i, op in enumerate(network.ops)})
+
+
+class Together(Generic[H]):
+    """Which things hang together; each set of them has one as its root."""
+
+    def __init__(self) -> None:
+        self._parent: dict[H, H] = {}
+
+    def root(self, thing: H) -> H:
+        while thing in self._parent:
+            thing = self._parent[thing]
+        return thing
+
+    def unite(self, a: H, b: H) -> None:
+        first, second = self.root(a), self.root(b)
+        if first != second:
+            self._parent[second] = first
 
 
 # ---- convolutions over other channels
@@ -201,7 +219,7 @@ class _Changes:
         self.network = network
         self.gone: dict[str, set[str]] = {}
         self.new: dict[str, list[Op[Problem]]] = {}
-        self._parent: dict[int, int] = {}
+        self._together: Together[int] = Together()
         own = {id(op) for op in network.ops}
         for option, form in forms.items():
             kept = {id(op) for op in form.network.ops}
@@ -210,10 +228,7 @@ class _Changes:
             self._join(form.network, [op for op in network.ops if id(op) not in kept], self.new[option])
 
     def root(self, op: Op[Problem]) -> int:
-        at = id(op)
-        while at in self._parent:
-            at = self._parent[at]
-        return at
+        return self._together.root(id(op))
 
     def components(self) -> Iterator[list[Op[Problem]]]:
         """The network's ops whose changes hang together, in order."""
@@ -226,18 +241,13 @@ class _Changes:
     def _join(self, form: Network, gone: Sequence[Op[Problem]], new: Sequence[Op[Problem]]) -> None:
         givers: dict[str, Op[Problem]] = {}
         for op in (*gone, *new):
-            self._unite(givers.setdefault(op.output, op), op)
+            self._together.unite(id(givers.setdefault(op.output, op)), id(op))
         for ops, other in ((gone, form), (new, self.network)):
             known = {t.name for t in other.inputs} | {op.output for op in other.ops}
             for op in ops:
                 for t in op.inputs:
                     if t not in known:
-                        self._unite(givers[t], op)
-
-    def _unite(self, a: Op[Problem], b: Op[Problem]) -> None:
-        first, second = self.root(a), self.root(b)
-        if first != second:
-            self._parent[second] = first
+                        self._together.unite(id(givers[t]), id(op))
 
 
 def is_joined(op: Op[Problem]) -> bool:

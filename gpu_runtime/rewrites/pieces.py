@@ -14,6 +14,7 @@ import numpy as np
 
 from gpu_runtime.network import ONE, Network, Op, Options, adds_tensors, computes, joined
 from gpu_runtime.rewrites import squeeze_excite
+from gpu_runtime.rewrites.siblings import stacked
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem
@@ -102,9 +103,7 @@ def _whole(convs: Sequence[Conv], problem: ConvProblem) -> ConvProblem:
 
 def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
     convs = pieces.convs
-    weights = {"w": np.concatenate([_placed(op, problem) for op in convs])}
-    if problem.epilogue.bias:
-        weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in convs])
+    weights = stacked(convs, [_placed(op, problem) for op in convs])
     if "slope" in convs[0].weights:
         weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
     whole, layers = joined(*pieces.parts, *convs, concat), tuple(op.layer for op in convs)
