@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, operand, shape_of, single_reader
+from gpu_runtime.frontend.queries import attribute, operand, row, shape_of, single_reader
 from gpu_runtime.fusion.layers import Layer, followed
 
 
@@ -44,12 +44,11 @@ def shuffle_at(node: ir.Node) -> Shuffle | None:
     if node.op_type in OPERATORS:
         kind = f"{OPERATORS[node.op_type]}_{attribute(node, 'mode', 'DCR').lower()}"
         return Shuffle(kind, attribute(node, "blocksize"), (node,))
-    permute = single_reader(node.outputs[0])
-    back = None if permute is None or permute.op_type != "Transpose" else single_reader(permute.outputs[0])
-    if permute is None or back is None or back.op_type != "Reshape":
+    if not (nodes := row(node, "Reshape", "Transpose", "Reshape")):
         return None
+    _, permute, back = nodes
     x, apart, y = (shape_of(v) for v in (operand(node), node.outputs[0], back.outputs[0]))
-    perm, nodes = attribute(permute, "perm"), (node, permute, back)
+    perm = attribute(permute, "perm")
     if perm in ((0, 2, 1, 3), (0, 2, 1, 3, 4)) and x == y and apart[0] == x[0] and apart[1] * apart[2] == x[1]:
         return Shuffle("channels", apart[1], nodes)
     kind = next((kind for kind, (_, order) in SIX.items() if order == perm), "")

@@ -22,6 +22,7 @@ from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 MOST_ELEMENTS = 1 << 25  # of an operand, or of all scores, that is followed
+_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # one op, those it does without, which of them ends it
 UNBOUNDED = 1e30  # an upper end of a Clip from which on it is none
 
 
@@ -35,15 +36,6 @@ class _Side:
     factor: float = 1.0
     unit: float | None = None
     through: tuple[Op[Problem], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """`one` op for all of `region`, whose op `last` gives the same tensor."""
-
-    one: Op[AttentionProblem]
-    region: list[Op[Problem]]
-    last: Op[Problem]
 
 
 @dataclass(slots=True)
@@ -62,10 +54,11 @@ def offer(network: Network) -> Network:
     taken: set[int] = set()
     for op in network.ops:
         found = _attention_of(network, op) if computes(op, MatmulProblem) else None
-        if found is None or taken & {id(o) for o in found.region}:
+        if found is None or taken & {id(o) for o in found[1]}:
             continue
-        taken |= {id(o) for o in found.region}
-        options.either(f"attention {found.one.name}", found.region, [(found.last, found.one)])
+        one, region, last = found
+        taken |= {id(o) for o in region}
+        options.either(f"attention {one.name}", region, [(last, one)])
     return options.network()
 
 
@@ -101,7 +94,7 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
         return None
     region = _region(network, [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after], out)
     last = next(op for op in region if op.output == out)
-    return _Found(replace(joined(*region, one), name=f"{first.name} + {softmax.name} + {second.name}"), region, last)
+    return joined(*region, one, name=f"{first.name} + {softmax.name} + {second.name}"), region, last
 
 
 def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProblem], second: Op[MatmulProblem]) -> bool:
