@@ -92,17 +92,22 @@ def _addend(build: Steps, node: ir.Node) -> ir.Value:
     return build.add("_addend", "Mul", c, build.stored("_beta", beta))
 
 
-def float_exponents(model: ir.Model) -> None:
+def _power(build: Steps, node: ir.Node) -> ir.Value | None:
     """Integer exponents of floating-point tensors become floating-point."""
-    for node in [n for n in model.graph if n.op_type == "Pow" and operand(n).dtype == ir.DataType.FLOAT]:
-        exponent = operand(node, 1)
-        array = constant(exponent)
-        if array is not None:
-            node.replace_input_with(1, stored(model, f"{node.name}_exponent", array.astype(np.float32)))
-        elif exponent.dtype in INTEGERS:
-            cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
-            model.graph.insert_before(node, cast)
-            node.replace_input_with(1, cast.outputs[0])
+    x, exponent = operands(node)
+    array = constant(exponent)
+    if x.dtype != ir.DataType.FLOAT or (array is None and exponent.dtype not in INTEGERS):
+        return None
+    if array is None:
+        return build.add("", "Pow", x, build.add("_exponent", "Cast", exponent, to=ir.DataType.FLOAT.value))
+    return build.add("", "Pow", x, build.stored("_exponent", array))
+
+
+def _swish(build: Steps, node: ir.Node) -> ir.Value:
+    """Swish, of opset 24, in the words of older ones: x * Sigmoid(alpha * x)."""
+    x, alpha = operand(node), attribute(node, "alpha", 1.0)
+    scaled = x if alpha == 1 else build.add("_scaled", "Mul", x, build.stored("_alpha", alpha))
+    return build.add("", "Mul", x, build.add("_gate", "Sigmoid", scaled))
 
 
 def pads_into_windows(model: ir.Model) -> None:
@@ -224,29 +229,27 @@ def _apart(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
     return np.concatenate(arrays, axis), pieces
 
 
-def whole_batches(model: ir.Model) -> None:
+def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
     """MatMul of batches that repeat otherwise than kernels take them -> of operands repeated before it, constants here.
 
     Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or
     both of two axes, or altogether.
     """
-    for node in [n for n in model.graph if n.op_type == "MatMul" and all(map(is_static, n.inputs))]:
-        shapes = [shape_of(operand(node, i)) for i in (0, 1)]
-        over = np.broadcast_shapes(*(s[:-2] for s in shapes))
-        arrays = [constant(v) for v in node.inputs]
-        both = all(a is None for a in arrays)
-        for slot, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
-            if not _repeats_otherwise(shape[:-2], over, array is not None, both):
-                continue
-            wanted = (*over, *shape[-2:])
-            if array is None:
-                size = stored(model, f"{node.name}_batches_{slot}", np.array(wanted, np.int64))
-                repeated = ir.node("Expand", [operand(node, slot), size], name=f"{node.name}_operand_{slot}")
-                model.graph.insert_before(node, repeated)
-                node.replace_input_with(slot, repeated.outputs[0])
-            elif math.prod(wanted) <= MOST_FOLDED:
-                whole = np.ascontiguousarray(np.broadcast_to(array, wanted))
-                node.replace_input_with(slot, stored(model, f"{node.name}_operand_{slot}", whole))
+    if not all(map(is_static, node.inputs)):
+        return None
+    inputs, arrays = [*operands(node)], [constant(v) for v in node.inputs]
+    shapes, both = [shape_of(v) for v in inputs], all(a is None for a in arrays)
+    over = np.broadcast_shapes(*(s[:-2] for s in shapes))
+    for slot, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
+        wanted = (*over, *shape[-2:])
+        if not _repeats_otherwise(shape[:-2], over, array is not None, both):
+            continue
+        if array is None:
+            size = build.stored(f"_batches_{slot}", np.array(wanted), np.int64)
+            inputs[slot] = build.add(f"_operand_{slot}", "Expand", inputs[slot], size)
+        elif math.prod(wanted) <= MOST_FOLDED:
+            inputs[slot] = build.stored(f"_operand_{slot}", np.ascontiguousarray(np.broadcast_to(array, wanted)))
+    return build.add("", "MatMul", *inputs) if inputs != [*operands(node)] else None
 
 
 def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
@@ -274,9 +277,9 @@ class Steps:
 
 
 Rule = Callable[[Steps, ir.Node], ir.Value | None]  # what the last of the steps gives; None: the node stays
-SPLIT: Mapping[str, Rule] = dict.fromkeys(("Sum", "Mean", "Max", "Min"), _sum)
-PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm}
-JOINED: Mapping[str, Rule] = {"Concat": _joined}
+SPLIT: Mapping[str, Rule] = dict.fromkeys(("Sum", "Mean", "Max", "Min"), _sum) | {"Swish": _swish}
+PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm, "Pow": _power}
+JOINED: Mapping[str, Rule] = {"Concat": _joined, "MatMul": _whole_batches}
 
 
 def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
