@@ -3,16 +3,18 @@ take a `Network` and give one; none of them changes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
 
 from gpu_runtime.text import shortened
 from tactics.format import Format, representative
 from tactics.problems.convolution import ConvProblem, ConvTransposeProblem
+from tactics.problems.pointwise_ops import Stage
+from tactics.problems.problem import PointwiseProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
 FP32 = Format("fp32", "chw")
@@ -21,8 +23,10 @@ FP16_NORMAL = 2.0**-14  # the least magnitude with all bits
 FP16_OVERFLOW = 65520.0  # the least magnitude that rounds to infinity
 P_co = TypeVar("P_co", bound=Problem, covariant=True)
 Q = TypeVar("Q", bound=Problem)
+H = TypeVar("H", bound=Hashable)
 Literal = tuple[str, str]  # a group and one of its options
 Group = tuple[str, tuple[str, ...]]  # a decision and its options
+APART, ONE = "apart", "one"  # options: what the model says, op by op; and instead of several ops one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,23 @@ class Op(Generic[P_co]):
     branches: bool = False
 
 
+def joined(*ops: Op[Problem], **changes: Any) -> Op[Any]:
+    """One op for all of these: the last with `changes`, and the names and nodes of all."""
+    name = " + ".join(op.name for op in ops)
+    return replace(ops[-1], **{"name": name, "nodes": unique(n for op in ops for n in op.nodes), **changes})
+
+
 def computes(op: Op[Problem] | None, kind: type[Q]) -> TypeGuard[Op[Q]]:
     """Whether there is an op, and its problem is of that kind."""
     return op is not None and isinstance(op.problem, kind)
+
+
+def adds_tensors(op: Op[Problem] | None, *, first: bool = False) -> bool:
+    """Whether an op adds two tensors of its output's shape, and does no more or, with `first`, goes on with what has no other
+    operand."""
+    if not computes(op, PointwiseProblem) or (op.problem.tensors, op.problem.constants) != (("nchw", "nchw"), ()):
+        return False
+    return (op.problem.stages[:1] if first else op.problem.stages) == (Stage("add", "t1"),)
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,33 @@ class Network:
         """The op that alone reads a tensor, where that can be kept out of memory."""
         readers = self.readers[tensor]
         return readers[0] if len(readers) == 1 and tensor not in self.output_names else None
+
+    def producer(self, tensor: str) -> Op[Problem] | None:
+        """The op that gives a tensor in every plan; None of network inputs, and where it depends on the plan."""
+        made = self.producers.get(tensor, ())
+        return made[0] if len(made) == 1 and not made[0].when else None
+
+    def alone(self, tensor: str) -> Op[Any] | None:
+        """The op that gives a tensor in every plan, where one op alone reads that, and it may stay out of memory."""
+        maker = self.producer(tensor)
+        return maker if maker is not None and self.only_reader(tensor) is not None and not self.is_fp32(tensor) else None
+
+    def row(self, last: Op[Problem], *kinds: type[Problem]) -> tuple[Op[Any], ...]:
+        """Ops of these kinds in every plan up to the `last` one, each of which alone reads, first, what the one before gives;
+        none where they are others."""
+        found: list[Op[Problem]] = []
+        op: Op[Problem] | None = last
+        for kind in reversed(kinds):
+            if not computes(op, kind) or op.when:
+                return ()
+            found.insert(0, op)
+            op = self.alone(op.inputs[0])
+        return tuple(found)
+
+    def takers(self, tensor: str, takes: Callable[[Op[Problem]], bool]) -> tuple[Op[Any], ...]:
+        """All that reads a tensor, where each op of it `takes` another one instead; else none."""
+        readers = self.readers[tensor]
+        return readers if tensor not in self.output_names and all(map(takes, readers)) else ()
 
     def pruned(self) -> Network:
         """Without the ops whose outputs nothing reads, and without the tensors that no op touches."""
@@ -226,6 +271,17 @@ class Options:
         now = self._now[id(op)]
         self._now[id(op)] = replace(now, when=(*now.when, *((group, option) for option in options)))
 
+    def either(
+        self, group: str, gone: Iterable[Op[Problem]], made: Iterable[tuple[Op[Problem], Op[Problem]]], option: str = ONE
+    ) -> None:
+        """One option more, that may be the first beside APART: without the ops that are `gone`, and with those `made`, each
+        behind the op of the network that it is given with."""
+        self.group(group, *((option,) if group in self._groups else (APART, option)))
+        for op in gone:
+            self.limit(op, group, APART)
+        for place, new in made:
+            self.behind(place, replace(new, when=(*new.when, (group, option))))
+
     def instead(self, op: Op[Problem], new: Op[Problem]) -> None:
         """Put `new`, which gives the same tensor, in the op's place; later calls name the op by what it was."""
         self._now[id(op)] = new
@@ -252,6 +308,6 @@ class Options:
         return replace(self._of, ops=tuple(ops), tensors=tensors, groups=tuple(self._groups.items()), only=only).pruned()
 
 
-def unique(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, in order."""
-    return tuple(dict.fromkeys(names))
+def unique(things: Iterable[H]) -> tuple[H, ...]:
+    """Each once, in order: names, say, or literals."""
+    return tuple(dict.fromkeys(things))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.normalize import stored
+from gpu_runtime.frontend.normalize import shaped, stored
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of
 from tactics.problems.operators import BINARY, UNARY
 
@@ -114,8 +114,7 @@ def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
 def _like(value: ir.Value, other: ir.Value) -> ir.Value:
     """The value, with the type of `other` and its shape, channels first."""
     n, *pixels, c = shape_of(other)
-    value.shape, value.type = ir.Shape((n, c, *pixels)), other.type
-    return value
+    return shaped(value, (n, c, *pixels), other)
 
 
 def _product(model: ir.Model, node: ir.Node, x: ir.Value) -> ir.Node:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import onnx
@@ -36,7 +37,7 @@ def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.M
     if unknown:
         raise ModelError(f"the sizes of {', '.join(unknown[:5])} depend on the data; expected sizes that the inputs fix")
     name_nodes(model.graph)
-    _drop_empty(model)
+    normalize.respell({"Concat": _nonempty}, model)
     for node in model.graph:
         _check_node(node)
     return model
@@ -50,19 +51,16 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
         lambda model: _put_back(model.graph, large),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _erase_half,
-        normalize.split_sums,
+        partial(normalize.respell, normalize.SPLIT),
         normalize.group_norms,
         common.ShapeInferencePass(),
         constants.fold,
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         _drop_identities,
-        normalize.split_selus,
-        normalize.plain_gemms,
-        normalize.float_exponents,
+        partial(normalize.respell, normalize.PLAIN),
         normalize.pads_into_windows,
         normalize.softmax_where_it_lies,
-        normalize.join_constants,
-        normalize.whole_batches,
+        partial(normalize.respell, normalize.JOINED),
         common.RemoveUnusedNodesPass(),
         channels_first.products,
         split_attention.of_two,
@@ -189,11 +187,7 @@ def _drop_identities(model: ir.Model) -> None:
             model.graph.remove(node, safe=True)
 
 
-def _drop_empty(model: ir.Model) -> None:
+def _nonempty(build: normalize.Steps, node: ir.Node) -> ir.Value | None:
     """Concat without the tensors that have no elements."""
-    for node in [n for n in model.graph if n.op_type == "Concat"]:
-        kept = [v for v in operands(node) if 0 not in shape_of(v)]
-        if 0 < len(kept) < len(node.inputs):
-            fewer = ir.Node("", "Concat", kept, node.attributes.values(), name=node.name)
-            fewer.outputs[0].shape, fewer.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
-            normalize.replace_by(model, node, [fewer])
+    kept = [v for v in operands(node) if 0 not in shape_of(v)]
+    return build.add("", "Concat", *kept, axis=attribute(node, "axis")) if 0 < len(kept) < len(node.inputs) else None

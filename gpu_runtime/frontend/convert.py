@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference, version_converter
+from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.load import first_line, opset_version
@@ -42,7 +41,6 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
         shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     except Exception as e:
         raise ModelError(f"its shapes or types contradict each other: {first_line(e)}") from e
-    _spell_swish(proto)
     _read_as(proto, OPSET)
     for node in proto.graph.node:
         if node.op_type == "Resize" and opset < 11:  # the converter loses Upsample's and Resize-10's meaning
@@ -81,27 +79,3 @@ def _align_by_axis(graph: onnx.GraphProto) -> None:
         kept = [a for a in node.attribute if a.name != "axis"]
         del node.attribute[:]
         node.attribute.extend(kept)
-
-
-def _spell_swish(proto: onnx.ModelProto) -> None:
-    """Swish, of opset 24, in the words of older ones: x * Sigmoid(alpha * x)."""
-    graph, nodes = proto.graph, []
-    if not any(node.op_type == "Swish" for node in graph.node):
-        return
-    known = shape_inference.infer_shapes(proto).graph
-    kinds = {v.name: v.type.tensor_type.elem_type for v in (*known.input, *known.value_info)}
-    for node in graph.node:
-        if node.op_type != "Swish":
-            nodes.append(node)
-            continue
-        (x,), (y,) = node.input, node.output
-        alpha = next((a.f for a in node.attribute if a.name == "alpha"), 1.0)
-        scaled, gate = f"{node.name}_scaled", f"{node.name}_gate"
-        if alpha != 1:
-            kind = helper.tensor_dtype_to_np_dtype(kinds[x])
-            graph.initializer.append(numpy_helper.from_array(np.asarray(alpha, kind), f"{node.name}_alpha"))
-            nodes.append(helper.make_node("Mul", [x, f"{node.name}_alpha"], [scaled], scaled))
-        nodes.append(helper.make_node("Sigmoid", [x if alpha == 1 else scaled], [gate], gate))
-        nodes.append(helper.make_node("Mul", [x, gate], [y], node.name))
-    del graph.node[:]
-    graph.node.extend(nodes)

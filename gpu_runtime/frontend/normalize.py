@@ -1,18 +1,19 @@
 """Operators of an onnx-ir graph spelled so that the later stages know them: one spelling of each, and fewer layers.
 
-Each function changes a model in place and keeps what it computes: group_norms and split_sums before constants are folded,
-the others behind.
+Each function changes a model in place and keeps what it computes; `respell` does so by a table of rules, one for an operator:
+group_norms and SPLIT before constants are folded, the others behind.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, constant, is_static, name_of, operand, operands, shape_of, single_reader
+from gpu_runtime.frontend.queries import attribute, constant, is_static, name_of, operand, operands, row, shape_of
 
 LOWEST_HALF = -65504.0
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
@@ -26,45 +27,35 @@ def group_norms(model: ir.Model) -> None:
             node.op_type = "InstanceNormalization"
 
 
-def split_sums(model: ir.Model) -> None:
+def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
     """Sum, Mean, Max and Min of n tensors -> a chain of operations with two, so that each has one spelling."""
-    many = [n for n in model.graph if n.op_type in ("Sum", "Mean") or (n.op_type in ("Max", "Min") and len(n.inputs) != 2)]
-    for node in many:
-        total, terms = node.inputs[0], node.inputs[1:]
-        op = {"Sum": "Add", "Mean": "Add"}.get(node.op_type, node.op_type)
-        steps: list[ir.Node] = []
-        for i, term in enumerate(terms):
-            steps.append(ir.Node("", op, [steps[-1].outputs[0] if steps else total, term], name=f"{node.name}_{i}"))
-        if node.op_type == "Mean" and terms:
-            share = stored(model, f"{node.name}_part", np.asarray(1 / len(node.inputs), np.float32))
-            steps.append(ir.Node("", "Mul", [steps[-1].outputs[0], share], name=node.name))
-        steps = steps or [ir.Node("", "Identity", [total], name=node.name)]
-        steps[-1].name = node.name
-        replace_by(model, node, steps)
+    if node.op_type in ("Max", "Min") and len(node.inputs) == 2:
+        return None
+    y, *terms = operands(node)
+    for i, term in enumerate(terms):
+        y = build.add(f"_{i}", {"Sum": "Add", "Mean": "Add"}.get(node.op_type, node.op_type), y, term)
+    if node.op_type == "Mean" and terms:
+        y = build.add("", "Mul", y, build.stored("_part", 1 / len(node.inputs)))
+    y = y if terms else build.add("", "Identity", y)
+    build.steps[-1].name = node.name
+    return y
 
 
-def split_selus(model: ir.Model) -> None:
+def _selu(build: Steps, node: ir.Node) -> ir.Value:
     """Selu -> Elu and its factor, which is a scale like any other."""
-    for node in [n for n in model.graph if n.op_type == "Selu"]:
-        build = Steps(model, name_of(node))
-        y = build.add("_elu", "Elu", operand(node), alpha=attribute(node, "alpha", 1.6732632423543772))
-        build.add("", "Mul", y, build.stored("_gamma", attribute(node, "gamma", 1.0507009873554805)))
-        replace_by(model, node, build.steps)
+    y = build.add("_elu", "Elu", operand(node), alpha=attribute(node, "alpha", 1.6732632423543772))
+    return build.add("", "Mul", y, build.stored("_gamma", attribute(node, "gamma", 1.0507009873554805)))
 
 
-def plain_gemms(model: ir.Model) -> None:
+def _gemm(build: Steps, node: ir.Node) -> ir.Value | None:
     """Gemm that is neither a convolution nor a product as it stands -> one that is, or MatMul by a constant first matrix, with
     what it did besides in operators of their own: a transposition, a factor, an addend that is not constant per column."""
-    for node in [n for n in model.graph if n.op_type == "Gemm"]:
-        left, right = constant(node.inputs[0]), constant(node.inputs[1])
-        folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
-        if folds and (not attribute(node, "transA", 0) if right is not None else left is None and not scales):
-            continue
-        build = Steps(model, name_of(node))
-        y = _product(build, node, folds)
-        if len(node.inputs) > 2 and node.inputs[2] is not None and not folds:
-            y = build.add("_sum", "Add", y, _addend(build, node))
-        replace_by(model, node, build.steps)
+    left, right = constant(node.inputs[0]), constant(node.inputs[1])
+    folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
+    if folds and (not attribute(node, "transA", 0) if right is not None else left is None and not scales):
+        return None
+    y = _product(build, node, folds)
+    return y if folds or len(node.inputs) < 3 or node.inputs[2] is None else build.add("_sum", "Add", y, _addend(build, node))
 
 
 def _addend_folds(node: ir.Node) -> bool:
@@ -101,17 +92,22 @@ def _addend(build: Steps, node: ir.Node) -> ir.Value:
     return build.add("_addend", "Mul", c, build.stored("_beta", beta))
 
 
-def float_exponents(model: ir.Model) -> None:
+def _power(build: Steps, node: ir.Node) -> ir.Value | None:
     """Integer exponents of floating-point tensors become floating-point."""
-    for node in [n for n in model.graph if n.op_type == "Pow" and operand(n).dtype == ir.DataType.FLOAT]:
-        exponent = operand(node, 1)
-        array = constant(exponent)
-        if array is not None:
-            node.replace_input_with(1, stored(model, f"{node.name}_exponent", array.astype(np.float32)))
-        elif exponent.dtype in INTEGERS:
-            cast = ir.node("Cast", [exponent], {"to": ir.DataType.FLOAT.value}, name=f"{node.name}_exponent")
-            model.graph.insert_before(node, cast)
-            node.replace_input_with(1, cast.outputs[0])
+    x, exponent = operands(node)
+    array = constant(exponent)
+    if x.dtype != ir.DataType.FLOAT or (array is None and exponent.dtype not in INTEGERS):
+        return None
+    if array is None:
+        return build.add("", "Pow", x, build.add("_exponent", "Cast", exponent, to=ir.DataType.FLOAT.value))
+    return build.add("", "Pow", x, build.stored("_exponent", array))
+
+
+def _swish(build: Steps, node: ir.Node) -> ir.Value:
+    """Swish, of opset 24, in the words of older ones: x * Sigmoid(alpha * x)."""
+    x, alpha = operand(node), attribute(node, "alpha", 1.0)
+    scaled = x if alpha == 1 else build.add("_scaled", "Mul", x, build.stored("_alpha", alpha))
+    return build.add("", "Mul", x, build.add("_gate", "Sigmoid", scaled))
 
 
 def pads_into_windows(model: ir.Model) -> None:
@@ -171,13 +167,11 @@ def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) ->
 
 def softmax_where_it_lies(model: ir.Model) -> None:
     """A Softmax between a Transpose and the one that undoes it -> a Softmax of the axis that was moved to its."""
-    for before in [n for n in model.graph if n.op_type == "Transpose" and "perm" in n.attributes]:
-        softmax = single_reader(before.outputs[0])
-        after = None if softmax is None else single_reader(softmax.outputs[0])
-        if softmax is None or softmax.op_type not in ("Softmax", "LogSoftmax"):
+    for node in [n for n in model.graph if n.op_type == "Transpose"]:
+        found = row(node, "Transpose", "Softmax", "Transpose") or row(node, "Transpose", "LogSoftmax", "Transpose")
+        if not found or any("perm" not in n.attributes for n in (found[0], found[2])):
             continue
-        if after is None or after.op_type != "Transpose" or "perm" not in after.attributes:
-            continue
+        before, softmax, after = found
         perm = attribute(before, "perm")
         if [perm[i] for i in attribute(after, "perm")] != list(range(len(perm))):
             continue
@@ -195,30 +189,27 @@ class _Piece:
     behind: int = 0
 
 
-def join_constants(model: ir.Model) -> None:
+def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
     """Concat with constants among floating-point tensors -> the tensors with zeros where constants lie, plus the constants
     with zeros where tensors lie: moves and a sum, which kernels compute and which change no value."""
-    for node in [n for n in model.graph if n.op_type == "Concat"]:
-        if not all(map(is_static, node.inputs)) or not (rank := len(shape_of(operand(node)))):
-            continue
-        axis = attribute(node, "axis") % rank
-        tensors = [v for v in operands(node) if v.const_value is None]
-        constants = [v for v in operands(node) if v.const_value is not None]
-        if {v.dtype for v in tensors} != {ir.DataType.FLOAT} or not any(shape_of(v)[axis] for v in constants):
-            continue
-        addend, pieces = _apart(node, axis)
-        build, names = Steps(model, name_of(node)), iter(f"_{i}" for i in range(len(pieces) + 1))
-        parts = []
-        for i, piece in enumerate(pieces):
-            value = piece.value
-            if piece.before or piece.behind:
-                pads = np.zeros((2, rank), np.int64)
-                pads[:, axis] = piece.before, piece.behind
-                value = build.add(next(names), "Pad", value, build.stored(f"_zeros_{i}", pads.reshape(-1), np.int64))
-            parts.append(value)
-        whole = build.add(next(names), "Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
-        build.add("", "Add", whole, build.stored("_constants", addend))
-        replace_by(model, node, build.steps)
+    if not all(map(is_static, node.inputs)) or not (rank := len(shape_of(operand(node)))):
+        return None
+    axis = attribute(node, "axis") % rank
+    tensors = [v for v in operands(node) if v.const_value is None]
+    constants = [v for v in operands(node) if v.const_value is not None]
+    if {v.dtype for v in tensors} != {ir.DataType.FLOAT} or not any(shape_of(v)[axis] for v in constants):
+        return None
+    addend, pieces = _apart(node, axis)
+    names, parts = iter(f"_{i}" for i in range(len(pieces) + 1)), []
+    for i, piece in enumerate(pieces):
+        value = piece.value
+        if piece.before or piece.behind:
+            pads = np.zeros((2, rank), np.int64)
+            pads[:, axis] = piece.before, piece.behind
+            value = build.add(next(names), "Pad", value, build.stored(f"_zeros_{i}", pads.reshape(-1), np.int64))
+        parts.append(value)
+    whole = build.add(next(names), "Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+    return build.add("", "Add", whole, build.stored("_constants", addend))
 
 
 def _apart(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
@@ -238,29 +229,27 @@ def _apart(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
     return np.concatenate(arrays, axis), pieces
 
 
-def whole_batches(model: ir.Model) -> None:
+def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
     """MatMul of batches that repeat otherwise than kernels take them -> of operands repeated before it, constants here.
 
     Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or
     both of two axes, or altogether.
     """
-    for node in [n for n in model.graph if n.op_type == "MatMul" and all(map(is_static, n.inputs))]:
-        shapes = [shape_of(operand(node, i)) for i in (0, 1)]
-        over = np.broadcast_shapes(*(s[:-2] for s in shapes))
-        arrays = [constant(v) for v in node.inputs]
-        both = all(a is None for a in arrays)
-        for slot, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
-            if not _repeats_otherwise(shape[:-2], over, array is not None, both):
-                continue
-            wanted = (*over, *shape[-2:])
-            if array is None:
-                size = stored(model, f"{node.name}_batches_{slot}", np.array(wanted, np.int64))
-                repeated = ir.node("Expand", [operand(node, slot), size], name=f"{node.name}_operand_{slot}")
-                model.graph.insert_before(node, repeated)
-                node.replace_input_with(slot, repeated.outputs[0])
-            elif math.prod(wanted) <= MOST_FOLDED:
-                whole = np.ascontiguousarray(np.broadcast_to(array, wanted))
-                node.replace_input_with(slot, stored(model, f"{node.name}_operand_{slot}", whole))
+    if not all(map(is_static, node.inputs)):
+        return None
+    inputs, arrays = [*operands(node)], [constant(v) for v in node.inputs]
+    shapes, both = [shape_of(v) for v in inputs], all(a is None for a in arrays)
+    over = np.broadcast_shapes(*(s[:-2] for s in shapes))
+    for slot, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
+        wanted = (*over, *shape[-2:])
+        if not _repeats_otherwise(shape[:-2], over, array is not None, both):
+            continue
+        if array is None:
+            size = build.stored(f"_batches_{slot}", np.array(wanted), np.int64)
+            inputs[slot] = build.add(f"_operand_{slot}", "Expand", inputs[slot], size)
+        elif math.prod(wanted) <= MOST_FOLDED:
+            inputs[slot] = build.stored(f"_operand_{slot}", np.ascontiguousarray(np.broadcast_to(array, wanted)))
+    return build.add("", "MatMul", *inputs) if inputs != [*operands(node)] else None
 
 
 def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
@@ -287,6 +276,20 @@ class Steps:
         return stored(self.model, self.name + suffix, np.asarray(array, dtype))
 
 
+Rule = Callable[[Steps, ir.Node], ir.Value | None]  # what the last of the steps gives; None: the node stays
+SPLIT: Mapping[str, Rule] = dict.fromkeys(("Sum", "Mean", "Max", "Min"), _sum) | {"Swish": _swish}
+PLAIN: Mapping[str, Rule] = {"Selu": _selu, "Gemm": _gemm, "Pow": _power}
+JOINED: Mapping[str, Rule] = {"Concat": _joined, "MatMul": _whole_batches}
+
+
+def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
+    """Put what its operator's rule makes in the place of each node."""
+    for node in [n for n in model.graph if n.op_type in rules]:
+        build = Steps(model, name_of(node))
+        if rules[node.op_type](build, node) is not None:
+            replace_by(model, node, build.steps)
+
+
 def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     """A stored constant of the graph."""
     value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
@@ -294,10 +297,17 @@ def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
+def shaped(value: ir.Value, shape: tuple[int, ...], like: ir.Value) -> ir.Value:
+    """The value with its shape, and another one's type, where they are asked for before shapes are inferred."""
+    value.shape, value.type = ir.Shape(shape), like.type
+    return value
+
+
 def replace_by(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
     """Put `steps` in the place of `node`; the last one's result takes over its output and that one's name."""
     y, made = node.outputs[0], steps[-1].outputs[0]
     name = y.name
+    made.shape, made.type = y.shape, y.type
     model.graph.insert_before(node, steps)
     ir.convenience.replace_all_uses_with(y, made, replace_graph_outputs=True)
     model.graph.remove(node, safe=True)

@@ -70,6 +70,18 @@ def single_reader(value: ir.Value) -> ir.Node | None:
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
+def row(node: ir.Node, *types: str) -> tuple[ir.Node, ...]:
+    """Nodes of these types from `node` on, each of which alone reads what the one before gives; none where they are others."""
+    found: list[ir.Node] = []
+    each: ir.Node | None = node
+    for op in types:
+        if each is None or each.op_type != op:
+            return ()
+        found.append(each)
+        each = single_reader(each.outputs[0])
+    return tuple(found)
+
+
 def per_channel(array: np.ndarray, shape: tuple[int, ...], axis: int = 1) -> np.ndarray | None:
     """A constant that broadcasts over a tensor of `shape` along `axis` only -> [C] or [1]; None if it does otherwise."""
     dims = (1,) * (len(shape) - array.ndim) + array.shape

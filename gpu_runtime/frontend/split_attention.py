@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.normalize import Steps, replace_by
+from gpu_runtime.frontend.normalize import Steps, replace_by, respell, shaped
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
 from tactics.problems.operators import VIEWS
 
@@ -25,8 +25,7 @@ MOST_LOGITS = 1 << 24  # that are followed through views
 
 def of_two(model: ir.Model) -> None:
     """Change every sum over two groups weighted by such a softmax."""
-    for node in [n for n in model.graph if n.op_type == "Concat"]:
-        _unstack(model, node)
+    respell({"Concat": _unstacked}, model)
     for node in [n for n in model.graph if n.op_type == "ReduceSum"]:
         groups = _groups(node, operand(node))
         product = operand(node).producer()
@@ -39,27 +38,18 @@ def of_two(model: ir.Model) -> None:
 # ---- groups
 
 
-def _unstack(model: ir.Model, node: ir.Node) -> None:
+def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
     """Tensors stacked along a new second axis -> their Concat along channels, with that axis split."""
     shape = shape_of(node.outputs[0])
     stacked = [v.producer() for v in operands(node)]
     if len(shape) != 5 or attribute(node, "axis") not in (1, -4) or shape[1] != len(stacked):
-        return
-    sources = []
-    for before in stacked:
-        if before is None or before.op_type not in ("Unsqueeze", "Reshape"):
-            return
-        if shape_of(operand(before)) != (shape[0], *shape[2:]):
-            return
-        sources.append(operand(before))
-    build = Steps(model, name_of(node))
-    joined = ir.node("Concat", sources, {"axis": 1}, name=f"{name_of(node)}_channels")
-    joined.outputs[0].shape = ir.Shape((shape[0], shape[1] * shape[2], *shape[3:]))
-    joined.outputs[0].type = node.outputs[0].type
-    build.steps.append(joined)
-    y = build.add("", "Reshape", joined.outputs[0], build.stored("_shape", np.array(shape), np.int64))
-    y.shape, y.type = ir.Shape(shape), node.outputs[0].type
-    replace_by(model, node, build.steps)
+        return None
+    sources = [operand(before) for before in stacked if before is not None and before.op_type in ("Unsqueeze", "Reshape")]
+    if len(sources) < len(stacked) or any(shape_of(source) != (shape[0], *shape[2:]) for source in sources):
+        return None
+    whole = build.add("_channels", "Concat", *sources, axis=1)
+    shaped(whole, (shape[0], shape[1] * shape[2], *shape[3:]), node.outputs[0])
+    return build.add("", "Reshape", whole, build.stored("_shape", np.array(shape), np.int64))
 
 
 def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
@@ -141,12 +131,9 @@ def _gate(model: ir.Model, total: ir.Node, product: ir.Node) -> None:
         n, c = shape_of(groups)[0], len(found.first)
         sizes = build.stored("_sizes", np.array([c, c]), np.int64)
         split = ir.node("Split", [groups, sizes], {"axis": 1}, num_outputs=2, name=f"{name_of(total)}_groups")
-        for half in split.outputs:
-            half.shape, half.type = ir.Shape((n, c, *shape_of(groups)[2:])), groups.type
-        build.steps.append(split)
-        build.steps.append(ir.node("Conv", [operand(conv), *constants], name=name_of(conv)))
+        one, other = (shaped(half, (n, c, *shape_of(groups)[2:]), groups) for half in split.outputs)
+        build.steps += [split, ir.node("Conv", [operand(conv), *constants], name=name_of(conv))]
         gate = build.add("_gate", "Sigmoid", build.steps[-1].outputs[0])
-        one, other = split.outputs
         build.add("", "Add", build.add("_weighted", "Mul", build.add("_apart", "Sub", one, other), gate), other)
         replace_by(model, total, build.steps)
         return

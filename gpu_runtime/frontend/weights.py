@@ -269,8 +269,9 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
         numbers = None if second is None else [int(v) for v in to_array(second.name, second).reshape(-1)]
         probe = np.broadcast_to(np.zeros(1, np.uint8), dims)  # takes no memory, whatever the shape
         if node.op_type == "Reshape":
-            wanted = numbers if numbers is not None else list(given.get("shape", ()))
-            return "reshape", _resolved(dims, wanted, not given.get("allowzero", 0))
+            keep, wanted = not given.get("allowzero", 0), numbers if numbers is not None else given.get("shape", ())
+            sizes = [dims[i] if d == 0 and keep else d for i, d in enumerate(wanted)]
+            return ("reshape", probe.reshape(sizes).shape) if min(sizes, default=0) >= -1 else None
         if node.op_type == "Flatten":
             at = int(given.get("axis", 1))
             at += len(dims) if at < 0 else 0
@@ -281,18 +282,6 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
         return "reshape", np.squeeze(probe, axes or None).shape
     except (ValueError, IndexError, OverflowError):
         return None  # what onnx's own check says of it
-
-
-def _resolved(dims: tuple[int, ...], wanted: list[int], keep: bool) -> tuple[int, ...]:
-    """A Reshape's shape with -1 replaced, and 0 where that is to `keep` a size. ValueError where it holds another number of
-    elements."""
-    wanted = [dims[i] if d == 0 and keep else d for i, d in enumerate(wanted)]
-    size, known = math.prod(dims), math.prod(d for d in wanted if d != -1)
-    if wanted.count(-1) == 1 and known > 0 and size % known == 0:
-        wanted = [size // known if d == -1 else d for d in wanted]
-    if min(wanted, default=1) < 0 or math.prod(wanted) != size:
-        raise ValueError(f"{dims} is not {wanted}")
-    return tuple(wanted)
 
 
 def _against(t: TensorProto, uses: _Uses) -> str:

@@ -18,20 +18,21 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import attribute, name_of, per_channel, shape_of
-from gpu_runtime.fusion.layers import Layer
+from gpu_runtime.fusion.layers import Layer, Links
+from gpu_runtime.network import APART, Group
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
-APART, MERGED = "apart", "merged"
+MERGED = "merged"
 MOST_MERGED = 32  # convolutions: the one's name has all of theirs
 MOST_ON_THE_WAY = 4 * MOST_MERGED  # tensors of a sum: of each branch what a convolution, a scale and an addition give
 MOST_GROWTH = 4  # of the number of weights, which a depthwise branch beside a dense one of few taps would multiply
-Group = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
     """What a tensor is of `x`: a convolution with `w` [K, C/groups, R, S] and `b` [K], padded by `before` at the top and
-    left. `terms`: how many were added; `convs`: the names of their convolutions; `via`: tensors on the way."""
+    left. `terms`: how many were added; `convs`: the names of their convolutions, of so many
+    `weights` in all; `via`: tensors on the way."""
 
     x: ir.Value
     w: np.ndarray
@@ -41,6 +42,7 @@ class _Linear:
     before: tuple[int, int]
     terms: int = 1
     convs: tuple[str, ...] = ()
+    weights: int = 0
     via: tuple[ir.Value, ...] = ()
 
 
@@ -78,7 +80,7 @@ class Sum:
 
 def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
     """The layers, with each sum of branches also as one convolution, and the groups of that choice."""
-    links, groups = _Links(layers), list[Group]()
+    links, groups = Links(layers), list[Group]()
     under: dict[ir.Value, list[tuple[str, str]]] = {}  # what gives the tensor is under these options
     behind: dict[ir.Value, list[Layer]] = {}  # what follows the last layer that gives the tensor
     for joined in _sums(layers):
@@ -90,14 +92,14 @@ def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
         group = f"branches of {name_of(joined.layer.node)}"
         for t in dict.fromkeys((*inside, end.output)):
             under.setdefault(t, []).append((group, APART))
-        covered = [layer for _, layer in sorted(links.gives(inside), key=lambda pair: pair[0])]
+        covered = sorted((layer for t in inside for layer in links.makers[t]), key=links.place)
         behind.setdefault(end.output, []).extend(_convolution(joined, end, covered, pads, (group, MERGED)))
         groups.append((group, (APART, MERGED)))
     result = list[Layer]()
-    for i, layer in enumerate(layers):
+    for layer in layers:
         when = under.get(layer.output, ())
         result.append(replace(layer, when=(*layer.when, *when)) if when else layer)
-        if layer.output in behind and i == links.writers[layer.output][-1][0]:
+        if layer.output in behind and layer is links.makers[layer.output][-1]:
             result += behind[layer.output]
     return result, groups
 
@@ -105,7 +107,7 @@ def offer(layers: Sequence[Layer]) -> tuple[list[Layer], list[Group]]:
 def sums(layers: Sequence[Layer]) -> list[Sum]:
     """The sums of branches that `offer` offers as one convolution each."""
     own = {name_of(layer.node): form for layer in layers if (form := _of_conv(layer)) is not None}
-    links, found = _Links(layers), list[Sum]()
+    links, found = Links(layers), list[Sum]()
     for joined in _sums(layers):
         form = joined.form
         if _may_be_one(joined, links) is None:
@@ -157,7 +159,8 @@ def _of_conv(layer: Layer) -> _Linear | None:
     rows, columns = attribute(node, "strides", (1, 1))
     b = layer.weights.get("b", np.zeros(len(w))).astype(np.float64)
     name, y = name_of(node), layer.output
-    return _Linear(layer.inputs[0], w, b, attribute(node, "group", 1), (rows, columns), (top, left), 1, (name,), (y,))
+    form = _Linear(layer.inputs[0], w, b, attribute(node, "group", 1), (rows, columns), (top, left))
+    return replace(form, convs=(name,), weights=w.size, via=(y,))
 
 
 def _itself(x: ir.Value) -> _Linear | None:
@@ -225,9 +228,8 @@ def _added(a: _Linear, b: _Linear) -> _Linear | None:
     for f in (a, b):
         r, s = top - f.before[0], left - f.before[1]
         w[:, :, r : r + f.w.shape[2], s : s + f.w.shape[3]] += _regrouped(f, coarse.groups)
-    return _Linear(
-        a.x, w, a.b + b.b, coarse.groups, a.stride, (top, left), a.terms + b.terms, (*a.convs, *b.convs), (*a.via, *b.via)
-    )
+    convs, weights, via = (*a.convs, *b.convs), a.weights + b.weights, (*a.via, *b.via)
+    return _Linear(a.x, w, a.b + b.b, coarse.groups, a.stride, (top, left), a.terms + b.terms, convs, weights, via)
 
 
 def _regrouped(form: _Linear, groups: int) -> np.ndarray:
@@ -246,12 +248,12 @@ def _regrouped(form: _Linear, groups: int) -> np.ndarray:
 # ---- the one convolution
 
 
-def _may_be_one(joined: _Joined, links: _Links) -> tuple[tuple[int, ...], set[ir.Value]] | None:
+def _may_be_one(joined: _Joined, links: Links) -> tuple[tuple[int, ...], set[ir.Value]] | None:
     """(pads of the one convolution, the tensors that do not exist with it), where there is to be one: not where it takes far
     more weights than the branches."""
     last, form = joined.layer, joined.form
     pads = _pads(form, shape_of(last.output)[2:])
-    most = MOST_GROWTH * sum(links.weights[name] for name in form.convs)
+    most = MOST_GROWTH * form.weights
     if pads is None or form.w.size > most:
         return None
     inside = _inside(form, last, links)
@@ -270,25 +272,7 @@ def _pads(form: _Linear, image: tuple[int, ...]) -> tuple[int, ...] | None:
     return (*form.before, *behind)
 
 
-class _Links:
-    """Who gives and reads each tensor, found once: what a sum asks costs its own size, not the graph's."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.readers: dict[ir.Value, list[Layer]] = {}
-        self.writers: dict[ir.Value, list[tuple[int, Layer]]] = {}  # with their places; several where there are options
-        self.weights: dict[str, int] = {}  # convolution's node -> the number of its weights
-        for i, layer in enumerate(layers):
-            self.writers.setdefault(layer.output, []).append((i, layer))
-            for t in dict.fromkeys(layer.inputs):
-                self.readers.setdefault(t, []).append(layer)
-            if layer.op == "Conv" and "w" in layer.weights:
-                self.weights[name_of(layer.node)] = layer.weights["w"].size
-
-    def gives(self, tensors: Iterable[ir.Value]) -> list[tuple[int, Layer]]:
-        return [writer for t in tensors for writer in self.writers.get(t, ())]
-
-
-def _inside(form: _Linear, last: Layer, links: _Links) -> set[ir.Value]:
+def _inside(form: _Linear, last: Layer, links: Links) -> set[ir.Value]:
     """The tensors on the way that nothing else reads: with the one convolution they do not exist."""
     inside = {t for t in form.via if t is not last.output and not t.is_graph_output()}
     waiting = list(inside)
@@ -296,7 +280,7 @@ def _inside(form: _Linear, last: Layer, links: _Links) -> set[ir.Value]:
         t = waiting.pop()
         if t in inside and any(r.output not in inside and r.output is not last.output for r in links.readers.get(t, ())):
             inside.remove(t)  # so what gives it still runs, and reads what it reads
-            waiting += [u for _, layer in links.gives([t]) for u in layer.inputs if u in inside]
+            waiting += [u for layer in links.makers[t] for u in layer.inputs if u in inside]
     return inside
 
 
@@ -311,18 +295,16 @@ class _End:
     tail: Layer | None = None  # the layer behind the sum that the epilogue does, too
 
 
-def _end(joined: _Joined, links: _Links, inside: set[ir.Value]) -> _End:
+def _end(joined: _Joined, links: Links, inside: set[ir.Value]) -> _End:
     last, stages = joined.layer, joined.layer.stages[joined.count :]
     if stages:
         act = _activation(stages)
         return _End(last.output, act) if act else _End(last.output, stages=stages)
-    readers = links.readers.get(last.output, [])
-    if len(readers) == 1 and not last.output.is_graph_output():
-        (tail,) = readers
-        act = _activation(tail.stages) if tail.op == "Chain" and len(tail.inputs) == 1 and not tail.when else None
-        if act:
-            inside.add(last.output)
-            return _End(tail.output, act, tail=tail)
+    tail = links.only_reader(last.output)
+    act = _activation(tail.stages) if tail is not None and tail.op == "Chain" and len(tail.inputs) == 1 else None
+    if tail is not None and act:
+        inside.add(last.output)
+        return _End(tail.output, act, tail=tail)
     return _End(last.output)
 
 

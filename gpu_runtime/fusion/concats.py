@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import attribute, name_of, shape_of
-from gpu_runtime.fusion.layers import Layer, by_rows, leading_affine, of_channels
+from gpu_runtime.fusion.layers import Layer, Links, by_rows, leading_affine, of_channels
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
 
 
@@ -35,42 +35,29 @@ class _Found:
 
 
 def into_convolutions(layers: Sequence[Layer]) -> list[Layer]:
-    makers: dict[ir.Value, list[Layer]] = {}
-    readers: dict[ir.Value, list[Layer]] = {}
+    links, instead = Links(layers), dict[int, list[Layer]]()
     for layer in layers:
-        makers.setdefault(layer.output, []).append(layer)
-        for t in set(layer.inputs):
-            readers.setdefault(t, []).append(layer)
-    instead: dict[int, list[Layer]] = {}
-    for layer in layers:
-        if layer.op == "Concat" and (found := _behind(layer, makers, readers)) is not None:
-            for old, new in _moved(found):
-                instead[id(old)] = new
+        if layer.op == "Concat" and (found := _behind(layer, links)) is not None:
+            instead |= {id(old): new for old, new in _moved(found)}
     return [new for layer in layers for new in instead.get(id(layer), [layer])]
 
 
-def _behind(concat: Layer, makers: dict[ir.Value, list[Layer]], readers: dict[ir.Value, list[Layer]]) -> _Found | None:
-    y = concat.output
+def _behind(concat: Layer, links: Links) -> _Found | None:
+    y, chain = concat.output, links.only_reader(concat.output)
     rank = len(shape_of(y))
-    if rank < 3 or attribute(concat.node, "axis") not in (1, 1 - rank) or concat.when or y.is_graph_output():
+    if rank < 3 or attribute(concat.node, "axis") not in (1, 1 - rank) or concat.when or chain is None:
         return None
-    after = readers.get(y, [])
-    if len(after) != 1 or after[0].op != "Chain" or after[0].when:
+    if chain.op != "Chain" or chain.inputs[0] is not y or y in chain.inputs[1:]:
         return None
-    if after[0].inputs[0] is not y or y in after[0].inputs[1:]:
-        return None
-    convs = [makers.get(t, []) for t in concat.inputs]
-    if not all(len(made) == 1 and _takes(made[0]) and readers[made[0].output] == [concat] for made in convs):
-        return None
-    if len({made[0].output for made in convs}) < len(convs):
-        return None
-    return _start_of(concat, after[0], tuple(made[0] for made in convs))
+    convs = tuple(conv for t in concat.inputs for conv in links.makers.get(t, ()) if links.only_reader(t) is concat)
+    alone = len({conv.output for conv in convs}) == len(convs) == len(concat.inputs)
+    return _start_of(concat, chain, convs) if alone and all(map(_takes, convs)) else None
 
 
 def _takes(layer: Layer) -> bool:
     """Whether a layer is a convolution that ends with its sums."""
     plain = layer.op in ("Conv", "ConvTranspose") and layer.act == NONE and not layer.residual and layer.pool is None
-    return plain and not layer.when and layer.d2s == 1 and layer.axis == 1 and not layer.output.is_graph_output()
+    return plain and not layer.when and layer.d2s == 1 and layer.axis == 1
 
 
 def _start_of(concat: Layer, chain: Layer, convs: tuple[Layer, ...]) -> _Found | None:

@@ -38,6 +38,7 @@ from gpu_runtime.fusion.layers import (
     SEVERAL,
     Layer,
     convolution_at,
+    followed,
     label,
     leading_affine,
     names,
@@ -49,12 +50,11 @@ from gpu_runtime.fusion.layers import (
 )
 from gpu_runtime.fusion.normalizations import affine_axis, group_normalization_at, normalization_at
 from gpu_runtime.fusion.shuffles import shuffle_at, with_depth_to_space
+from gpu_runtime.network import APART, Group
 from tactics.problems.operators import VIEWS
 from tactics.problems.pointwise_ops import NONE, Activation, Stage
 
 STEM_CHANNELS = 4  # what tactics/families/conv_stem.py takes: the one family that pools
-APART = "apart"
-Group = tuple[str, tuple[str, ...]]  # a decision and its options
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +183,7 @@ def _residual_after(layer: Layer, state: State) -> ir.Node | None:
 def _pooled(layer: Layer, pool: ir.Node, used: tuple[ir.Node, ...]) -> Found:
     """Convolution and max pool apart, and as one."""
     group, option = name_of(pool), f"into {name_of(layer.node)}"
-    one = replace(
-        layer,
-        pool=pool,
-        label=f"{layer.label} + {group}",
-        nodes=(*layer.nodes, group),
-        output=pool.outputs[0],
-        when=((group, option),),
-    )
+    one = followed(layer, [pool], pool=pool, when=((group, option),))
     apart = ((group, APART),)
     layers = (layer.node, replace(layer, when=apart)), (pool, replace(plain(pool), when=apart)), (pool, one)
     return Found(layers, (*used, pool), ((group, (APART, option)),))
@@ -212,12 +205,10 @@ def _residual(node: ir.Node, state: State) -> Found | None:
     for conv, option in zip(convs, options[1:], strict=True):
         alone = tuple((group, other) for other in options if other != option)
         layers.append((conv.node, replace(conv, act_first=False, when=alone)))
-        into = replace(
+        into = followed(
             conv,
-            label=f"{conv.label} + {apart.label}",
-            nodes=conv.nodes + apart.nodes,
+            chain.nodes,
             inputs=(conv.inputs[0], next(v for v in operands(node) if v is not conv.output)),
-            output=apart.output,
             weights=conv.weights if slope is None else {**conv.weights, "slope": slope},
             act=conv.act if conv.act_first else act,
             last=act if conv.act_first else NONE,
@@ -333,31 +324,17 @@ def _with_prologues(layers: list[Layer]) -> tuple[list[Layer], list[Group]]:
     """Layers and groups: a scale, shift and ReLU that one 1x1 convolution alone reads, apart or in front of its product."""
     chains = {layer.output: (layer, found) for layer in layers if layer.op == "Chain" and (found := _scale_shift_relu(layer))}
     readers = {layer.node: chains[layer.inputs[0]] for layer in layers if _takes_prologue(layer) and layer.inputs[0] in chains}
-    groups: dict[ir.Value, Group] = {}
-    for node, (chain, _) in readers.items():
-        groups[chain.output] = name_of(chain.node), (APART, f"into {name_of(node)}")
+    groups = {chain.output: (name_of(chain.node), (APART, f"into {name_of(node)}")) for node, (chain, _) in readers.items()}
     result = []
     for layer in layers:
-        if layer.output in groups:
-            result.append(replace(layer, when=(*layer.when, (groups[layer.output][0], APART))))
-            continue
-        if layer.node not in readers:
-            result.append(layer)
-            continue
-        chain, (scale, shift) = readers[layer.node]
-        group, (apart, into) = groups[chain.output]
-        result.append(replace(layer, when=(*layer.when, (group, apart))))
-        result.append(
-            replace(
-                layer,
-                label=f"{chain.label} + {layer.label}",
-                nodes=chain.nodes + layer.nodes,
-                prologue=True,
-                inputs=(chain.inputs[0], *layer.inputs[1:]),
-                weights={**layer.weights, "scale": scale, "shift": shift},
-                when=(*layer.when, (group, into)),
-            )
-        )
+        chain, affine = readers.get(layer.node, (layer, None))
+        group, (apart, into) = groups.get(chain.output, ("", (APART, "")))
+        result.append(replace(layer, when=(*layer.when, (group, apart))) if group else layer)
+        if affine is not None:
+            one = replace(layer, label=f"{chain.label} + {layer.label}", nodes=chain.nodes + layer.nodes, prologue=True)
+            weights = {**layer.weights, **dict(zip(("scale", "shift"), affine, strict=True))}
+            inputs, when = (chain.inputs[0], *layer.inputs[1:]), (*layer.when, (group, into))
+            result.append(replace(one, inputs=inputs, weights=weights, when=when))
     return result, list(groups.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -197,13 +197,36 @@ def with_activation(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
         return layer, ()
     if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
         slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
-    return _followed(layer, used, weights=layer.weights if slope is None else {**layer.weights, "slope": slope}, act=act), used
+    return followed(layer, used, weights=layer.weights if slope is None else {**layer.weights, "slope": slope}, act=act), used
 
 
-def _followed(layer: Layer, used: tuple[ir.Node, ...], **changes: Any) -> Layer:
+def followed(layer: Layer, used: Sequence[ir.Node], **changes: Any) -> Layer:
     """The layer that does the nodes behind it too."""
     y = used[-1].outputs[0]
     return replace(layer, label=f"{layer.label} + {label(used)}", nodes=layer.nodes + names(used), output=y, **changes)
+
+
+class Links:
+    """Who gives and reads each tensor, in order, found once: what a question costs is its own size, not the graph's."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        self._at: dict[int, int] = {}
+        self.readers: dict[ir.Value, list[Layer]] = {}
+        self.makers: dict[ir.Value, list[Layer]] = {}  # several where there are options
+        for i, layer in enumerate(layers):
+            self._at[id(layer)] = i
+            self.makers.setdefault(layer.output, []).append(layer)
+            for t in dict.fromkeys(layer.inputs):
+                self.readers.setdefault(t, []).append(layer)
+
+    def place(self, layer: Layer) -> int:
+        """Of one of the layers, in their order."""
+        return self._at[id(layer)]
+
+    def only_reader(self, tensor: ir.Value) -> Layer | None:
+        """The layer that alone reads a tensor that is no network output, in all plans."""
+        readers = self.readers.get(tensor, [])
+        return readers[0] if len(readers) == 1 and not readers[0].when and not tensor.is_graph_output() else None
 
 
 def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
@@ -221,7 +244,7 @@ def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
         scales = np.ones(rows)
     if np.any(scales != 1) or np.any(shifts):
         weights |= {"scales": scales, "shifts": shifts}
-    return _followed(layer, used, weights=weights), used
+    return followed(layer, used, weights=weights), used
 
 
 def with_last(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
@@ -230,4 +253,4 @@ def with_last(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
     if found is None or found[0].name == "prelu":
         return layer, ()
     act, _, used = found
-    return _followed(layer, used, last=act), used
+    return followed(layer, used, last=act), used

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import Affine, attribute, constant, operand, scaled_after, shape_of, single_reader
+from gpu_runtime.frontend.queries import Affine, attribute, constant, operand, row, scaled_after, shape_of
 
 
 def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], ir.Node] | None:
@@ -19,10 +19,10 @@ def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], 
     InstanceNormalization, of groups of channels between Reshape(x) to [N, groups, ...] and a Reshape to x's shape; then scales
     and shifts per channel.
     """
-    within = node if node.op_type == "InstanceNormalization" else _reader(node, "InstanceNormalization")
-    back = within if within is node else _reader(within, "Reshape")
-    if within is None or back is None or node.op_type not in ("Reshape", "InstanceNormalization"):
+    nodes = row(node, "Reshape", "InstanceNormalization", "Reshape") or row(node, "InstanceNormalization")
+    if not nodes:
         return None
+    within, back = nodes[len(nodes) // 2], nodes[-1]
     y, shape, inside = back.outputs[0], shape_of(operand(node)), shape_of(operand(within))
     if len(shape) < 3 or shape_of(y) != shape or len(inside) < 3 or inside[0] != shape[0] or shape[1] % inside[1]:
         return None
@@ -31,7 +31,7 @@ def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], 
         return None
     scale, shift = (a.repeat(shape[1] // inside[1]) for a in parameters)
     affine, scaled = scaled_after(y, (scale, shift), 1)
-    used = tuple(dict.fromkeys((node, within, back, *scaled)))
+    used = (*nodes, *scaled)
     return (affine, used, within) if len(used) > 1 else None
 
 
@@ -40,26 +40,17 @@ def normalization_at(node: ir.Node) -> tuple[float, tuple[ir.Node, ...]] | None:
 
     mean = ReduceMean(x); d = Sub(x, mean); variance = ReduceMean(d * d or Pow(d, 2)); d / Sqrt(variance + epsilon).
     """
-    less = _reader(node, "Sub") if _means(node) else None
-    if less is None or list(less.inputs) != [node.inputs[0], node.outputs[0]]:
+    first = row(node, "ReduceMean", "Sub") if _means(node) else ()
+    if not first or list(first[1].inputs) != [node.inputs[0], node.outputs[0]]:
         return None
+    less = first[1]
     found = _square_and_quotient(less)
-    if found is None:
+    nodes = row(found[0], found[0].op_type, "ReduceMean", "Add", "Sqrt", "Div") if found is not None else ()
+    if found is None or not nodes or not _means(nodes[1], node) or nodes[4] is not found[1]:
         return None
-    square, quotient = found
-    variance = _reader(square, "ReduceMean")
-    add = _reader(variance, "Add") if variance is not None and _means(variance, node) else None
-    root = _reader(add, "Sqrt")
-    if variance is None or add is None or root is None or _reader(root, "Div") is not quotient:
-        return None
+    add = nodes[2]
     epsilon = next((c for c in map(constant, add.inputs) if c is not None and c.size == 1), None)
-    return None if epsilon is None else (float(epsilon.reshape(())), (node, less, square, variance, add, root, quotient))
-
-
-def _reader(node: ir.Node | None, op: str) -> ir.Node | None:
-    """The node of that type that alone reads what `node` gives."""
-    reader = None if node is None else single_reader(node.outputs[0])
-    return reader if reader is not None and reader.op_type == op else None
+    return None if epsilon is None else (float(epsilon.reshape(())), (node, less, *nodes))
 
 
 def _square_and_quotient(less: ir.Node) -> tuple[ir.Node, ir.Node] | None:

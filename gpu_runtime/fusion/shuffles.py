@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, operand, shape_of, single_reader
-from gpu_runtime.fusion.layers import Layer, label, names
+from gpu_runtime.frontend.queries import attribute, operand, row, shape_of, single_reader
+from gpu_runtime.fusion.layers import Layer, followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,11 @@ def shuffle_at(node: ir.Node) -> Shuffle | None:
     if node.op_type in OPERATORS:
         kind = f"{OPERATORS[node.op_type]}_{attribute(node, 'mode', 'DCR').lower()}"
         return Shuffle(kind, attribute(node, "blocksize"), (node,))
-    permute = single_reader(node.outputs[0])
-    back = None if permute is None or permute.op_type != "Transpose" else single_reader(permute.outputs[0])
-    if permute is None or back is None or back.op_type != "Reshape":
+    if not (nodes := row(node, "Reshape", "Transpose", "Reshape")):
         return None
+    _, permute, back = nodes
     x, apart, y = (shape_of(v) for v in (operand(node), node.outputs[0], back.outputs[0]))
-    perm, nodes = attribute(permute, "perm"), (node, permute, back)
+    perm = attribute(permute, "perm")
     if perm in ((0, 2, 1, 3), (0, 2, 1, 3, 4)) and x == y and apart[0] == x[0] and apart[1] * apart[2] == x[1]:
         return Shuffle("channels", apart[1], nodes)
     kind = next((kind for kind, (_, order) in SIX.items() if order == perm), "")
@@ -74,11 +73,4 @@ def with_depth_to_space(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
         return layer, ()
     if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
         return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
-    return replace(
-        layer,
-        label=f"{layer.label} + {label(shuffle.nodes)}",
-        nodes=layer.nodes + names(shuffle.nodes),
-        output=shuffle.output,
-        d2s=shuffle.size,
-        d2s_mode=shuffle.kind[4:],
-    ), shuffle.nodes
+    return followed(layer, shuffle.nodes, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes

@@ -19,8 +19,8 @@ from gpu_runtime.fusion.fuse import Fused
 from gpu_runtime.fusion.layers import SEVERAL, Layer
 from gpu_runtime.lowering import moves, rare_operators, reductions
 from gpu_runtime.lowering.convolutions import around, conv, conv_transpose, last, matmul, pair, window
-from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four
-from gpu_runtime.network import Network, Op, TensorInfo, computes, named_shortly, unique
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, compose, nchw, of_four, runs_of
+from gpu_runtime.network import Network, Op, Options, TensorInfo, computes, joined, named_shortly, unique
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -37,7 +37,7 @@ def lower(fused: Fused) -> Network:
     ops = _lowered(fused, views)
     _check_read(fused, ops)
     ends = {views.name(v) for v in graph.outputs}
-    ops = _compose_windows(_once(ops, ends), ends)
+    ops = _once(ops, ends)
     names, dtypes = fused.imported.name, fused.imported.dtypes
     inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
     outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
@@ -48,7 +48,7 @@ def lower(fused: Fused) -> Network:
     exact = {t.name: t.dtype for t in inputs if t.dtype in EXACT}
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     only = {t: Format(dtype, "chw") for t, dtype in exact.items()}
-    return named_shortly(Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, only))
+    return named_shortly(_compose_windows(Network(names, inputs, outputs, tensors, tuple(ops), fused.groups, only)))
 
 
 def _lowered(fused: Fused, views: _Views) -> list[Op[Problem]]:
@@ -339,7 +339,8 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
     wide = [(1,) * (len(over) - len(shape)) + tuple(shape) for shape in shapes]
     sizes, have = nchw(over), [nchw(shape) for shape in wide]
     if any(d not in (1, o) for four in have for d, o in zip(four, sizes, strict=True)):
-        runs = _alike(wide, over)
+        axes = [a for a, size in enumerate(over) if size > 1]
+        runs = runs_of(over, lambda a: tuple(shape[a] == over[a] for shape in wide), axes)  # neighbours that are spanned alike
         if len(runs) > 4:
             operands = ", ".join(str(list(shape)) for shape in shapes)
             raise Refused(f"{operands} repeat over {list(over)} along {len(runs)} runs of axes; expected 4 at most")
@@ -349,18 +350,6 @@ def _spans(shapes: list[tuple[int, ...]], over: tuple[int, ...]) -> tuple[Shape4
         "nchw" if shape == over else "".join(a for a, d, o in zip("nchw", four, sizes, strict=True) if d == o > 1)
         for shape, four in zip(wide, have, strict=True)
     ]
-
-
-def _alike(wide: list[tuple[int, ...]], over: tuple[int, ...]) -> list[tuple[int, tuple[bool, ...]]]:
-    """(size, which of `wide` span it) of neighbouring axes of `over` that are spanned alike; axes of one element vanish."""
-    runs: list[tuple[int, tuple[bool, ...]]] = []
-    for a, size in enumerate(over):
-        among = tuple(shape[a] == size for shape in wide)
-        if size > 1 and runs and runs[-1][1] == among:
-            runs[-1] = (runs[-1][0] * size, among)
-        elif size > 1:
-            runs.append((size, among))
-    return runs
 
 
 CONVOLUTIONS = ("Conv", "Gemm", "MatMul", "ConvTranspose")
@@ -410,29 +399,14 @@ def _once(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
     return kept
 
 
-def _compose_windows(ops: list[Op[Problem]], outputs: set[str]) -> list[Op[Problem]]:
-    """Make one op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
-    readers: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        for t in dict.fromkeys(op.inputs):
-            readers.setdefault(t, []).append(i)
-    result: dict[int, Op[Problem] | None] = dict(enumerate(ops))
-    for i, first in enumerate(ops):
-        found = readers.get(first.output, ())
-        if len(found) != 1 or first.output in outputs or result[i] is not first or first.when != ops[found[0]].when:
+def _compose_windows(network: Network) -> Network:
+    """One op of a Slice or Pad and the Slice or Pad that alone reads it, where that is exact."""
+    options, made = Options(network), set[int]()
+    for second in network.ops:
+        ops = network.row(second, MoveProblem, MoveProblem)
+        if not ops or id(ops[0]) in made or any(op.problem.kind != "window" for op in ops):
             continue
-        second = ops[found[0]]
-        if not computes(first, MoveProblem) or not computes(second, MoveProblem):
-            continue
-        if first.problem.kind == second.problem.kind == "window":
-            both = compose(first.problem, second.problem)
-            if both is not None:
-                result[i] = None
-                result[found[0]] = replace(
-                    second,
-                    name=f"{first.name} + {second.name}",
-                    problem=both,
-                    inputs=first.inputs,
-                    nodes=first.nodes + second.nodes,
-                )
-    return [op for op in result.values() if op is not None]
+        if (both := compose(*(op.problem for op in ops))) is not None:
+            made.add(id(second))
+            options.instead(second, joined(*ops, problem=both, inputs=ops[0].inputs))
+    return options.network()

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tactics.problems.protocol import Problem, Shape4
 Shapes = Sequence[Shape4]
 Weights = dict[str, np.ndarray]
 Problems = Problem | tuple[Problem, ...]
+H = TypeVar("H")
 LONGEST_TABLE = 2**24  # indices along an axis
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -53,17 +54,17 @@ def frame(shape: tuple[int, ...], axes: Iterable[int]) -> tuple[Shape4, dict[int
     chosen, rank = set(axes), len(shape)
     if rank <= 4:
         return nchw(shape), {a: axis4(a, rank) for a in chosen}
-    sizes: list[int] = []
-    at: dict[int, int] = {}
-    for a, size in enumerate(shape):
-        if a in chosen or not sizes or a - 1 in chosen:
-            sizes.append(1)
-        sizes[-1] *= size
-        if a in chosen:
-            at[a] = len(sizes) - 1
+    runs = runs_of(shape, lambda a: a if a in chosen else -1)
+    sizes, at = [size for size, _ in runs], {a: i for i, (_, a) in enumerate(runs) if a in chosen}
     if len(sizes) > 4:
         raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(chosen)}")
     return of_four(sizes), {a: i + 4 - len(sizes) for a, i in at.items()}
+
+
+def runs_of(shape: Sequence[int], key: Callable[[int], H], axes: Iterable[int] | None = None) -> list[tuple[int, H]]:
+    """(size, key) of neighbours among `axes`, or all, that have one key."""
+    every = range(len(shape)) if axes is None else axes
+    return [(math.prod(shape[a] for a in run), found) for found, run in groupby(every, key)]
 
 
 def of_four(sizes: Sequence[int]) -> Shape4:

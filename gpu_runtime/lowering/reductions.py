@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.frontend.queries import attribute, constant, operand, shape_of
 from gpu_runtime.fusion.layers import Layer
-from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four
+from gpu_runtime.lowering.moves import Problems, Refused, Shapes, Weights, axis4, constants, nchw, of_four, runs_of
 from tactics.problems.operators import REDUCE
 from tactics.problems.problem import PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem, Shape4
@@ -24,23 +24,12 @@ def _runs(shape: tuple[int, ...], axes: set[int]) -> tuple[Shape4, str]:
     if rank <= 4:
         at = {axis4(a, rank) for a in axes}
         return nchw(shape), "".join(a for i, a in enumerate("nchw") if i in at)
-    runs = _fates(shape, axes)
+    runs = runs_of(shape, axes.__contains__)
     if len(runs) > 4:
         raise Refused(f"expected axes that leave at most 4 runs of a tensor of {list(shape)}, got axes {sorted(axes)}")
     ones = 4 - len(runs)
     letters = (a for a, (_, chosen) in zip("nchw"[ones:], runs, strict=True) if chosen)
     return of_four([size for size, _ in runs]), "".join(letters)
-
-
-def _fates(shape: tuple[int, ...], axes: set[int]) -> list[tuple[int, bool]]:
-    """(size, whether `axes` has them) of neighbouring axes that share this."""
-    runs: list[tuple[int, bool]] = []
-    for a, size in enumerate(shape):
-        if runs and runs[-1][1] == (a in axes):
-            runs[-1] = (runs[-1][0] * size, a in axes)
-        else:
-            runs.append((size, a in axes))
-    return runs
 
 
 def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problems:
@@ -51,7 +40,7 @@ def reduce(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Probl
             raise Refused("no axes, noop_with_empty_axes, and more to do than to reduce: export it as elementwise operators")
         return PointwiseProblem(*shapes[0])
     chosen = {int(a) % len(shape) for a in listed} if listed else set(range(len(shape)))
-    if kind in OF_ITSELF and len(_fates(shape, chosen)) > 4:
+    if kind in OF_ITSELF and len(runs_of(shape, chosen.__contains__)) > 4:
         return _one_run_after_the_other(shape, chosen, kind)
     shape4, axes = _runs(shape, chosen)
     if axes == "hw" and kind in ("mean", "max"):

@@ -17,8 +17,11 @@ from itertools import accumulate, product
 import numpy as np
 
 from gpu_runtime.network import FP16_MAX, Network, Op, computes
-from gpu_runtime.off_grid import drafts
-from gpu_runtime.off_grid.drafts import (
+from gpu_runtime.off_grid.layouts import Link, Piece, Pieces
+from gpu_runtime.off_grid.sums import summed
+from gpu_runtime.rewrites import drafts
+from gpu_runtime.rewrites.channels import of_channels
+from gpu_runtime.rewrites.drafts import (
     ROWS,
     Draft,
     Placed,
@@ -32,9 +35,6 @@ from gpu_runtime.off_grid.drafts import (
     with_columns,
     with_rows,
 )
-from gpu_runtime.off_grid.layouts import Link, Piece, Pieces
-from gpu_runtime.off_grid.sums import summed
-from gpu_runtime.rewrites.channels import of_channels
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem

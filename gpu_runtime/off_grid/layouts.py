@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_runtime.rewrites.drafts import Together
+
 VECTOR = 8
 Piece = tuple[str, int]  # a tensor, and the channel of it at which the piece begins
 
@@ -47,17 +49,17 @@ class Pieces:
             self._links.setdefault(link.b, []).append(link.turned())
         self._cuts: dict[str, set[int]] = {t: {0} for t in self._links}
         self._cut()
-        self._parent: dict[Piece, Piece] = {}
+        self._alike: Together[Piece] = Together()
         for link in links:
             for at in self._cuts[link.a]:
                 if link.a_first <= at < link.a_first + link.count:
-                    self._unite((link.a, at), (link.b, at - link.a_first + link.b_first))
+                    self._alike.unite((link.a, at), (link.b, at - link.a_first + link.b_first))
         self._phase: dict[Piece, int] = {}
         for (t, at), phase in phases.items():
             for cut in self._cuts.get(t, ()):
                 if cut == at:
-                    self._phase.setdefault(self._root((t, cut)), phase)
-        self._followed = {self._root((t, at)) for t in self._cuts for at, _ in self._in(t)[:-1]}
+                    self._phase.setdefault(self._alike.root((t, cut)), phase)
+        self._followed = {self._alike.root((t, at)) for t in self._cuts for at, _ in self._in(t)[:-1]}
 
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
 
@@ -78,7 +80,7 @@ class Pieces:
         found: list[int] = []
         first = 0
         for at, count in self._in(tensor):
-            start = first + self._phase.get(self._root((tensor, at)), 0)
+            start = first + self._phase.get(self._alike.root((tensor, at)), 0)
             found += range(start, start + count)
             first += self._width(tensor, at, count)
         return first, tuple(found)
@@ -97,7 +99,7 @@ class Pieces:
         return [(a, b - a) for a, b in zip(starts, (*starts[1:], self._channels[tensor]), strict=True)]
 
     def _width(self, tensor: str, at: int, count: int) -> int:
-        root = self._root((tensor, at))
+        root = self._alike.root((tensor, at))
         end = self._phase.get(root, 0) + count
         return -(-end // VECTOR) * VECTOR if root in self._followed or end > count else count
 
@@ -112,13 +114,3 @@ class Pieces:
             for link in self._links[t]:
                 if link.a_first <= at < link.a_first + link.count:
                     todo.append((link.b, at - link.a_first + link.b_first))
-
-    def _root(self, piece: Piece) -> Piece:
-        while piece in self._parent:
-            piece = self._parent[piece]
-        return piece
-
-    def _unite(self, a: Piece, b: Piece) -> None:
-        first, second = self._root(a), self._root(b)
-        if first != second:
-            self._parent[second] = first

@@ -22,8 +22,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from gpu_runtime.network import Op, computes, unique
-from gpu_runtime.off_grid.drafts import (
+from gpu_runtime.network import Op, adds_tensors, computes, joined, unique
+from gpu_runtime.rewrites.drafts import (
     ROWS,
     Draft,
     Placed,
@@ -36,7 +36,7 @@ from gpu_runtime.off_grid.drafts import (
     with_rows,
 )
 from tactics.problems.convolution import with_epilogue
-from tactics.problems.pointwise_ops import NONE, Stage
+from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem
 from tactics.problems.protocol import Feature, Problem
 
@@ -122,21 +122,19 @@ class _Found:
     def maker(self, tensor: str) -> Conv | None:
         """The convolution that alone gives a tensor, in every plan, with nothing between its sums and that but an activation
         and a residual; one that gives zero for zeros."""
-        givers = self.network.producers[tensor]
-        if len(givers) != 1 or tensor in self.network.output_names:
-            return None
-        op = givers[0]
-        if not is_dense(self.network, op) or op.when or not computes(op, ConvProblem) or op.name in self.gone:
+        op = self.network.producer(tensor)
+        if not computes(op, ConvProblem) or not is_dense(self.network, op) or op.name in self.gone:
             return None
         plain = op.problem.needs <= {Feature.RESIDUAL, Feature.SCALED_INPUT, Feature.AFFINE, Feature.LAST_ACTIVATION}
         zero = np.zeros(1, np.float32) if op.problem.epilogue.residual else None
-        return op if plain and not of_zeros(op.problem, zero).any() else None
+        inside = tensor not in self.network.output_names
+        return op if plain and inside and not of_zeros(op.problem, zero).any() else None
 
     def part(self, tensor: str) -> Part:
         """What the tensor is part of; of itself, where it is no part."""
-        givers = self.network.producers[tensor]
-        if len(givers) == 1 and not givers[0].when and computes(givers[0], MoveProblem) and givers[0].problem.is_part:
-            return Part(givers[0].inputs[0], givers[0].problem.start[0], givers[0].problem.out[0])
+        op = self.network.producer(tensor)
+        if computes(op, MoveProblem) and op.problem.is_part:
+            return Part(op.inputs[0], op.problem.start[0], op.problem.out[0])
         return Part(tensor, 0, self.network.tensors[tensor][1])
 
     def _takes(self, op: Op[Problem], tensor: str) -> bool:
@@ -198,12 +196,8 @@ class _Found:
 
     def _sum(self, tensor: str) -> Op[Problem] | None:
         """The op that gives a tensor, if that adds two of its shape and does no more."""
-        givers = self.network.producers[tensor]
-        op = givers[0] if len(givers) == 1 else None
-        if not computes(op, PointwiseProblem) or op.when or has_own_type(self.network, op):
-            return None
-        p = op.problem
-        return op if (p.stages, p.tensors, p.constants) == ((Stage("add", "t1"),), ("nchw", "nchw"), ()) else None
+        op = self.network.producer(tensor)
+        return op if op is not None and adds_tensors(op) and not has_own_type(self.network, op) else None
 
     def _beside_sum(self, op: Op[Problem]) -> None:
         add = self._sum(op.output)
@@ -325,9 +319,9 @@ class _Sums:
         residual, pads = self._padded(whole.added, placed.index[0] + whole.first, placed.channels, conv.name)
         yield from pads
         wide = with_rows(replace(conv, problem=end), placed.index, placed.channels)
-        nodes = unique(name for x in (*whole.through, whole.concat) for name in x.nodes)
         name = " + ".join((conv.name, *(x.name for x in whole.through if computes(x, PointwiseProblem))))
-        yield replace(wide, name=name, inputs=(conv.inputs[0], residual), output=placed.source, nodes=nodes)
+        both = joined(*whole.through, whole.concat, name=name)
+        yield replace(wide, name=name, inputs=(conv.inputs[0], residual), output=placed.source, nodes=both.nodes)
 
     def _beside(self, beside: Beside) -> Iterator[Op[Problem]]:
         """The convolution with more rows, and a residual that is zero in its own."""
@@ -348,15 +342,8 @@ class _Sums:
         problem = _with_residual(replace(conv.problem, k=placed.channels))
         name = f"{conv.name} + {beside.add.name}" if beside.add else f"{conv.name} beside {beside.alone} of {beside.concat}"
         nodes = unique((*conv.nodes, *(beside.add.nodes if beside.add else ())))
-        yield replace(
-            conv,
-            name=name,
-            problem=problem,
-            weights={**conv.weights, **rows},
-            inputs=(conv.inputs[0], z),
-            output=placed.source,
-            nodes=nodes,
-        )
+        weights, inputs = {**conv.weights, **rows}, (conv.inputs[0], z)
+        yield replace(conv, name=name, problem=problem, weights=weights, inputs=inputs, output=placed.source, nodes=nodes)
 
     def _second(self, beside: Beside, add: Op[Problem]) -> Op[Problem]:
         placed, k = self.placed[beside.conv.output], beside.conv.problem.k

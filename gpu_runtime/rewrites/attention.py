@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, Options, computes, unique
-from gpu_runtime.rewrites.strides import INDEX, Fits, backwards, farthest, fitted, forwards, producer
+from gpu_runtime.network import Network, Op, Options, computes, joined, unique
+from gpu_runtime.rewrites.strides import INDEX, Fits, backwards, farthest, fitted, forwards
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import Stage
@@ -21,8 +21,8 @@ from tactics.problems.problem import MatmulProblem, PointwiseProblem
 from tactics.problems.protocol import Problem, Shape4
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-APART, ONE = "apart", "one"
 MOST_ELEMENTS = 1 << 25  # of an operand, or of all scores, that is followed
+_Found = tuple[Op[AttentionProblem], list[Op[Problem]], Op[Problem]]  # one op, those it does without, which of them ends it
 UNBOUNDED = 1e30  # an upper end of a Clip from which on it is none
 
 
@@ -36,15 +36,6 @@ class _Side:
     factor: float = 1.0
     unit: float | None = None
     through: tuple[Op[Problem], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """`one` op for all of `region`, whose op `last` gives the same tensor."""
-
-    one: Op[AttentionProblem]
-    region: list[Op[Problem]]
-    last: Op[Problem]
 
 
 @dataclass(slots=True)
@@ -63,14 +54,11 @@ def offer(network: Network) -> Network:
     taken: set[int] = set()
     for op in network.ops:
         found = _attention_of(network, op) if computes(op, MatmulProblem) else None
-        if found is None or taken & {id(o) for o in found.region}:
+        if found is None or taken & {id(o) for o in found[1]}:
             continue
-        taken |= {id(o) for o in found.region}
-        group = f"attention {found.one.name}"
-        options.group(group, APART, ONE)
-        for inner in found.region:
-            options.limit(inner, group, APART)
-        options.behind(found.last, replace(found.one, when=((group, ONE),)))
+        one, region, last = found
+        taken |= {id(o) for o in region}
+        options.either(f"attention {one.name}", region, [(last, one)])
     return options.network()
 
 
@@ -105,8 +93,8 @@ def _attention_of(network: Network, second: Op[MatmulProblem]) -> _Found | None:
     if one is None:
         return None
     region = _region(network, [first, *between, softmax, *on_way, second, *q.through, *k.through, *v.through, *after], out)
-    nodes, last = unique(n for op in region for n in op.nodes), next(op for op in region if op.output == out)
-    return _Found(replace(one, name=f"{first.name} + {softmax.name} + {second.name}", nodes=nodes), region, last)
+    last = next(op for op in region if op.output == out)
+    return joined(*region, one, name=f"{first.name} + {softmax.name} + {second.name}"), region, last
 
 
 def _plain(network: Network, first: Op[MatmulProblem], softmax: Op[NormalizeProblem], second: Op[MatmulProblem]) -> bool:
@@ -222,7 +210,7 @@ def _weights_of(
         # As the left operand [row, column], as the right one [column, row]: `_operand_index` has the row first for both.
         whole = _operand_index(p, i)
         for tensor, index, through in ((second.inputs[i], whole, ()), *backwards(network, second.inputs[i], whole)):
-            op = producer(network, tensor)
+            op = network.producer(tensor)
             if not computes(op, NormalizeProblem) or op.problem.kind != "softmax":
                 continue
             if np.array_equal(index.reshape(-1), np.arange(index.size)):
@@ -235,7 +223,7 @@ def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[Matmu
     """(the product whose elements, in their order, the softmax is of, the ops between them in that order)."""
     p, between = softmax.problem, list[Op[Problem]]()
     row = p.w if p.axes == "w" else p.c if p.axes == "c" and p.h * p.w == p.groups == 1 else 0
-    op, tensor = producer(network, softmax.inputs[0]), softmax.inputs[0]
+    op, tensor = network.producer(softmax.inputs[0]), softmax.inputs[0]
     while op is not None and not softmax.when:
         if len(network.readers[tensor]) != 1 or tensor in network.output_names:
             return None
@@ -250,14 +238,14 @@ def _to_first(network: Network, softmax: Op[NormalizeProblem]) -> tuple[Op[Matmu
         else:
             return None
         between.append(op)
-        op = producer(network, tensor) if tensor else None
+        op = network.producer(tensor) if tensor else None
     return None
 
 
 def _leads_to_product(network: Network, tensor: str) -> bool:
-    op = producer(network, tensor)
+    op = network.producer(tensor)
     while computes(op, ViewProblem) or computes(op, PointwiseProblem):
-        op = producer(network, op.inputs[0])
+        op = network.producer(op.inputs[0])
     return computes(op, MatmulProblem)
 
 
@@ -331,7 +319,7 @@ def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit:
     while True:
         nearer, now = _moved(network, now, fits)
         best = nearer if fits(nearer.tensor, nearer.index) else best
-        op = producer(network, now.tensor)
+        op = network.producer(now.tensor)
         if not computes(op, PointwiseProblem) or op.when:
             return best
         if now.unit is None and (factor := _factor(op)) is not None:
@@ -363,12 +351,12 @@ def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tupl
     shape = p.span(p.tensors[1])
     length = np.broadcast_to(np.arange(prod(shape), dtype=INDEX).reshape(shape), p.out_shape).reshape(-1)
     tensor, length, moved = farthest(network, op.inputs[1], length)
-    least = producer(network, tensor)
+    least = network.producer(tensor)
     epsilon = _least(least) if computes(least, PointwiseProblem) else None
     if least is None or epsilon is None:
         return None
     tensor, length, passed = farthest(network, least.inputs[0], length)
-    made = producer(network, tensor)
+    made = network.producer(tensor)
     if not computes(made, ReduceProblem) or made.problem.kind != "l2" or made.inputs[0] != op.inputs[0]:
         return None
     r = made.problem

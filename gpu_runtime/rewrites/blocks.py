@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, Options, computes, unique
+from gpu_runtime.network import Network, Op, Options, computes, joined
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
 
-APART, IN_WEIGHTS = "apart", "in weights"
+IN_WEIGHTS = "in weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,10 @@ def offer(network: Network) -> Network:
     """The network with both alternatives, where convolutions alone read such blocks."""
     options = Options(network)
     for blocks in _blocks(network):
-        readers = [op for op in network.readers[blocks.op.output] if computes(op, ConvProblem) and _takes(op, blocks.op.output)]
-        if not readers or len(readers) < len(network.readers[blocks.op.output]) or blocks.op.output in network.output_names:
-            continue
-        group = f"space to depth {blocks.op.name}"
-        options.group(group, APART, IN_WEIGHTS)
-        options.instead(blocks.op, blocks.made)
-        for op in (blocks.op, *blocks.only, *readers):
-            options.limit(op, group, APART)
-        for op in readers:
-            direct = _over_image(network, op, blocks)
-            options.behind(op, replace(direct, when=(*op.when, (group, IN_WEIGHTS))))
+        if readers := network.takers(blocks.op.output, partial(_takes, blocks.op.output)):
+            options.instead(blocks.op, blocks.made)
+            made = [(op, _over_image(network, op, blocks)) for op in readers]
+            options.either(f"space to depth {blocks.op.name}", (blocks.op, *blocks.only, *readers), made, IN_WEIGHTS)
     return options.network()
 
 
@@ -77,13 +71,12 @@ def _sliced(network: Network, concat: Op[ConcatProblem]) -> Blocks | None:
     order = np.empty((b, b, p.c), int)
     for t, (i, j) in enumerate(corners):
         order[i, j] = np.arange(t * p.c, (t + 1) * p.c)
-    nodes = unique(name for op in (*slices, concat) for name in op.nodes)
-    made: Op[Problem] = concat
+    whole, made = joined(*slices, concat, name=concat.name, inputs=(image,)), concat
     if corners == sorted(corners):
         problem = MoveProblem(p.n, p.c, p.h, p.w, "s2d_dcr", (p.c * b * b, p.h // b, p.w // b), step=(1, b, b))
-        made = Op(concat.name, problem, (image,), concat.output, concat.weights, nodes)
+        made = replace(whole, problem=problem)
     only = tuple(op for op in slices if len(network.readers[op.output]) == 1)
-    return Blocks(concat, made, image, order, nodes, only)
+    return Blocks(concat, made, image, order, whole.nodes, only)
 
 
 def _is_corner(p: MoveProblem) -> bool:
@@ -93,11 +86,11 @@ def _is_corner(p: MoveProblem) -> bool:
     return whole and p.h % b == p.w % b == 0 and b > 1
 
 
-def _takes(op: Op[ConvProblem], tensor: str) -> bool:
+def _takes(tensor: str, op: Op[Problem]) -> bool:
     """Whether the convolution can read the image instead of the tensor of its blocks."""
-    plain = op.problem.groups == 1 and op.problem.dilation == (1, 1)
-    plain = plain and not op.problem.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}
-    return plain and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
+    if not computes(op, ConvProblem) or op.problem.groups > 1 or op.problem.needs & {Feature.MAX_POOL, Feature.SCALED_INPUT}:
+        return False
+    return op.problem.dilation == (1, 1) and op.inputs[0] == tensor and op.inputs.count(tensor) == 1
 
 
 def _over_image(network: Network, op: Op[ConvProblem], blocks: Blocks) -> Op[ConvProblem]:
@@ -118,11 +111,5 @@ def _over_image(network: Network, op: Op[ConvProblem], blocks: Blocks) -> Op[Con
         pad=(top * b, left * b, bottom * b, right * b),
         sparse24=p.sparse24 and c % 4 == 0 and sparse24.is_sparse(taps),
     )
-    return replace(
-        op,
-        name=f"{blocks.op.name} + {op.name}",
-        problem=problem,
-        inputs=(blocks.image, *op.inputs[1:]),
-        weights={**op.weights, "w": taps},
-        nodes=(*blocks.nodes, *op.nodes),
-    )
+    inputs, weights = (blocks.image, *op.inputs[1:]), {**op.weights, "w": taps}
+    return joined(replace(blocks.op, nodes=blocks.nodes), op, problem=problem, inputs=inputs, weights=weights)

@@ -7,17 +7,16 @@ sum in one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gpu_runtime.network import Network, Op, Options, computes
-from tactics.problems.pointwise_ops import Stage
+from gpu_runtime.network import APART, Network, Op, Options, adds_tensors, computes, joined
 from tactics.problems.problem import ChainedProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Problem
 from tactics.problems.reductions import NormalizeProblem
 from tactics.stages import reason_against
 
 P = TypeVar("P", bound=Problem)
-APART, SUM, STAGES, ONE = "apart", "with the sum", "with the stages", "one"
+SUM, STAGES = "with the sum", "with the stages"
 
 
 def offer(network: Network) -> Network:
@@ -30,17 +29,15 @@ def offer(network: Network) -> Network:
             continue
         taken |= {id(op) for op in used}
         group, summed = " + ".join(op.name for op in used), _summed(before, first)
-        both = before is not None and chain is not None
-        options.group(group, APART, *((SUM, STAGES) if both else ()), ONE)
-        options.limit(first, group, APART)
-        if before is not None:
-            options.limit(before, group, APART, *((STAGES,) if both else ()))
-            options.behind(first, replace(summed, when=((group, SUM if both else ONE),)))
-        if chain is not None:
-            options.limit(chain, group, APART, *((SUM,) if both else ()))
-            options.behind(chain, replace(_joined(summed, chain), when=((group, ONE),)))
-        if before is not None and chain is not None:
-            options.behind(chain, replace(_joined(first, chain), when=((group, STAGES),)))
+        if before is None or chain is None:
+            options.either(group, used, [(first, summed) if chain is None else (chain, _one(summed, chain))])
+            continue
+        options.group(group, APART, SUM, STAGES)
+        options.limit(before, group, STAGES)
+        options.limit(chain, group, SUM)
+        options.behind(first, replace(summed, when=((group, SUM),)))
+        options.either(group, used, [(chain, _one(summed, chain))])
+        options.behind(chain, replace(_one(first, chain), when=((group, STAGES),)))
     return options.network()
 
 
@@ -53,14 +50,8 @@ def _free(network: Network, op: Op[P] | None, taken: set[int]) -> Op[P] | None:
 
 def _sum_of(network: Network, first: Op[Problem]) -> Op[Problem] | None:
     """The sum of two whole tensors that a normalization alone reads."""
-    made = network.producers.get(first.inputs[0], ())
-    if not computes(first, NormalizeProblem) or first.problem.added or len(made) != 1:
-        return None
-    if network.only_reader(made[0].output) is not first:
-        return None
-    p = made[0].problem
-    whole = isinstance(p, PointwiseProblem) and p.stages == (Stage("add", "t1"),) and p.tensors == ("nchw", "nchw")
-    return made[0] if whole and p.out_shape == first.problem.out_shape else None
+    made = network.alone(first.inputs[0]) if computes(first, NormalizeProblem) and not first.problem.added else None
+    return made if made is not None and adds_tensors(made) and made.problem.out_shape == first.problem.out_shape else None
 
 
 def _chain_of(network: Network, first: Op[Problem]) -> Op[PointwiseProblem] | None:
@@ -78,25 +69,9 @@ def _summed(before: Op[Problem] | None, first: Op[Problem]) -> Op[Problem]:
     """The normalization of the sum itself; without a sum as it is."""
     if before is None or not computes(first, NormalizeProblem):
         return first
-    return replace(
-        first,
-        name=f"{before.name} + {first.name}",
-        problem=replace(first.problem, added=True),
-        inputs=before.inputs,
-        nodes=before.nodes + first.nodes,
-    )
+    return joined(before, first, problem=replace(first.problem, added=True), inputs=before.inputs)
 
 
-def _joined(first: Op[Problem], chain: Op[PointwiseProblem]) -> Op[Problem]:
-    """Both as one op."""
-    p = first.problem
-    if not isinstance(p, (PoolProblem, NormalizeProblem)):
-        raise TypeError(f"{first.name}: expected a pool or a normalization, got {p}")
-    return Op(
-        f"{first.name} + {chain.name}",
-        ChainedProblem(p, chain.problem),
-        (*first.inputs, *chain.inputs[1:]),
-        chain.output,
-        {**first.weights, **chain.weights},
-        first.nodes + chain.nodes,
-    )
+def _one(first: Op[Any], chain: Op[PointwiseProblem]) -> Op[ChainedProblem]:
+    inputs, weights = (*first.inputs, *chain.inputs[1:]), {**first.weights, **chain.weights}
+    return joined(first, chain, problem=ChainedProblem(first.problem, chain.problem), inputs=inputs, weights=weights)

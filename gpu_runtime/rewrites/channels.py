@@ -19,20 +19,19 @@ again channels 1 3 of four.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, Options, computes, unique
+from gpu_runtime.network import Network, Op, Options, computes, joined, unique
+from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.orders import Order, composed
-from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
 
-APART, IN_WEIGHTS, DEPTHWISE_TOO, IN_ROWS = "apart", "in weights", "in weights, depthwise too", "in rows"
-Key = tuple[tuple[str, ...], str, Problem, tuple[str, ...], tuple[tuple[str, bytes], ...]]
+IN_WEIGHTS, DEPTHWISE_TOO, IN_ROWS = "in weights", "in weights, depthwise too", "in rows"
 
 
 def offer(network: Network) -> Network:
@@ -40,53 +39,8 @@ def offer(network: Network) -> Network:
     network, orders = composed(network)
     if all(order.is_run for order in orders.values()):
         return network
-    ways = {IN_WEIGHTS: _Weights(network, orders, depthwise=False), DEPTHWISE_TOO: _Weights(network, orders, depthwise=True)}
-    return _in_rows(_in_columns(network, ways), orders)
-
-
-def _in_columns(network: Network, ways: Mapping[str, _Weights]) -> Network:
-    """The network with an option for each way that replaces a convolution of a component; `ways`: the last replaces most."""
-    options, offered, named = Options(network), _offered(network, ways), set[str]()
-    most = list(ways.values())[-1]
-    for component, asked in offered.items():
-        options.group(f"channels of {component}", APART, *asked)
-    for op in network.ops:
-        component = most.component(op)
-        asked = offered.get(component, ())
-        replaced = [option for option in asked if op.name in ways[option].apart]
-        if not replaced:
-            continue
-        group, made_for = f"channels of {component}", dict[Key, list[tuple[str, Op[Problem]]]]()
-        options.limit(op, group, APART, *(option for option in asked if option not in replaced))
-        for option in asked:
-            for made in ways[option].instead.get(op.name, ()):
-                made_for.setdefault(_key(made), []).append((option, made))
-        for found in made_for.values():
-            option, made = found[0]
-            name = made.name if made.name not in named else f"{made.name} ({option})"
-            named.add(name)
-            options.behind(op, replace(made, name=name, when=(*made.when, *((group, option) for option, _ in found))))
-    return options.network()
-
-
-def _offered(network: Network, ways: Mapping[str, _Weights]) -> dict[str, tuple[str, ...]]:
-    """Component -> the options in which a convolution of it is replaced; the first alone where all are alike."""
-    most = list(ways.values())[-1]
-    options: dict[str, dict[str, None]] = {}
-    differ = set()
-    for op in network.ops:
-        component = most.component(op)
-        for option, way in ways.items():
-            if op.layer and op.name in way.apart:
-                options.setdefault(component, {})[option] = None
-        if len({None if (made := way.instead.get(op.name)) is None else (*map(_key, made),) for way in ways.values()}) > 1:
-            differ.add(component)
-    return {c: tuple(found) if c in differ else (IN_WEIGHTS,) for c, found in options.items()}
-
-
-def _key(op: Op[Problem]) -> Key:
-    """What two ops that are one have in common."""
-    return op.inputs, op.output, op.problem, op.nodes, tuple((name, a.tobytes()) for name, a in op.weights.items())
+    forms = {IN_WEIGHTS: _Weights(network, orders).form(), DEPTHWISE_TOO: _Weights(network, orders, depthwise=True).form()}
+    return _in_rows(drafts.offer(network, forms, "channels of", convolutions=True), orders)
 
 
 def _in_rows(network: Network, orders: Mapping[str, Order]) -> Network:
@@ -101,23 +55,13 @@ def _in_rows(network: Network, orders: Mapping[str, Order]) -> Network:
         every = sorted(order.index) == list(range(network.tensors[order.source][1]))
         if not alone or not every or not makers or len(makers) < len(network.producers[order.source]):
             continue
-        group, index = f"channels of {order.source}", list(order.index)
-        options.group(group, APART, IN_ROWS)
-        options.limit(op, group, APART)
+        made: list[tuple[Op[Problem], Op[Problem]]] = []
         for maker in makers:
-            options.limit(maker, group, APART)
-            rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in ("w", *VECTORS)}
-            options.behind(
-                maker,
-                replace(
-                    maker,
-                    name=f"{maker.name} + {op.name}",
-                    output=op.output,
-                    weights={**maker.weights, **rows},
-                    nodes=(*maker.nodes, *order.nodes),
-                    when=(*maker.when, (group, IN_ROWS)),
-                ),
-            )
+            index, new = list(order.index), joined(maker, replace(op, nodes=order.nodes))
+            rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in drafts.ROWS}
+            weights = {**maker.weights, **rows}
+            made.append((maker, replace(maker, name=new.name, nodes=new.nodes, output=op.output, weights=weights)))
+        options.either(f"channels of {order.source}", (op, *makers), made, IN_ROWS)
     return options.network()
 
 
@@ -138,17 +82,14 @@ def of_channels(p: Problem, channels: int) -> Problem | None:
 class _Weights:
     """What replaces a network's orders, op by op.
 
-    `known`: tensor that need not exist -> the Order it is, of one that does. Orders that hang together are a component, named
-    by one of its tensors. `apart`: op that then does not exist -> its component; `instead`: op -> what does in its place.
-    `depthwise`: whether what computes channel by channel may compute more of them than are read.
+    `known`: tensor that need not exist -> the Order it is, of one that does. `instead`: op that then does not exist -> what
+    does in its place. `depthwise`: whether what computes channel by channel may compute more of them than are read.
     """
 
-    def __init__(self, network: Network, orders: Mapping[str, Order], depthwise: bool) -> None:
+    def __init__(self, network: Network, orders: Mapping[str, Order], *, depthwise: bool = False) -> None:
         self.network, self.orders, self.depthwise = network, orders, depthwise
         self.tensors = dict(network.tensors)
         self.known: dict[str, Order] = {}
-        self.parent: dict[str, str] = {}
-        self.apart: dict[str, str] = {}
         self.instead: dict[str, Sequence[Op[Problem]]] = {}
         for op in network.ops:
             order = self.known.get(op.inputs[0]) if op.inputs else None
@@ -159,24 +100,13 @@ class _Weights:
             elif order is not None and computes(op, ConvProblem):
                 self._convolve(op, order)
             elif order is not None and (problem := of_channels(op.problem, self.tensors[order.source][1])):
-                self._as_stored(op, order, _Stored(problem, order.index, op.weights))
+                self._as_stored(op, order, problem, order.index, op.weights)
 
-    def component(self, op: Op[Problem]) -> str:
-        """Of an op that is replaced; "" of others."""
-        return self._root(self.apart[op.name]) if op.name in self.apart else ""
+    def form(self) -> drafts.Draft:
+        ops = [(i, new) for i, op in enumerate(self.network.ops) for new in self.instead.get(op.name, (op,))]
+        return drafts.completed(self.network, ops, {})
 
-    def _root(self, tensor: str) -> str:
-        while tensor in self.parent:
-            tensor = self.parent[tensor]
-        return tensor
-
-    def _replace(self, op: Op[Problem], new: Sequence[Op[Problem]], made_of: tuple[str, ...]) -> None:
-        """`new` instead of `op`, in the component of all orders in `made_of`, the op's output among them."""
-        first, *others = {self._root(t): None for t in made_of}
-        self.parent.update((other, first) for other in others)
-        self.apart[op.name], self.instead[op.name] = first, new
-
-    def _is(self, op: Op[Problem], order: Order, made_of: tuple[str, ...], new: Sequence[Op[Problem]] = ()) -> None:
+    def _is(self, op: Op[Problem], order: Order, new: Sequence[Op[Problem]] = ()) -> None:
         """The op's output is `order`, once `new` has made its source; and a copy where somebody wants the tensor itself."""
         self.known[op.output] = order
         readers = self.network.readers[op.output]
@@ -184,7 +114,7 @@ class _Weights:
             problem = GatherProblem(self.tensors[order.source], index=((), order.index, (), ()))
             new = *new, Op(f"{op.name} (in order)", problem, (order.source,), op.output, nodes=op.nodes)
             del self.known[op.output]  # all read the copy
-        self._replace(op, new, (op.output, *made_of))
+        self.instead[op.name] = new
 
     def _takes(self, op: Op[Problem], tensor: str) -> bool:
         """Whether the op can do without the tensor, an order."""
@@ -212,14 +142,14 @@ class _Weights:
         order, before = self.orders[op.output], self.known.get(op.inputs[0])
         if before is not None:
             picked = tuple(before.index[i] for i in order.index)
-            self._is(op, Order(before.source, picked, (*before.nodes, *order.nodes)), (op.inputs[0],))
+            self._is(op, Order(before.source, picked, (*before.nodes, *order.nodes)))
         elif not order.is_run:
-            self._is(op, order, ())
+            self._is(op, order)
 
     def _join(self, op: Op[ConcatProblem]) -> None:
         """A Concat with orders among its pieces: the pieces' sources, each once, joined; and an order of that."""
-        p, made_of = op.problem, tuple(t for t in op.inputs if t in self.known)
-        if p.axis != 1 or op.when or not made_of:
+        p = op.problem
+        if p.axis != 1 or op.when or not any(t in self.known for t in op.inputs):
             return
         pieces = [self.known.get(t) or Order(t, tuple(range(c))) for t, c in zip(op.inputs, p.sizes, strict=True)]
         sources = unique(piece.source for piece in pieces)
@@ -228,48 +158,36 @@ class _Weights:
         index = tuple(first[piece.source] + i for piece in pieces for i in piece.index)
         nodes = unique((*(name for piece in pieces for name in piece.nodes), *op.nodes))
         if len(sources) == 1:
-            self._is(op, Order(sources[0], index, nodes), made_of)
+            self._is(op, Order(sources[0], index, nodes))
             return
         whole = f"{op.output} (all {sum(sizes)} channels)"
-        joined = Op(f"{op.name} (all channels)", replace(p, sizes=sizes), sources, whole, nodes=op.nodes)
-        self.tensors[whole] = joined.problem.out_shape
-        self._is(op, Order(whole, index, nodes), made_of, [joined])
+        new = Op(f"{op.name} (all channels)", replace(p, sizes=sizes), sources, whole, nodes=op.nodes)
+        self.tensors[whole] = new.problem.out_shape
+        self._is(op, Order(whole, index, nodes), [new])
 
     def _convolve(self, op: Op[ConvProblem], order: Order) -> None:
-        tensor, p, weights = op.inputs[0], op.problem, dict(op.weights)
+        p, weights = op.problem, dict(op.weights)
         channels, index = self.tensors[order.source][1], np.array(order.index)
         if 1 < p.groups == p.c:  # it computes in the source's order
-            rows = (index[:, None] * (p.k // p.c) + np.arange(p.k // p.c)).reshape(-1)
+            rows = (index[:, None] * (p.k // p.c) + np.arange(p.k // p.c)).reshape(-1).tolist()
             wider = replace(p, c=channels, k=channels * (p.k // p.c), groups=channels)
-            for name, array in op.weights.items():
-                weights[name] = np.zeros((wider.k, *array.shape[1:]), np.float32)
-                weights[name][rows] = array
-            self._as_stored(op, order, _Stored(wider, tuple(rows.tolist()), weights))
+            spread = {name: drafts.spread(array, rows, wider.k) for name, array in weights.items()}
+            self._as_stored(op, order, wider, tuple(rows), spread)
             return
-        columns, rows_of_group = index.reshape(p.groups, -1), p.k // p.groups
-        w = np.zeros((p.k, channels, p.r, p.s), np.float32)
-        for group in range(p.groups):
-            own = slice(group * rows_of_group, (group + 1) * rows_of_group)
-            w[own, columns[group]] = weights["w"][own]
-        fits = p.sparse24 and channels % 4 == 0 and sparse24.is_sparse(w)
-        dense = replace(p, c=channels, groups=1, sparse24=fits)
-        self._replace(op, [_over_source(op, order, dense, {**weights, "w": w})], (tensor,))
+        of_groups = zip(np.split(weights["w"], p.groups), index.reshape(p.groups, -1).tolist(), strict=True)
+        w = np.concatenate([drafts.spread(own, columns, channels, 1) for own, columns in of_groups])
+        dense = replace(p, c=channels, groups=1, sparse24=p.sparse24 and channels % 4 == 0 and sparse24.is_sparse(w))
+        self.instead[op.name] = [_over_source(op, order, dense, {**weights, "w": w})]
 
-    def _as_stored(self, op: Op[Problem], order: Order, stored: _Stored) -> None:
-        """An op that computes channel by channel computes in its input's order."""
+    def _as_stored(
+        self, op: Op[Problem], order: Order, problem: Problem, index: tuple[int, ...], weights: Mapping[str, np.ndarray]
+    ) -> None:
+        """An op that computes channel by channel computes in its input's order, all channels of its source: its own output's
+        channel i is channel `index[i]` of that."""
         made = f"{op.output} (as stored)"
-        self.tensors[made] = stored.problem.out_shape
-        new = replace(_over_source(op, order, stored.problem, stored.weights), output=made)
-        self._is(op, Order(made, stored.index, (*order.nodes, *op.nodes)), (op.inputs[0],), [new])
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What an op over all channels of an order's source computes: channel i of its own output is channel index[i] of that."""
-
-    problem: Problem
-    index: tuple[int, ...]
-    weights: Mapping[str, np.ndarray]
+        self.tensors[made] = problem.out_shape
+        new = replace(_over_source(op, order, problem, weights), output=made)
+        self._is(op, Order(made, index, (*order.nodes, *op.nodes)), [new])
 
 
 def _over_source(op: Op[Problem], order: Order, problem: Problem, weights: Mapping[str, np.ndarray]) -> Op[Problem]:

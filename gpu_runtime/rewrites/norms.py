@@ -6,22 +6,23 @@ shift of the norm become weights and bias, where FP16 holds these as exactly as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import TypeGuard
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, Options, computes, unique
+from gpu_runtime.network import Network, Op, Options, computes, joined
 from gpu_runtime.rewrites import strides
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, Problem
 from tactics.problems.reductions import NormalizeProblem
 
-APART, IN_FRONT = "apart", "in front"
+IN_FRONT = "in front"
 NOT_BESIDE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.NORMALIZED_INPUT, Feature.MAX_POOL})
 MOST_ERROR = 2.0**-11  # of a row of weights with the scale in it, of its norm: what rounding to FP16 costs at most
 Conv = Op[ConvProblem]
@@ -46,35 +47,22 @@ def offer(network: Network) -> Network:
         takers = _takers(network, norm)
         if not takers:
             continue
-        group = f"norm {norm.name}"
-        options.group(group, APART, IN_FRONT)
         between = {id(move): move for taker in takers for move in taker.moves}
-        for op in (norm, *between.values(), *(taker.conv for taker in takers)):
-            options.limit(op, group, APART)
+        made: list[tuple[Op[Problem], Op[Problem]]] = []
         for move in between.values():  # of the norm's input instead of its output
             x = norm.inputs[0] if move.inputs[0] == norm.output else _renamed(move.inputs[0], norm)
-            options.behind(move, replace(move, inputs=(x,), output=_renamed(move.output, norm), when=((group, IN_FRONT),)))
-        for taker in takers:
-            conv = taker.conv
-            x = _renamed(taker.moves[0].output, norm) if taker.moves else norm.inputs[0]
-            problem = replace(
-                conv.problem,
-                prologue=Prologue(normalized=True, epsilon=norm.problem.epsilon),
-                epilogue=replace(conv.problem.epilogue, bias="b" in taker.weights),
-            )
-            options.behind(
-                conv,
-                replace(
-                    conv,
-                    name=f"{norm.name} + {conv.name}",
-                    problem=problem,
-                    inputs=(x, *conv.inputs[1:]),
-                    weights=taker.weights,
-                    nodes=unique((*norm.nodes, *conv.nodes)),
-                    when=(*conv.when, (group, IN_FRONT)),
-                ),
-            )
+            made.append((move, replace(move, inputs=(x,), output=_renamed(move.output, norm))))
+        made += [(taker.conv, _in_front(norm, taker)) for taker in takers]
+        options.either(f"norm {norm.name}", [norm, *(op for op, _ in made)], made, IN_FRONT)
     return options.network()
+
+
+def _in_front(norm: Norm, taker: Taker) -> Conv:
+    conv, end = taker.conv, replace(taker.conv.problem.epilogue, bias="b" in taker.weights)
+    x = _renamed(taker.moves[0].output, norm) if taker.moves else norm.inputs[0]
+    prologue = Prologue(normalized=True, epsilon=norm.problem.epsilon)
+    problem = replace(conv.problem, prologue=prologue, epilogue=end)
+    return joined(norm, conv, problem=problem, inputs=(x, *conv.inputs[1:]), weights=taker.weights)
 
 
 def _renamed(tensor: str, norm: Norm) -> str:
@@ -85,54 +73,38 @@ def _renamed(tensor: str, norm: Norm) -> str:
 def _plain(network: Network, norm: Norm) -> bool:
     """Whether it is a layer norm of an FP16 tensor along one axis, the same in every plan."""
     p = norm.problem
-    alone = len(network.producers[norm.output]) == 1 and not norm.when and norm.output not in network.output_names
+    alone = network.producer(norm.output) is norm and norm.output not in network.output_names
     layer = p.kind == "standard" and len(p.axes) == 1 and p.groups == 1 and p.affine in ("", p.axes) and not p.added
     return layer and alone and not network.is_fp32(norm.inputs[0]) and not network.is_fp32(norm.output)
 
 
 def _takers(network: Network, norm: Norm) -> list[Taker]:
     """All that reads the norm, behind moves, where each can take it in; else none."""
-    found = []
-    for reader, tensor in _readers(network, norm.output):
-        taker = _taker(network, norm, reader, tensor)
-        if taker is None:
+    found, left = list[Taker](), [norm.output]
+    while left:
+        tensor = left.pop()
+        for op in network.readers[tensor]:
+            if isinstance(op.problem, strides.MOVES) and network.producer(op.output) is op:
+                left.append(op.output)
+                continue
+            if not _can_normalize(op, network, norm, tensor):
+                return []
+            moves, weights = _moves(network, norm, tensor), _folded(op, norm)
+            if moves is None or weights is None:
+                return []
+            found.append(Taker(op, moves, weights))
+        if tensor in network.output_names:
             return []
-        found.append(taker)
     return found
 
 
-def _readers(network: Network, tensor: str) -> Iterator[tuple[Op[Problem] | None, str]]:
-    """(what computes with the tensor's elements, the tensor it reads them from); None for a network's output."""
-    left = [tensor]
-    while left:
-        tensor = left.pop()
-        if tensor in network.output_names:
-            yield None, tensor
-        for op in network.readers[tensor]:
-            if isinstance(op.problem, strides.MOVES) and not op.when and len(network.producers[op.output]) == 1:
-                left.append(op.output)
-            else:
-                yield op, tensor
-
-
-def _taker(network: Network, norm: Norm, reader: Op[Problem] | None, tensor: str) -> Taker | None:
-    """None where the norm cannot be in front of what reads the tensor."""
-    if reader is None or not _can_normalize(reader, network, tensor):
-        return None
-    if reader.problem.c != prod(norm.problem.span(norm.problem.axes)):
-        return None
-    moves = _moves(network, norm, tensor)
-    weights = None if moves is None else _folded(reader, norm)
-    return None if moves is None or weights is None else Taker(reader, moves, weights)
-
-
-def _can_normalize(op: Op[Problem], network: Network, tensor: str) -> TypeGuard[Conv]:
+def _can_normalize(op: Op[Problem], network: Network, norm: Norm, tensor: str) -> TypeGuard[Conv]:
     """Whether it is a convolution whose kernel can normalize the tensor."""
     if not computes(op, ConvProblem) or op.inputs[0] != tensor or op.inputs.count(tensor) > 1:
         return False
     p = op.problem
     one = (p.r, p.s) == (1, 1) and p.groups == 1 and not any(p.pad) and not p.needs & NOT_BESIDE
-    return one and not any(map(network.is_fp32, (*op.inputs, op.output)))
+    return one and p.c == prod(norm.problem.span(norm.problem.axes)) and not any(map(network.is_fp32, (*op.inputs, op.output)))
 
 
 def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
@@ -140,14 +112,12 @@ def _moves(network: Network, norm: Norm, tensor: str) -> strides.Passed | None:
     _, c, _, _ = shape = network.tensors[tensor]
     if prod(shape) > strides.MOST_ELEMENTS:
         return None
-    index, passed = np.arange(prod(shape), dtype=strides.INDEX).reshape(shape), strides.Passed()
-    for name, at, ops in strides.backwards(network, tensor, index) if tensor != norm.output else ():
-        index, passed = at, ops
-        if name == norm.output:
-            break
-    else:
-        if tensor != norm.output:
-            return None
+    index = np.arange(prod(shape), dtype=strides.INDEX).reshape(shape)
+    places = chain([(tensor, index, strides.Passed())], strides.backwards(network, tensor, index))
+    found = next(((at, passed) for name, at, passed in places if name == norm.output), None)
+    if found is None:
+        return None
+    index, passed = found
     axis = "nchw".index(norm.problem.axes)
     step = prod(norm.problem.out_shape[axis + 1 :])
     channel = index // step % c

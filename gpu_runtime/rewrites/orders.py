@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpu_runtime.network import Network, Op, Options, unique
-from tactics.problems.gather import GatherProblem, ViewProblem
+from gpu_runtime.rewrites.strides import MOVES, sources
+from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem, Shape4
 
-Moving = ViewProblem | GatherProblem | MoveProblem
 LONGEST_RUN = 16  # moves that may be one order: a shuffle and what splits it are 4 or 5
 
 
@@ -36,7 +36,7 @@ def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
     orders: dict[str, Order] = {}
     options = Options(network)
     for op in network.ops:
-        if not isinstance(op.problem, Moving) or op.when:
+        if not isinstance(op.problem, MOVES) or op.when:
             continue
         source, before = runs.get(op.inputs[0], (op.inputs[0], ()))
         if len(before) == LONGEST_RUN:
@@ -58,11 +58,11 @@ def composed(network: Network) -> tuple[Network, Mapping[str, Order]]:
 
 def _order(shape: Shape4, source: str, run: Sequence[Op[Problem]]) -> Order | None:
     """What a run of moves makes of a tensor, if pixels stay where they are."""
-    index = _channels(shape, [op.problem for op in run if isinstance(op.problem, Moving)])
+    index = _channels(shape, [op.problem for op in run])
     return Order(source, index, unique(name for op in run for name in op.nodes)) if index else None
 
 
-def _channels(shape: Shape4, problems: Sequence[Moving]) -> tuple[int, ...] | None:
+def _channels(shape: Shape4, problems: Sequence[Problem]) -> tuple[int, ...] | None:
     """Which channel of a tensor of that shape each one of the last problem's output is, if pixels stay where they are."""
     out = problems[-1].out_shape
     if (out[0], *out[2:]) != (shape[0], *shape[2:]):
@@ -74,7 +74,7 @@ def _channels(shape: Shape4, problems: Sequence[Moving]) -> tuple[int, ...] | No
     for c in range(out[1]):
         at: np.ndarray | None = (images * out[1] + c) * size + pixels
         for problem in reversed(problems):
-            at = None if at is None else _sources(problem, at)
+            at = None if at is None else sources(problem, at)
         if at is None:
             return None
         first = int(at[0, 0]) // size
@@ -84,26 +84,9 @@ def _channels(shape: Shape4, problems: Sequence[Moving]) -> tuple[int, ...] | No
     return tuple(found)
 
 
-def _only_channels(p: Moving) -> bool:
+def _only_channels(p: Problem) -> bool:
     """Whether the problem's own form says that pixels stay where they are."""
     if isinstance(p, MoveProblem):
         stays = (p.start[1:], p.step[1:], p.out[1:]) == ((0, 0), (1, 1), (p.h, p.w))
         return p.kind == "channels" or (p.kind == "window" and stays)
     return isinstance(p, GatherProblem) and p.perm == (0, 1, 2, 3) and not (p.index[0] or p.index[2] or p.index[3])
-
-
-def _sources(problem: Moving, at: np.ndarray) -> np.ndarray | None:
-    """Row-major input positions of row-major output positions; None where one has none."""
-    if isinstance(problem, ViewProblem):
-        return at
-    (shape,), where = problem.in_shapes, tuple(np.unravel_index(at, problem.out_shape))
-    if isinstance(problem, MoveProblem):
-        where = where[0], *problem.source(*where[1:])
-    else:
-        axes = [where[0]] * 4
-        for a, table, i in zip(problem.perm, problem.index, where, strict=True):
-            axes[a] = np.asarray(table)[i] if table else i
-        where = tuple(axes)
-    if any(np.any((i < 0) | (i >= size)) for i, size in zip(where, shape, strict=True)):
-        return None
-    return np.ravel_multi_index(where, shape)

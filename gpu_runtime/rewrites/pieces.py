@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpu_runtime.network import Literal, Network, Op, Options, computes, unique
+from gpu_runtime.network import ONE, Network, Op, Options, adds_tensors, computes, joined
 from gpu_runtime.rewrites import squeeze_excite
+from gpu_runtime.rewrites.siblings import stacked
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem
-from tactics.problems.protocol import Problem
 
-APART, ONE, ADDED = "apart", "one", "one, with the sum"
+ADDED = "one, with the sum"
 Conv = Op[ConvProblem]
 
 
@@ -40,16 +40,11 @@ def offer(network: Network) -> Network:
             continue
         if (problem := _grouped(pieces.convs) or _depthwise(pieces.convs)) is None:
             continue
-        group = f"pieces {' || '.join(op.layer for op in pieces.convs)}"
-        options.group(group, APART, ONE)
-        for op in (*pieces.parts, *pieces.convs, concat):
-            options.limit(op, group, APART)
-        one = _one(pieces, concat, problem, (group, ONE))
-        options.behind(concat, one)
-        if (total := _sum(network, concat)) is not None and (added := _added(one, concat, total, (group, ADDED))) is not None:
-            options.group(group, ADDED)
-            options.limit(total, group, APART, ONE)
-            options.behind(total, added)
+        group, one = f"pieces {' || '.join(op.layer for op in pieces.convs)}", _one(pieces, concat, problem)
+        options.either(group, (*pieces.parts, *pieces.convs, concat), [(concat, one)])
+        if (total := _sum(network, concat)) is not None and (added := _added(one, concat, total)) is not None:
+            options.either(group, [total], [(total, added)], ADDED)
+            options.limit(total, group, ONE)
     return squeeze_excite.gates(options.network(), decided=True)
 
 
@@ -61,25 +56,18 @@ def _pieces(network: Network, concat: Op[ConcatProblem]) -> _Pieces | None:
     convs: list[Conv] = []
     first = 0
     for t in concat.inputs:
-        conv = _alone(network, t)
-        part = _alone(network, conv.inputs[0]) if computes(conv, ConvProblem) and conv.layer else None
-        if not computes(conv, ConvProblem) or conv.problem.needs or not computes(part, MoveProblem) or not part.problem.is_part:
+        conv = network.alone(t)
+        ops = network.row(conv, MoveProblem, ConvProblem) if conv is not None and conv.layer else ()
+        if not ops or ops[1].problem.needs or not ops[0].problem.is_part:
             return None
-        if part.problem.start[0] != first or (parts and part.inputs != parts[0].inputs):
+        if ops[0].problem.start[0] != first or (parts and ops[0].inputs != parts[0].inputs):
             return None
-        first += part.problem.out[0]
-        parts.append(part)
-        convs.append(conv)
+        first += ops[0].problem.out[0]
+        parts.append(ops[0])
+        convs.append(ops[1])
     source = parts[0].inputs[0]
     whole = first == parts[0].problem.c and not network.is_fp32(source) and not network.is_fp32(concat.output)
     return _Pieces(source, tuple(parts), tuple(convs)) if whole else None
-
-
-def _alone(network: Network, tensor: str) -> Op[Problem] | None:
-    """The op that gives a tensor in every plan, where one op alone reads it and it may stay out of memory."""
-    makers = network.producers[tensor]
-    inside = network.only_reader(tensor) is not None and not network.is_fp32(tensor)
-    return makers[0] if inside and len(makers) == 1 and not makers[0].when else None
 
 
 def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
@@ -113,25 +101,14 @@ def _whole(convs: Sequence[Conv], problem: ConvProblem) -> ConvProblem:
     return replace(with_epilogue(problem, bias=bias), sparse24=sparse)
 
 
-def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem, literal: Literal) -> Conv:
+def _one(pieces: _Pieces, concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
     convs = pieces.convs
-    weights = {"w": np.concatenate([_placed(op, problem) for op in convs])}
-    if problem.epilogue.bias:
-        weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in convs])
+    weights = stacked(convs, [_placed(op, problem) for op in convs])
     if "slope" in convs[0].weights:
         weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
-    layers = tuple(op.layer for op in convs)
-    return Op(
-        " || ".join(op.name for op in convs),
-        problem,
-        (pieces.source,),
-        concat.output,
-        weights,
-        unique(name for op in (*pieces.parts, *convs, concat) for name in op.nodes),
-        (literal,),
-        " || ".join(layers),
-        layers,
-    )
+    whole, layers = joined(*pieces.parts, *convs, concat), tuple(op.layer for op in convs)
+    name, layer = " || ".join(op.name for op in convs), " || ".join(layers)
+    return Op(name, problem, (pieces.source,), concat.output, weights, whole.nodes, (), layer, layers)
 
 
 def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
@@ -144,16 +121,12 @@ def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:
 def _sum(network: Network, concat: Op[ConcatProblem]) -> Op[PointwiseProblem] | None:
     """The sum with a whole tensor that alone reads the Concat's output."""
     total = network.only_reader(concat.output)
-    if not computes(total, PointwiseProblem) or total.when:
+    if not computes(total, PointwiseProblem) or total.when or any(map(network.is_fp32, (*total.inputs, total.output))):
         return None
-    p, inputs = total.problem, total.inputs
-    added = bool(p.stages) and (p.stages[0].op, p.stages[0].operand) == ("add", "t1") and not p.constants
-    both = p.tensors == ("nchw", "nchw") and inputs.count(concat.output) == 1
-    wide = any(network.is_fp32(t) for t in (*inputs, total.output))
-    return total if added and both and not wide else None
+    return total if adds_tensors(total, first=True) and total.inputs.count(concat.output) == 1 else None
 
 
-def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem], literal: Literal) -> Conv | None:
+def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem]) -> Conv | None:
     """The one convolution with the sum, and the activation that may follow it, in its epilogue."""
     after = [Activation(s.op, s.params) for s in total.problem.stages[1:] if s.op in ACTIVATIONS and s.op != "prelu"]
     before = one.problem.epilogue.act
@@ -161,12 +134,5 @@ def _added(one: Conv, concat: Op[ConcatProblem], total: Op[PointwiseProblem], li
         return None
     problem = with_epilogue(one.problem, residual=True, act=(after or [before])[0], act_first=before != NONE)
     (residual,) = (t for t in total.inputs if t != concat.output)
-    return replace(
-        one,
-        name=f"{one.name} + {total.name}",
-        problem=problem,
-        inputs=(*one.inputs, residual),
-        output=total.output,
-        nodes=unique((*one.nodes, *total.nodes)),
-        when=(literal,),
-    )
+    both = joined(one, total)
+    return replace(one, name=both.name, problem=problem, inputs=(*one.inputs, residual), output=total.output, nodes=both.nodes)

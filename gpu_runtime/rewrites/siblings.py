@@ -13,13 +13,13 @@ all that the merged convolution writes lies there, and what the Concat was is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
-from gpu_runtime.network import Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
 from tactics.format import Format
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.epilogue import Epilogue
@@ -36,7 +36,7 @@ SLOPES: Mapping[str, Callable[..., float]] = {  # activation -> slope below zero
 HWC8 = Format("fp16", "hwc8")
 MOST_MERGED = 32  # beyond, several are made: each part's name and options name all, and one product of so many gains no more
 VECTOR = 8  # parts begin at multiples of this many channels
-APART, MERGED = "apart", "merged"
+MERGED = "merged"
 Conv = Op[ConvProblem]
 
 
@@ -130,6 +130,14 @@ def _siblings(network: Network) -> Iterator[list[Conv]]:
                 yield ops
 
 
+def stacked(ops: Sequence[Conv], kernels: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The kernels of convolutions, and their biases where one has some, as those of one."""
+    weights = {"w": np.concatenate(kernels)}
+    if any(op.problem.epilogue.bias for op in ops):
+        weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
+    return weights
+
+
 def _slope(op: Conv) -> np.ndarray:
     """The activation as PRelu's slope per channel."""
     act = op.problem.epilogue.act
@@ -143,12 +151,10 @@ def _merged(ops: list[Conv], layers: tuple[str, ...], literals: tuple[Literal, .
     ends = [0, *accumulate(p.k for p in problems)]
     bias = any(p.epilogue.bias for p in problems)
     whole = replace(with_epilogue(problems[0], bias=bias), k=ends[-1], sparse24=all(p.sparse24 for p in problems))
-    weights = {"w": np.concatenate([op.weights["w"] for op in ops])}
+    weights = stacked(ops, [op.weights["w"] for op in ops])
     if len({p.epilogue.act for p in problems}) > 1 or whole.epilogue.act == PRELU:
         whole = with_epilogue(whole, act=PRELU)
         weights["slope"] = np.concatenate([_slope(op) for op in ops])
-    if bias:
-        weights["b"] = np.concatenate([op.weights.get("b", np.zeros(op.problem.k, np.float32)) for op in ops])
     name, y = " || ".join(op.name for op in ops), " || ".join(op.output for op in ops)
     nodes = tuple(n for op in ops for n in op.nodes)
     n, k, h, w = whole.out_shape

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from gpu_runtime.network import Literal, Network, Op, Options, computes, unique
+from gpu_runtime.network import Literal, Network, Op, Options, computes, joined
 from tactics.families.squeeze_excite import reason_against
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem, SqueezeExciteProblem
 from tactics.problems.prologue import GATED_ACTS, Prologue
 from tactics.problems.protocol import Feature, Problem
 
-APART, ONE, IN_FRONT = "apart", "one", "in front"
+IN_FRONT = "in front"
 TWIN = ", gated"  # behind the name of an option that is the same but for a gate in front
 NO_GATE = frozenset({Feature.SCALED_INPUT, Feature.GATED_INPUT, Feature.MAX_POOL})  # beside these
 Conv = Op[ConvProblem]
@@ -28,42 +28,22 @@ Conv = Op[ConvProblem]
 def offer(network: Network) -> Network:
     """The network with the alternatives added; their `Op.layers` names both fully connected layers."""
     options = Options(network)
-    for pool in network.ops:
-        first = _behind(network, pool)
-        second = None if first is None else _behind(network, first)
-        if not computes(pool, PoolProblem) or not computes(first, ConvProblem) or not computes(second, ConvProblem):
+    for last in network.ops:
+        ops = network.row(last, PoolProblem, ConvProblem, ConvProblem)
+        if not ops or reason_against(*(op.problem for op in ops)):
             continue
-        if pool.when or first.when or second.when:
-            continue
-        if reason_against(pool.problem, first.problem, second.problem):
-            continue
+        pool, first, second = ops
         layer = f"{first.layer} -> {second.layer}"
-        group = f"{layer} (squeeze-excite)"
-        options.group(group, APART, ONE)
-        ops = pool, first, second
-        for op in ops:
-            options.limit(op, group, APART)
-        weights = {**first.weights, **{f"{name}2": array for name, array in second.weights.items()}}
-        options.behind(
-            second,
-            Op(
-                " + ".join(op.name for op in ops),
-                SqueezeExciteProblem(pool.problem, first.problem, second.problem),
-                pool.inputs,
-                second.output,
-                weights,
-                tuple(node for op in ops for node in op.nodes),
-                ((group, ONE),),
-                layer,
-                (first.layer, second.layer),
-            ),
+        one = joined(
+            *ops,
+            problem=SqueezeExciteProblem(pool.problem, first.problem, second.problem),
+            inputs=pool.inputs,
+            weights={**first.weights, **{f"{name}2": array for name, array in second.weights.items()}},
+            layer=layer,
+            layers=(first.layer, second.layer),
         )
+        options.either(f"{layer} (squeeze-excite)", ops, [(second, one)])
     return options.network()
-
-
-def _behind(network: Network, op: Op[Problem]) -> Op[Problem] | None:
-    """The op that alone reads what `op` gives, in FP16."""
-    return None if network.is_fp32(op.output) else network.only_reader(op.output)
 
 
 # ---- gates in front of convolutions
@@ -83,12 +63,8 @@ def gates(network: Network, decided: bool = False) -> Network:
         if takers and len(takers) == len(readers):
             if decided:
                 continue
-            group = f"gate {op.name}"
-            options.group(group, APART, IN_FRONT)
-            for each in (op, *takers):
-                options.limit(each, group, APART)
-            for taker in takers:
-                options.behind(taker, _gated(op, taker, act, (*taker.when, (group, IN_FRONT))))
+            made = [(taker, _gated(op, taker, act, taker.when)) for taker in takers]
+            options.either(f"gate {op.name}", (op, *takers), made, IN_FRONT)
         elif takers and (group := _deciding(readers, takers)) and group not in extended and not _has_twins(network, group):
             extended.add(group)
             _extend(network, options, group, op, takers, act)
@@ -149,11 +125,5 @@ def _takes(reader: Op[Problem], tensor: str) -> TypeGuard[Conv]:
 
 def _gated(product: Op[PointwiseProblem], conv: Conv, act: Activation, when: tuple[Literal, ...]) -> Conv:
     x, gate = product.inputs if product.problem.tensors[0] == "nchw" else reversed(product.inputs)
-    return replace(
-        conv,
-        name=f"{product.name} + {conv.name}",
-        problem=replace(conv.problem, prologue=Prologue(gated=True, act=act)),
-        inputs=(x, *conv.inputs[1:], gate),
-        nodes=unique((*product.nodes, *conv.nodes)),
-        when=when,
-    )
+    problem = replace(conv.problem, prologue=Prologue(gated=True, act=act))
+    return joined(product, conv, problem=problem, inputs=(x, *conv.inputs[1:], gate), when=when)

@@ -6,12 +6,11 @@ An index array says of each element of something (four indices) its number in a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, computes
+from gpu_runtime.network import Network, Op
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
@@ -23,25 +22,11 @@ Passed = tuple[Op[Problem], ...]
 Fits = Callable[[str, np.ndarray], bool]  # whether elements of a tensor lie as is wanted
 
 
-def producer(network: Network, tensor: str) -> Op[Problem] | None:
-    """The op that gives a tensor in every plan; None of network inputs, and where it depends on the plan."""
-    made = network.producers.get(tensor, ())
-    return made[0] if len(made) == 1 and not made[0].when else None
-
-
 def backwards(network: Network, tensor: str, index: np.ndarray) -> Iterator[tuple[str, np.ndarray, Passed]]:
     """(a tensor that these elements are in as well, where, the ops between): one after the other, as far as they only move."""
     passed: Passed = ()
-    while (op := producer(network, tensor)) is not None:
-        passed = (*passed, op)
-        if not computes(op, ViewProblem):  # which leaves every element its number
-            source = _source(op.problem)
-            if source is None:
-                return
-            index = source[index]
-            if index.min() < 0:
-                return
-        tensor = op.inputs[0]
+    while (op := network.producer(tensor)) is not None and (found := sources(op.problem, index)) is not None:
+        tensor, index, passed = op.inputs[0], found, (*passed, op)
         yield tensor, index, passed
 
 
@@ -55,12 +40,10 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
     """(the last tensor that these elements, all of `tensor`, are brought to, where, the ops between) of those in which they
     lie as they `fits`: as long as one op alone reads them and leaves none out."""
     best, passed = (tensor, index, list[Op[Problem]]()), list[Op[Problem]]()
-    while len(readers := network.readers[tensor]) == 1 and tensor not in network.output_names:
-        (op,) = readers
-        source = None if op.when or len(op.inputs) != 1 else _source(op.problem)
-        if source is None or source.size != index.size or len(network.producers[op.output]) != 1:
-            break
-        if source.min() < 0 or not (np.bincount(source, minlength=source.size) == 1).all():
+    while (op := network.only_reader(tensor)) is not None and network.producer(op.output) is op and len(op.inputs) == 1:
+        size = prod(op.problem.out_shape)
+        source = sources(op.problem, np.arange(size, dtype=INDEX)) if size == index.size else None
+        if source is None or not (np.bincount(source, minlength=size) == 1).all():
             break
         index, tensor = np.argsort(source)[index], op.output
         passed.append(op)
@@ -69,30 +52,23 @@ def forwards(network: Network, tensor: str, index: np.ndarray, fits: Fits) -> tu
     return best
 
 
-@lru_cache(maxsize=4)  # queries, keys and values come through the same transposition
-def _source(problem: Problem) -> np.ndarray | None:
-    """Of each element of an op's output its number in the input, -1 for what is filled; None for an op that computes, or for
-    more elements than are followed."""
-    if not isinstance(problem, MOVES) or max(map(prod, (*problem.in_shapes, problem.out_shape))) > MOST_ELEMENTS:
-        return None
+def sources(problem: Problem, at: np.ndarray) -> np.ndarray | None:
+    """The numbers in its input of those elements of an op's output; None where one of them has none, and for an op that
+    computes."""
     if isinstance(problem, ViewProblem):
-        return np.arange(prod(problem.shape), dtype=INDEX)
-    if isinstance(problem, GatherProblem):
-        index = np.arange(prod(problem.shape), dtype=INDEX).reshape(problem.shape).transpose(problem.perm)
-        for axis, table in enumerate(problem.index):
-            if table:
-                chosen = np.asarray(table)
-                shape = [1] * 4
-                shape[axis] = -1
-                index = np.where((chosen < 0).reshape(shape), -1, np.take(index, np.maximum(chosen, 0), axis=axis))
-        return index.reshape(-1)
-    (n, c, h, w), out = problem.in_shapes[0], problem.out_shape
-    grid = np.meshgrid(*(np.arange(d) for d in out[1:]), indexing="ij")
-    at = problem.source(*grid)
-    inside = np.logical_and.reduce([(a >= 0) & (a < d) for a, d in zip(at, (c, h, w), strict=True)])
-    one = np.where(inside, (at[0] * h + at[1]) * w + at[2], -1)
-    images = np.arange(n).reshape(-1, 1, 1, 1) * (c * h * w)
-    return np.where(one < 0, -1, one + images).reshape(-1).astype(INDEX)
+        return at
+    if not isinstance(problem, (GatherProblem, MoveProblem)):
+        return None
+    (shape,), where = problem.in_shapes, tuple(np.unravel_index(at, problem.out_shape))
+    if isinstance(problem, MoveProblem):
+        where = where[0], *problem.source(*where[1:])
+    else:
+        axes = [where[0]] * 4
+        for a, table, i in zip(problem.perm, problem.index, where, strict=True):
+            axes[a] = np.asarray(table)[i] if table else i
+        where = tuple(axes)
+    inside = all(np.min(i) >= 0 and np.max(i) < size for i, size in zip(where, shape, strict=True))
+    return np.ravel_multi_index(where, shape).astype(INDEX) if inside else None
 
 
 def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:

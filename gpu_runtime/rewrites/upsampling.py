@@ -7,9 +7,8 @@ of the Add's fusion group; the repeated tensor then does not exist, unless someb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from gpu_runtime.network import Network, Op, Options, computes
+from gpu_runtime.network import Network, Op, Options, computes, joined
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem
@@ -31,12 +30,11 @@ def offer(network: Network) -> Network:
         options.group(group, f"{option}, upsampled")
         options.behind(
             op,
-            replace(
+            joined(
+                source,
                 op,
-                name=f"{source.name} + {op.name}",
                 problem=with_epilogue(op.problem, up=source.problem.step[1]),
                 inputs=(op.inputs[0], source.inputs[0]),
-                nodes=(*source.nodes, *op.nodes),
                 when=((group, f"{option}, upsampled"),),
             ),
         )

@@ -9,9 +9,9 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.device import DEFAULT_DEVICE
-from gpu_runtime.network import exists
+from gpu_runtime.network import APART, exists
 from gpu_runtime.rewrites import blocks, channels
-from gpu_runtime.rewrites.channels import APART, DEPTHWISE_TOO, IN_WEIGHTS
+from gpu_runtime.rewrites.channels import DEPTHWISE_TOO, IN_WEIGHTS
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tests.ort_budget import engine_within_budget
@@ -182,7 +182,7 @@ def test_a_shuffle_between_grouped_convolutions_is_columns_of_the_second():
 def test_pools_and_resizes_compute_in_any_order():
     """The pad is the pool's own, and the join of both is read as it is stored."""
     net = agrees(pyramid())
-    assert net.groups[-1] == ("channels of joined", (APART, DEPTHWISE_TOO))
+    assert net.groups[0] == ("channels of large.even", (APART, DEPTHWISE_TOO))
     assert len(kinds(net, APART)) == 7 and kinds(net, DEPTHWISE_TOO) == ["MoveProblem"]  # the resize
 
 

@@ -9,7 +9,7 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, DEFAULT_DEVICE, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime.network import exists
+from gpu_runtime.network import APART, exists
 from gpu_runtime.rewrites import blocks, channels, upsampling
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import padded_k, row_order
@@ -313,7 +313,7 @@ def test_channel_shuffle_is_an_order_of_rows_or_columns(where):
     proto = model(nodes + more + tail, X, "y" if where == "before" else "y z", w | extra)
     net = check_against_ort(proto, 1e-5, rewrite=channels.offer)
     one = chosen(net, channels.IN_ROWS if where == "before" else channels.IN_WEIGHTS)
-    assert len(one) == {"before": 2, "after": 2, "both": 3}[where] and len(chosen(net, channels.APART)) == len(one) + 1
+    assert len(one) == {"before": 2, "after": 2, "both": 3}[where] and len(chosen(net, APART)) == len(one) + 1
 
 
 # ---- built engines

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, H, Literal, Network, Op, Options, computes
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tactics.problems.protocol import Feature, Problem, Shape4
 
-APART = "apart"
 ROWS, COLUMNS = ("w", *VECTORS), ("w", "scale", "shift")  # a convolution's weights per channel of its output, its input
 
 
@@ -63,6 +63,23 @@ class Draft:
 
 def unchanged(network: Network) -> Draft:
     return Draft(network, {op.name: i for i, op in enumerate(network.ops)})
+
+
+class Together(Generic[H]):
+    """Which things hang together; each set of them has one as its root."""
+
+    def __init__(self) -> None:
+        self._parent: dict[H, H] = {}
+
+    def root(self, thing: H) -> H:
+        while thing in self._parent:
+            thing = self._parent[thing]
+        return thing
+
+    def unite(self, a: H, b: H) -> None:
+        first, second = self.root(a), self.root(b)
+        if first != second:
+            self._parent[second] = first
 
 
 # ---- convolutions over other channels
@@ -141,21 +158,25 @@ def _when(givers: Sequence[Op[Problem]]) -> tuple[Literal, ...]:
     return tuple(dict.fromkeys(pair for op in givers for pair in op.when if pair[0] in common))
 
 
-def offer(network: Network, forms: Mapping[str, Draft], title: str) -> Network:
-    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name."""
-    options, changes = Options(network), _Changes(network, forms)
+def offer(network: Network, forms: Mapping[str, Draft], title: str, *, convolutions: bool = False) -> Network:
+    """The network with each form's changes as options; `title`: of the groups, in front of a tensor's name. `convolutions`:
+    only where it changes layers with weights."""
+    options, changes, named = Options(network), _Changes(network, forms), {op.name for op in network.ops}
     for ops in changes.components():
-        given_up = {option: [op for op in ops if op.name in changes.gone[option]] for option in forms}
-        made = {option: [op for op in changes.new[option] if changes.root(op) == changes.root(ops[0])] for option in forms}
-        asked = _distinct({option: made[option] for option in forms if given_up[option] or made[option]})
-        group = f"{title} {ops[0].output}"
+        worth = [o for o in forms if any(op.name in changes.gone[o] and (op.layer or not convolutions) for op in ops)]
+        made = {option: [op for op in changes.new[option] if changes.root(op) == changes.root(ops[0])] for option in worth}
+        asked, group = _distinct(made), f"{title} {ops[0].output}"
+        if not asked:
+            continue
         options.group(group, APART, *asked)
         for op in ops:
             options.limit(op, group, APART, *(option for option in asked if op.name not in changes.gone[option]))
         for at, made_there in _by_position(asked, made, forms).items():
             for op, used in made_there:
                 when = (*op.when, *((group, option) for option in used))
-                options.behind(network.ops[at], replace(op, name=f"{op.name} ({used[0]})", when=when))
+                name = f"{op.name} ({used[0]})" if op.name in named else op.name
+                named.add(name)
+                options.behind(network.ops[at], replace(op, name=name, when=when))
     return options.network()
 
 
@@ -198,7 +219,7 @@ class _Changes:
         self.network = network
         self.gone: dict[str, set[str]] = {}
         self.new: dict[str, list[Op[Problem]]] = {}
-        self._parent: dict[int, int] = {}
+        self._together: Together[int] = Together()
         own = {id(op) for op in network.ops}
         for option, form in forms.items():
             kept = {id(op) for op in form.network.ops}
@@ -207,10 +228,7 @@ class _Changes:
             self._join(form.network, [op for op in network.ops if id(op) not in kept], self.new[option])
 
     def root(self, op: Op[Problem]) -> int:
-        at = id(op)
-        while at in self._parent:
-            at = self._parent[at]
-        return at
+        return self._together.root(id(op))
 
     def components(self) -> Iterator[list[Op[Problem]]]:
         """The network's ops whose changes hang together, in order."""
@@ -223,18 +241,13 @@ class _Changes:
     def _join(self, form: Network, gone: Sequence[Op[Problem]], new: Sequence[Op[Problem]]) -> None:
         givers: dict[str, Op[Problem]] = {}
         for op in (*gone, *new):
-            self._unite(givers.setdefault(op.output, op), op)
+            self._together.unite(id(givers.setdefault(op.output, op)), id(op))
         for ops, other in ((gone, form), (new, self.network)):
             known = {t.name for t in other.inputs} | {op.output for op in other.ops}
             for op in ops:
                 for t in op.inputs:
                     if t not in known:
-                        self._unite(givers[t], op)
-
-    def _unite(self, a: Op[Problem], b: Op[Problem]) -> None:
-        first, second = self.root(a), self.root(b)
-        if first != second:
-            self._parent[second] = first
+                        self._together.unite(id(givers[t]), id(op))
 
 
 def is_joined(op: Op[Problem]) -> bool:
