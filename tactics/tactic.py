@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from cuda_kernels.hashed import Hashed
 from tactics.format import Format
 from tactics.kernels import KERNELS
 
@@ -12,7 +13,7 @@ IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launch
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Tile:
+class Tile(Hashed):
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
 
     `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K).
@@ -37,7 +38,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Patch:
+class Patch(Hashed):
     """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
 
     channels: int
@@ -65,7 +66,7 @@ TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Tactic:
+class Tactic(Hashed):
     """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
 
     kernel: str
