@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -161,6 +162,7 @@ class Key(NamedTuple):
         return Key(CanonicalFormat.parse(fmt), home)
 
 
+@lru_cache(maxsize=65536)
 def canonical(fmt: Format, shape: Shape4) -> CanonicalFormat:
     """Equal for two formats exactly when they place every element of `shape` (padding included) at one address.
 

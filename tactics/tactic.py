@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from cuda_kernels.hashed import Hashed
 from tactics.format import Format
-from tactics.kernels import KERNELS
+from tactics.kernels import KERNELS, SPARSE
 
 IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launched
 
@@ -65,7 +66,7 @@ def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
 TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Tactic(Hashed):
     """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
 
@@ -80,7 +81,7 @@ class Tactic(Hashed):
         parts = self.kernel, KERNELS[self.kernel].mark, str(self.tile or "")
         return "_".join(filter(None, parts))
 
-    @property
+    @cached_property
     def name(self) -> str:
         formats = [*(str(f) for f in self.ins), str(self.out)]
         return f"{self.runner}__{'_'.join(formats).replace(':', '.')}"
@@ -101,7 +102,7 @@ class Tactic(Hashed):
 
     @property
     def sparse(self) -> bool:
-        return KERNELS[self.kernel].sparse
+        return self.kernel in SPARSE
 
     def __str__(self) -> str:
         return self.name
