@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_kernels import extras
+from cuda_kernels.hashed import Hashed
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Device(Hashed):
     """Facts that candidates and predictions rest on.
 
     `mma_fma_per_clk`: dense FP16 products with FP32 accumulation, per clock and SM, at the best instruction's rate;

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cuda_kernels.device import DRIVER_NAMES, Device, relative
 
@@ -163,6 +164,7 @@ RATES = {
 # fmt: on
 
 
+@lru_cache(maxsize=64)
 def rates(device: Device) -> Rates:
     """Those of a named device, or of the one that it is most like: L2 by its SMs, and no power limit, which is a card's own."""
     like = relative(device)

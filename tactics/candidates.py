@@ -47,7 +47,8 @@ def at_edges(tactic: Tactic, ins: Sequence[Collection[Format]], out: Collection[
 
     alone = len(tactic.ins) == 1
     ends = others(tactic.ins[0], ins[0], kernel.any_input), others(tactic.out, out if alone else (), kernel.any_output)
-    for x, y in product(*ends):
+    yield tactic
+    for x, y in list(product(*ends))[1:]:
         yield replace(tactic, ins=(x, *tactic.ins[1:]), out=y)
     others_in = tactic.ins if kernel.fp32_output == "linear" else [f for f in tactic.ins[1:] if f != tactic.ins[0]]
     same = {str(f) for f in others_in} | {str(tactic.out)}  # of convolutions a residual; a gate lies as the first input does
@@ -64,7 +65,7 @@ def _split(problem: Problem, device: Device, dtypes: tuple[str, ...]) -> tuple[t
             return (), ((type(problem).__name__, _reason(why)),)
         found = [(t, _denied(t, device)) for t in fp32.candidates(problem, dtypes)]
         return tuple(t for t, why in found if not why), tuple((t, why) for t, why in found if why)
-    for family, first in table.families(type(problem)).items():
+    for family, first in table.OF_PROBLEM.get(type(problem), {}).items():
         if why := table.missing(problem, first):
             bad.append((first.family.rpartition(".")[2], _reason(why)))
             continue
@@ -103,7 +104,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
         return tactic.kernel == "library" and array_function.accepts(problem, tactic)
     if tactic in _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats)):
         return True
-    first = table.families(type(problem)).get(family)
+    first = table.OF_PROBLEM.get(type(problem), {}).get(family)
     if first is None or table.missing(problem, first):
         return False
     around = [(f,) for f in tactic.ins], (tactic.out,)

@@ -8,11 +8,17 @@ Channels are padded to a multiple of V with zeros. Layouts after TensorRT's Tens
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cuda_kernels.hashed import Hashed
+
+Shape4 = tuple[int, int, int, int]
 # uint8 exists for network inputs only; its values are used as they are. What follows it, library functions read and write.
 DTYPES: dict[str, np.dtype[Any]] = {
     "fp16": np.dtype(np.float16),
@@ -49,7 +55,7 @@ CONV_LAYOUTS = ("chw", "hwc8", "hwc16", "chw32")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Format:
+class Format(Hashed):
     """One dtype in one layout; prints and parses as `fp16:hwc8`."""
 
     dtype: str
@@ -72,6 +78,7 @@ class Format:
 
 
 HALF_FORMATS = tuple(Format("fp16", layout) for layout in CONV_LAYOUTS)
+WIDEST = Format("fp16", "chw32")  # of those, the one with most padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ def padded_channels(layout: str, c: int) -> int:
     return -(-c // v) * v
 
 
-def strides(fmt: Format, shape: tuple[int, int, int, int]) -> Strides:
+def strides(fmt: Format, shape: Shape4) -> Strides:
     """The rule's constants for an NCHW `shape`."""
     _, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
@@ -100,12 +107,19 @@ def strides(fmt: Format, shape: tuple[int, int, int, int]) -> Strides:
     return Strides(cp * h * w, lay.vector, cp, log2v)
 
 
-def num_elements(fmt: Format, shape: tuple[int, int, int, int]) -> int:
+def num_elements(fmt: Format, shape: Shape4) -> int:
     n, c, h, w = shape
     return n * padded_channels(fmt.layout, c) * h * w
 
 
-def num_bytes(fmt: Format, shape: tuple[int, int, int, int]) -> int:
+def too_large(shapes: Iterable[Shape4], formats: Iterable[Format] = repeat(WIDEST), others: int = 0) -> str:
+    """Why kernels cannot take tensors of these shapes in these formats, or an empty string; `others`: what else they count."""
+    if others < 2**31 and all(num_elements(f, s) < 2**31 for s, f in zip(shapes, formats, strict=False)):
+        return ""
+    return "a tensor of 2**31 elements or more: kernels address with 32 bits"
+
+
+def num_bytes(fmt: Format, shape: Shape4) -> int:
     return num_elements(fmt, shape) * DTYPES[fmt.dtype].itemsize
 
 
@@ -148,7 +162,8 @@ class Key(NamedTuple):
         return Key(CanonicalFormat.parse(fmt), home)
 
 
-def canonical(fmt: Format, shape: tuple[int, int, int, int]) -> CanonicalFormat:
+@lru_cache(maxsize=65536)
+def canonical(fmt: Format, shape: Shape4) -> CanonicalFormat:
     """Equal for two formats exactly when they place every element of `shape` (padding included) at one address.
 
     hwc8 and hwc16 coincide when C % 16 == 0; chw32 coincides with channels-last padded to 32 when C <= 32;
@@ -167,7 +182,7 @@ PREFERRED = ("hwc8", "hwc16", "chw32", "chw")
 assert set(PREFERRED) == set(CONV_LAYOUTS)
 
 
-def representative(shape: tuple[int, int, int, int], dtype: str = "fp16") -> tuple[Format, ...]:
+def representative(shape: Shape4, dtype: str = "fp16") -> tuple[Format, ...]:
     """The distinct formats of an NCHW shape, one name for each memory layout."""
     found: dict[CanonicalFormat, Format] = {}
     for layout in PREFERRED:
@@ -176,7 +191,7 @@ def representative(shape: tuple[int, int, int, int], dtype: str = "fp16") -> tup
     return tuple(found.values())
 
 
-def part_format(fmt: Format, whole: tuple[int, int, int, int], first: int, c: int) -> CanonicalFormat | None:
+def part_format(fmt: Format, whole: Shape4, first: int, c: int) -> CanonicalFormat | None:
     """The canonical format of channels first .. first + c of a tensor of shape `whole` in `fmt`, seen as a tensor inside it.
 
     None where the part cannot be one: it begins or ends inside a vector, so that 16-byte accesses would be misaligned or
@@ -211,9 +226,7 @@ def to_memory(x: np.ndarray, fmt: Format, xp: Any = np) -> np.ndarray:
     return xp.ascontiguousarray(full).reshape(-1)
 
 
-def from_memory(
-    flat: np.ndarray, fmt: Format, shape: tuple[int, int, int, int], padding: bool = False, xp: Any = np
-) -> np.ndarray:
+def from_memory(flat: np.ndarray, fmt: Format, shape: Shape4, padding: bool = False, xp: Any = np) -> np.ndarray:
     """The inverse of to_memory; with `padding`, the padded channels are kept."""
     n, c, h, w = shape
     lay = LAYOUTS[fmt.layout]
@@ -231,7 +244,7 @@ def wording(fmt: Format) -> str:
     return text.removesuffix(" format") if fmt.layout == "chw" and fmt.dtype in ("fp32", "int32", "bool") else text
 
 
-def dims_text(fmt: Format, shape: tuple[int, int, int, int]) -> str:
+def dims_text(fmt: Format, shape: Shape4) -> str:
     """TensorRT's short form for logs, `Half[1,288:8,88,64]`: type, then NCHW with the vectorised axis marked."""
     n, c, h, w = shape
     v = LAYOUTS[fmt.layout].vector

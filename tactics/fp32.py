@@ -8,10 +8,10 @@ network may be FP32 where it is the network's input or output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import product, repeat
 
 from tactics.families import conv_transpose, table
-from tactics.format import HALF_FORMATS, Format, num_elements
+from tactics.format import HALF_FORMATS, Format, too_large
 from tactics.kernels import ANY_FP16, OF_FP32
 from tactics.problems.problem import (
     ConcatProblem,
@@ -29,8 +29,8 @@ def reason(problem: Problem) -> str:
     kind = type(problem)
     if kind not in OF_FP32:
         return f"no kernel for {kind.__name__.removesuffix('Problem').lower()} on FP32 tensors"
-    if any(num_elements(FP32, shape) >= 2**31 for shape in (*problem.in_shapes, problem.out_shape)):
-        return "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    if why := too_large(problem.all_shapes, repeat(FP32)):
+        return why
     if isinstance(problem, ConvTransposeProblem) and (why := conv_transpose.reason(problem)):
         return why
     if isinstance(problem, NormalizeProblem) and problem.added:

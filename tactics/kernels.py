@@ -117,5 +117,6 @@ ROWS = (
 )
 # fmt: on
 KERNELS = {kernel.name: kernel for kernel in ROWS}
+SPARSE = frozenset(kernel.name for kernel in ROWS if kernel.mark == SPARSE_HMMA)  # they skip the zeros of 2:4 weights
 OF_FP32 = {problem: kernel for kernel in ROWS for problem in kernel.fp32}  # each problem with FP32 tensors -> its one kernel
 ANY_FP16 = ("conv_fp32", "transpose_fp32")  # of FP32 tensors: these take an FP16 tensor in any layout

@@ -8,7 +8,6 @@ limit) is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -25,11 +24,6 @@ SMEM_BYTES_PER_CLK = 128
 # 1, where CUTLASS's loops by the same simulation meet cuBLAS in the mean, the scatter of single rows alone makes that 6 % on an
 # A100 and 9 % on an L40S.
 UNTIMED = 1.1
-
-
-def untimed(parts: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds by resource, as an estimate of a kernel that nobody has timed takes them."""
-    return {name: UNTIMED * us for name, us in parts.items()}
 
 
 def loop_share(tactic: Tactic, prologue: Prologue, device: Device, blocks: int) -> float:

@@ -16,6 +16,7 @@ from statistics import NormalDist
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.problems.problem import Problem
+from tactics.roofline import Counts, predicted
 from tactics.tactic import Tactic
 
 # Root mean squares of log errors, of the half of the published rows that fits the constants, by what bounds a kernel: of dense
@@ -124,4 +125,10 @@ def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float
 def _cached(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
     from tactics.families import table  # all of them, which take long to import
 
-    return table.OF_KERNEL[tactic.kernel].predict(problem, tactic, device)
+    counts = table.OF_KERNEL[tactic.kernel].counts(problem, tactic, device)
+    if isinstance(counts, Counts):
+        return predicted(device, counts)
+    parts = [predicted(device, of) for of in counts]  # one after the other
+    slowest = max(parts, key=lambda part: float(part["total_us"]))
+    total = {k: sum(float(part.get(k, 0.0)) for part in parts) for k in slowest if k != "bound"}
+    return {**total, "bound": slowest["bound"]}

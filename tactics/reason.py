@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from cuda_kernels.device import Device
+from tactics.tactic import Tactic
 
 UNSUPPORTED = "unsupported"  # what a kernel says of a tactic by itself: the sentence is all
 SENTENCES = {
@@ -19,6 +23,13 @@ SENTENCES = {
     "same_addresses": "every element has the same address as in {formats}, so the launch reads and writes the same bytes",
     "formats_at_the_edge": "its tensors cannot have these formats here: they are not what was asked for at the network's edge",
 }
+
+
+def no_room(smem: int, device: Device) -> str:
+    """Why a block cannot have so many bytes of dynamic shared memory, or an empty string."""
+    if smem <= device.smem_per_block:
+        return ""
+    return f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +55,6 @@ class Reason:
 
     def __str__(self) -> str:
         return self.sentence if self.code == UNSUPPORTED else f"{self.code}: {self.sentence}"
+
+
+Candidates = Iterator[tuple[Tactic | str, str | Reason]]  # (tactic, or a kernel or family; the reason against it or "")

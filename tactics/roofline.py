@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
+from tactics.format import Shape4, num_bytes
 from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem, SqueezeExciteProblem
 from tactics.step import Launch
+from tactics.tactic import Tactic
 
 Layer = ConvProblem | ConvTransposeProblem | BackToBackProblem | SqueezeExciteProblem  # what has weights
 RESOLUTION_US = 0.01  # predictions are rounded to this: a smaller difference is a tie, and ties stay dense
@@ -25,19 +28,67 @@ ROUNDING = 4.0  # limits that meet add up: the norm of this order of all, as lib
 FEW_WARPS, FULL_WARPS = 0.7, 8  # the tensor cores' rate with few warps of an SM at work, and from how many it is whole
 
 
-def result(device: Device, parts: dict[str, float], num_launches: int = 1, sparse: bool = False) -> dict[str, float | str]:
-    """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`. `sparse`: with the
-    fixed cost of a sparse kernel, which its launch has."""
-    launch = device.launch_us * num_launches + (rates(device).sparse_us if sparse else 0.0)
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a family counts of a tactic's launches; `predicted` makes times of it.
+
+    Bytes of activations `read` and `written`, and of `weights`; `limits`: microseconds by what else bounds the launches (of a
+    resource that memory has as well, its time); `sparse`: of a sparse kernel, whose launch has a fixed cost; `untimed`: what
+    an estimate of a kernel that nobody has timed multiplies all limits with.
+    """
+
+    read: float
+    written: float
+    weights: float = 0.0
+    limits: Mapping[str, float] = field(default_factory=dict)
+    launches: int = 1
+    sparse: bool = False
+    untimed: float = 1.0
+
+
+def traffic(shapes: Sequence[Shape4], tactic: Tactic) -> tuple[int, int]:
+    """Bytes of all inputs, and of the output, where each travels once; `shapes`: of the inputs, then of the output."""
+    *read, written = map(num_bytes, (*tactic.ins, tactic.out), shapes)
+    return sum(read), written
+
+
+def convolved(
+    p: ConvProblem | BackToBackProblem, tactic: Tactic, weights: float, limits: Mapping[str, float], gate: int = 0, **how: Any
+) -> Counts:
+    """Of a convolution, whose residual has the output's format. `gate`: bytes of that input, where it has one."""
+    x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
+    return Counts(x + gate + (y if p.epilogue.residual else 0), y, weights, limits, sparse=tactic.sparse, **how)
+
+
+def predicted(device: Device, counts: Counts) -> dict[str, float | str]:
+    """The parts of a prediction (microseconds by resource) with `bound`, what limits it, and `total_us`."""
+    moved = moved_us(device, counts.read, counts.written, counts.weights)
+    parts = {name: counts.untimed * us for name, us in (*moved.items(), *counts.limits.items())}
+    launch = device.launch_us * counts.launches + (rates(device).sparse_us if counts.sparse else 0.0)
     bound = max(parts, key=parts.__getitem__)
-    busy = together(parts.values())
-    bound = "launch" if parts[bound] < launch else bound
+    total = launch + together(parts.values())
     return {
         "launch_us": launch,
-        **{f"{k}_us": v for k, v in parts.items()},
-        "bound": bound,
-        "total_us": round((launch + busy) / RESOLUTION_US) * RESOLUTION_US,
+        **{f"{name}_us": us for name, us in parts.items()},
+        "bound": "launch" if parts[bound] < launch else bound,
+        "total_us": round(total / RESOLUTION_US) * RESOLUTION_US,
     }
+
+
+def resident(device: Device, threads: int, registers: int, smem: int) -> int:
+    """Blocks that an SM holds at a time, by their threads, the registers of a thread and the bytes of shared memory."""
+    by_smem, by_registers = device.smem_per_sm // (smem + 1024), device.regs_per_sm // (threads * registers)
+    return max(1, min(by_smem, device.max_threads_per_sm // threads, by_registers, device.max_blocks_per_sm))
+
+
+def rounds_us(
+    device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, block: float, turn: float, once: float = 0.0
+) -> dict[str, float]:
+    """The time of the SM with most blocks, under the name of the largest of `clocks`. In clocks: `block` for each of its
+    blocks, `turn` for each round of `at_once` blocks, and `once`."""
+    per_sm = math.ceil(blocks / device.num_sms)
+    sm = per_sm * block + math.ceil(per_sm / at_once) * turn + once
+    return {max(clocks, key=clocks.__getitem__): sm * (1 / device.clock_mhz)}
 
 
 def together(limits: Iterable[float]) -> float:
@@ -178,15 +229,13 @@ def floors(p: Layer, device: Device, sizes: Sequence[int] = ()) -> dict[str, flo
 
 def streamed(
     device: Device, steps: Sequence[Launch], read: float, written: float, instructions: float, turns: int = 1
-) -> dict[str, float | str]:
-    """`result` for kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can
-    keep in flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""
-    clk_us = 1 / device.clock_mhz
+) -> Counts:
+    """Of kernels that move more than they compute: bytes over bandwidth, bounded by what the launched threads can keep in
+    flight, by the `turns` in which a thread waits for its loads, and by the instructions that all of them issue."""
     blocks = sum(s.grid[0] for s in steps)
     active = min(device.num_sms, blocks)
     waves = math.ceil(blocks / (device.num_sms * 8))
     flight = (read + written) / (active * BYTES_IN_FLIGHT_PER_SM / LATENCY_CLK)
-    parts = moved_us(device, read, written)
-    latency = max(flight, waves * (turns - 1) * LATENCY_CLK) + waves * LATENCY_CLK
-    parts |= {"latency": latency * clk_us, "issue": instructions / (128 * active) * clk_us}
-    return result(device, parts, len(steps))
+    latency, clk_us = max(flight, waves * (turns - 1) * LATENCY_CLK) + waves * LATENCY_CLK, 1 / device.clock_mhz
+    limits = {"latency": latency * clk_us, "issue": instructions / (128 * active) * clk_us}
+    return Counts(read, written, limits=limits, launches=len(steps))

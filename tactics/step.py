@@ -155,6 +155,18 @@ def pixel_args(store: Store) -> Args:
     return ints(first=first, row_pixels=row, column_pixels=column)
 
 
+def vector_sections(
+    p: ConvProblem, weights: Mapping[str, np.ndarray], size: int, at: Any = None, taken: Any = slice(None)
+) -> dict[str, np.ndarray]:
+    """The epilogue's weights, FP32 sections of `size` elements, zeros where none are given: the elements `taken` of the
+    problem's are put where `at` says, else first."""
+    sections = {name: np.zeros(size, np.float32) for name in p.epilogue.vectors}
+    for name, section in sections.items():
+        if weights.get(name) is not None:
+            section[slice(p.k) if at is None else at] = np.asarray(weights[name], np.float32).reshape(-1)[taken]
+    return sections
+
+
 CONSTANT_VECTOR = 32  # channels of a broadcast constant are padded to these, the widest vector of any format
 
 

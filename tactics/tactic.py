@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
+from cuda_kernels.hashed import Hashed
 from tactics.format import Format
-from tactics.kernels import KERNELS
+from tactics.kernels import KERNELS, SPARSE
 
 IN_PLACE = "in_place"  # what stands for a tactic's name where nothing is launched
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Tile:
+class Tile(Hashed):
     """The block's tile m x n x k (output channels, pixels, logical K per stage), its warps along m and n, pipeline stages.
 
     `split` blocks share one output tile along K (split-K); or `stream` blocks share the K stages of all tiles (stream-K).
@@ -37,7 +39,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Patch:
+class Patch(Hashed):
     """Of depthwise kernels: the block's channels and patch of h x w output pixels, of which a thread computes th x tw."""
 
     channels: int
@@ -64,8 +66,8 @@ def these(tiles: tuple, only: Tile | Patch | None) -> tuple:
 TILES = {"tile": Tile, "patch": Patch, "": type(None)}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Tactic:
+@dataclass(frozen=True, order=True)
+class Tactic(Hashed):
     """`ins`: formats of the problem's inputs (a residual has the output's); `out`: format of its output."""
 
     kernel: str
@@ -79,7 +81,7 @@ class Tactic:
         parts = self.kernel, KERNELS[self.kernel].mark, str(self.tile or "")
         return "_".join(filter(None, parts))
 
-    @property
+    @cached_property
     def name(self) -> str:
         formats = [*(str(f) for f in self.ins), str(self.out)]
         return f"{self.runner}__{'_'.join(formats).replace(':', '.')}"
@@ -100,7 +102,7 @@ class Tactic:
 
     @property
     def sparse(self) -> bool:
-        return KERNELS[self.kernel].sparse
+        return self.kernel in SPARSE
 
     def __str__(self) -> str:
         return self.name

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import DTYPES, Format, num_bytes
+from tactics.format import DTYPES, Format
 from tactics.problems.library_problem import FLOAT, LibraryProblem
-from tactics.roofline import moved_us, result
+from tactics.reason import Candidates
+from tactics.roofline import Counts, traffic
 from tactics.step import Arg, Call
 from tactics.tactic import Tactic
 
@@ -22,7 +23,7 @@ def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
     return all(f.layout == "chw" and f.dtype in (("fp16", "fp32") if d == FLOAT else (d,)) for f, d in formats)
 
 
-def candidates(p: LibraryProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
+def candidates(p: LibraryProblem, device: Device) -> Candidates:
     """Floating-point tensors are FP16, or FP32 where the network's input or output is."""
     ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
     for *ins, out in product(*ways):
@@ -50,8 +51,7 @@ def section_bytes(p: LibraryProblem, tactic: Tactic) -> dict[str, int]:
     return {f"c{i}": math.prod(shape) * DTYPES[dtype].itemsize for i, (shape, dtype) in enumerate(p.constants)}
 
 
-def predict(p: LibraryProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: LibraryProblem, tactic: Tactic, device: Device) -> Counts:
     """Neither a floor nor an estimate: every tensor travels once, in one launch. A gather may read less; what the library
     does inside may take longer."""
-    read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
-    return result(device, moved_us(device, read, num_bytes(tactic.out, p.out_shape)))
+    return Counts(*traffic(p.all_shapes, tactic))

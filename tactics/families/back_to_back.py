@@ -7,7 +7,7 @@ launch; paid for is a tile that has as many rows as they need, and one epilogue 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -15,12 +15,12 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families import conv_gemm
-from tactics.format import HALF_FORMATS, Strides, num_bytes, padded_channels
-from tactics.main_loops import SMEM_BYTES_PER_CLK, untimed
+from tactics.format import HALF_FORMATS, Strides, padded_channels
+from tactics.main_loops import SMEM_BYTES_PER_CLK, UNTIMED
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
-from tactics.reason import Reason
-from tactics.roofline import moved_us, result, sm_l2, tensor_rate, throttled
+from tactics.reason import Candidates, no_room
+from tactics.roofline import Counts, convolved, moved_us, predicted, sm_l2, tensor_rate, throttled
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Tactic, Tile, these
 
@@ -54,22 +54,19 @@ def reason_against(first: ConvProblem, second: ConvProblem) -> str:
     return ""
 
 
-def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: BackToBackProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic, reason against it or ""). `only`: of the tiles this one alone."""
     if why := reason_against(p.first, p.second):
         yield "conv_back_to_back", why
         return
     for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_back_to_back", tile, (x, y) if p.epilogue.residual else (x,), y)
-        smem = shared_bytes(tactic)
         if linear(x) or linear(y):
             yield tactic, "only whole vectors of 8 channels are loaded and stored"
         elif tile.m < p.first.k or tile.m >= 2 * max(64, -(-p.first.k // 64) * 64):
             yield tactic, f"{p.first.k} channels between the two for a tile of {tile.m}"
-        elif smem > device.smem_per_block:
-            yield tactic, f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
         else:
-            yield tactic, ""
+            yield tactic, no_room(shared_bytes(tactic), device)
 
 
 def shared_bytes(tactic: Tactic) -> int:
@@ -107,23 +104,22 @@ def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
     return conv_gemm.section_bytes(p.first, dense) | {name + "2": n for name, n in second.items()}
 
 
-def predict(p: BackToBackProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
     """The first as conv_dense, whose blocks then multiply again: weights from L2 into registers, pixels from shared memory."""
-    t, clk_us = tactic.gemm, 1 / device.clock_mhz
-    alone = conv_gemm.predict(p.first, Tactic("conv_dense", t, tactic.ins[:1], tactic.ins[0]), device)
+    t, dense = tactic.gemm, replace(tactic, kernel="conv_dense")
+    alone = predicted(device, conv_gemm.counts(p.first, replace(dense, ins=tactic.ins[:1], out=tactic.ins[0]), device))
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
-    warps = min(per_sm, 4) * t.warps_m * t.warps_n
-    mma = t.m * t.n * 16 / tensor_rate(device, warps)
+    mma = t.m * t.n * 16 / tensor_rate(device, min(per_sm, 4) * t.warps_m * t.warps_n)
     step = throttled(device, mma) + max(
         mma,
         t.m * 32 * t.warps_n / sm_l2(device, blocks),  # each column of warps loads the rows of its own
         t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK,
     )
     store = conv_gemm.EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
-    again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * clk_us
-    y = num_bytes(tactic.out, p.out_shape)
-    weights = sum(conv_gemm.weight_bytes(q, replace(tactic, kernel="conv_dense")) for q in (p.first, p.second))
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
-    second = untimed({"mma": again, **moved})
-    return result(device, {**second, "mma": float(alone["total_us"]) - float(alone["launch_us"]) + second["mma"]})
+    again = per_sm * turns * (conv_gemm.padded_k(p.second) // 16 * step + store) * (1 / device.clock_mhz)
+    weights = sum(conv_gemm.weight_bytes(q, dense) for q in (p.first, p.second))
+    found = convolved(p, tactic, weights, {})
+    moved = moved_us(device, found.read, found.written, weights)
+    mma_us = float(alone["total_us"]) - float(alone["launch_us"]) + UNTIMED * again
+    return replace(found, limits={"mma": mma_us, **{name: UNTIMED * us for name, us in moved.items()}})

@@ -12,17 +12,17 @@ plus its latency (a thread waits once per input row), which other resident block
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channels, strides, too_large
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Reason
-from tactics.roofline import LATENCY_CLK, moved_us, result, sm_l2
+from tactics.reason import Candidates
+from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2
 from tactics.step import (
     Launch,
     Store,
@@ -34,6 +34,7 @@ from tactics.step import (
     launch,
     linear,
     pixel_args,
+    vector_sections,
     view_args,
     window_args,
 )
@@ -64,16 +65,14 @@ LINEAR_PATCHES = tuple(
 )
 
 
-def candidates(
-    p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None
-) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None) -> Candidates:
     """(tactic or family, reason against it or ""). `limit`: of what `halo` gives, instead of `halo_limit`. `only`: of the
     patches this one alone, however much it reads."""
     if p.groups != p.c or p.c == 1:
         yield "conv_depthwise", f"not depthwise: {p.groups} groups of {p.c} channels"
         return
-    if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
-        yield "conv_depthwise", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    if why := too_large(p.all_shapes):
+        yield "conv_depthwise", why
         return
     limit = limit or (math.inf if only else halo_limit(p))
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
@@ -203,22 +202,16 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     """Weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope FP32 [K padded to 16]."""
     w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
     w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
-    sections = {"w": w.reshape(-1)}
-    for name in p.epilogue.vectors:
-        sections[name] = np.zeros(_pitch(p), np.float32)
-        if weights.get(name) is not None:
-            sections[name][: p.k] = weights[name]
-    return sections
+    return {"w": w.reshape(-1)} | vector_sections(p, weights, _pitch(p))
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    row = 4 * _pitch(p)
-    return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, row)
+    return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, vec, clk_us = tactic.patch, vector(tactic), 1 / device.clock_mhz
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    t, vec = tactic.patch, vector(tactic)
     blocks, size = launches(p, tactic)[0].grid[0], threads(tactic)
     _, (e_h, e_w) = lattice(p)
     rows, columns, outputs, taps = (t.th - 1) * e_h + p.r, (t.tw - 1) * e_w + p.s, t.th * t.tw, p.r * p.s
@@ -234,23 +227,10 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
         "l1": size * (rows * columns * vec * 2 / L1_BYTES_PER_CLK + weight_loads / 32),
         "l2": (halo_bytes + patch_bytes * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
     }
-    resident = max(
-        1,
-        min(
-            device.regs_per_sm // (size * _registers(p, tactic)),
-            device.max_threads_per_sm // size,
-            device.max_blocks_per_sm,
-            device.smem_per_sm // (_smem(p, tactic) + 1024),
-        ),
-    )
-    per_sm = math.ceil(blocks / device.num_sms)
     alone = 2 * LATENCY_CLK + rows * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
     # One block's own instructions do not overlap with its latency; those of the others do.
-    sm = per_sm * max(clk.values()) + math.ceil(per_sm / resident) * alone
-    y = num_bytes(tactic.out, p.out_shape)
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weight_bytes(p))
-    worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    at_once = resident(device, size, _registers(p, tactic), _smem(p, tactic))
+    return convolved(p, tactic, weight_bytes(p), rounds_us(device, clk, blocks, at_once, max(clk.values()), alone))
 
 
 def _straddle(fmt: Format, c: int, channels: int) -> float:

@@ -15,7 +15,7 @@ from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from tactics.format import Strides, num_bytes, padded_channels, strides
 from tactics.problems.problem import ConvProblem
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, moved_us
 from tactics.step import (
     Launch,
     Store,
@@ -26,6 +26,7 @@ from tactics.step import (
     ints,
     launch,
     pixel_args,
+    vector_sections,
     view_args,
     window_args,
 )
@@ -86,12 +87,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     w = np.zeros((p.groups, _tiles(p) * wide, cg, p.r, p.s), np.float32)
     w[:, :mine] = np.asarray(weights["w"], np.float32).reshape(p.groups, mine, cg, p.r, p.s)
     w = w.reshape(p.groups, _tiles(p), wide, cg, p.r, p.s).transpose(0, 1, 4, 5, 3, 2)
-    sections = {"w": np.ascontiguousarray(w).reshape(-1)}
-    for name in p.epilogue.vectors:
-        sections[name] = np.zeros(p.k, np.float32)
-        if weights.get(name) is not None:
-            sections[name][:] = weights[name]
-    return sections
+    return {"w": np.ascontiguousarray(w).reshape(-1)} | vector_sections(p, weights, p.k)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
@@ -100,7 +96,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": w} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     wide, deep, tiles = _channels(p), _pixels(p), p.groups * _tiles(p)
     (launch,), steps = launches(p, tactic), p.r * p.s * p.c // p.groups
     blocks = launch.grid[0]
@@ -111,12 +107,13 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
     added = num_bytes(tactic.ins[1], p.in_shapes[1]) if p.epilogue.residual else 0
-    parts = moved_us(device, x + added, y, 4 * wide * tiles * steps)
-    parts["l2"] += x * (tiles / p.groups - 1) / rates(device).l2 * clk_us
-    parts |= {
+    weights = 4 * wide * tiles * steps
+    again = x * (tiles / p.groups - 1) / rates(device).l2 * clk_us
+    limits = {
+        "l2": moved_us(device, x + added, y, weights)["l2"] + again,
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
         # A thread waits for two steps' loads at a time, of which the weights come from L2.
         "latency": (2 * LATENCY_CLK + steps / 2 * L2_LATENCY_CLK) * clk_us,
     }
-    return result(device, parts)
+    return Counts(x + added, y, weights, limits)

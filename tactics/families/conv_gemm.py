@@ -13,7 +13,7 @@ plus filling the pipeline and the epilogue, which other resident blocks hide in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -23,11 +23,20 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics import main_loops
-from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, padded_channels, strides, too_large
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
-from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, moved_us, result, sm_l2, throttled, together
+from tactics.reason import Candidates, Reason
+from tactics.roofline import (
+    L2_LATENCY_CLK,
+    Counts,
+    convolved,
+    resident,
+    rounds_us,
+    sm_l2,
+    throttled,
+    together,
+)
 from tactics.step import (
     NULL,
     Args,
@@ -43,6 +52,7 @@ from tactics.step import (
     linear,
     residual_pixels,
     store_pixels,
+    vector_sections,
     view_args,
     window_args,
 )
@@ -79,13 +89,13 @@ def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
     return None if p.sparse24 else Reason.of("pattern_violation")
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if 1 < p.groups == p.c:
         yield "conv_dense", f"depthwise (groups = C = {p.c}): a matrix product would waste 7 of 8 multiplications"
         return
-    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
-        yield "conv_dense", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
+        yield "conv_dense", why
         return
     dense_only = not_sparse(p)
     if dense_only:
@@ -102,7 +112,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Split-K where it may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
-    tiles, stages = num_tiles(p, tactic), padded_k(merged(p).one) // tactic.gemm.k
+    tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
@@ -112,41 +122,47 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Stream-K where it may pay: the last round of tiles leaves a tenth of the GPU's time idle, and blocks keep two stages."""
     m, t = merged(p), tactic.gemm
-    tiles, stages = num_tiles(p, tactic), padded_k(m.one) // t.k
+    tiles, stages = num_tiles(p, tactic), m.k // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
-    if out_of_registers(tactic) or parts(p) > 1 or full or tiles * stages < 2 * blocks:
+    if out_of_registers(tactic) or m.parts > 1 or full or tiles * stages < 2 * blocks:
         return ()
     return (replace(t, stream=blocks),)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side."""
+    """A grouped convolution as `count` ordinary ones, of which `one` is each: `groups` of its groups side by side.
+
+    `parts`: how many products of matrices that is, each with tiles of its own: groups, of each image where it has a gate;
+    of each `k`, its padded K, `pixels` and output `channels`, before the padding that one with all of them has.
+    """
 
     one: ConvProblem
     count: int
     groups: int
+    parts: int
+    k: int
+    pixels: int
+    channels: int
 
 
 @lru_cache(maxsize=4096)
 def merged(p: ConvProblem) -> Merged:
     """Groups are packed block-diagonally until their channels start and end at multiples of 8, and as MMAs get fewer."""
     found, b = [], p.epilogue.d2s
+    images = p.n if p.prologue.gated else 1
     for groups in _divisors(p.groups):
         c, k, count = groups * (p.c // p.groups), groups * (p.k // p.groups), p.groups // groups
         # Depth-to-space: in mode crd the channels of one group become whole channels of y, in mode dcr corners of all.
         stored = k // b**2 if k % b**2 == 0 and (b == 1 or p.epilogue.d2s_mode == "crd") else 1
         if count == 1 or c % 8 == stored % 8 == 0:
             one = replace(p, c=c, k=k, groups=1)
-            found.append((count * -(-k // 16) * padded_k(one), groups, Merged(one, count, groups)))
+            channels = (p if count == 1 else one).out_shape[1]
+            m = Merged(one, count, groups, count * images, padded_k(one), p.n // images * p.p * p.q, channels)
+            found.append((count * -(-k // 16) * m.k, groups, m))
     return min(found)[2]
-
-
-def parts(p: ConvProblem) -> int:
-    """How many products of matrices a convolution is, each with tiles of its own: groups, of each image where it has a gate."""
-    return merged(p).count * (p.n if p.prologue.gated else 1)
 
 
 def _divisors(n: int) -> list[int]:
@@ -157,7 +173,7 @@ def _divisors(n: int) -> list[int]:
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Why this problem cannot run so, or an empty string."""
     m = merged(p)
-    if p.prologue.needs and linear(tactic.ins[0]):
+    if linear(tactic.ins[0]) and p.prologue.needs:
         return "the input's scale and shift, gate or norm are applied to whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: which of them lie inside the image fits a register for {MAX_TAPS} x {MAX_TAPS} at most"
@@ -178,6 +194,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     return ""
 
 
+@lru_cache(maxsize=16384)
 def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
     """Why this tile cannot run there, or an empty string."""
     tile, smem = tactic.gemm, conv_smem(tactic, prologue)
@@ -219,7 +236,7 @@ def launches(
 ) -> tuple[Launch, ...]:
     t, store = tactic.gemm, store or _store(p)
     tiles, shared = num_tiles(p, tactic), t.stream or t.split > 1
-    count = parts(p)
+    count = merged(p).parts
     blocks = t.stream or tiles // count * t.split
     args = arguments(p, tactic, store, strided)
     if shared:
@@ -298,10 +315,9 @@ def _gate(p: ConvProblem, s: Strides) -> Args:
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
     """Output tiles of a tactic, of all groups: blocks, before K is split."""
-    m = merged(p)
-    channels = padded_channels(tactic.out.layout, p.out_shape[1]) if m.count == 1 else m.one.out_shape[1]
-    images = 1 if p.prologue.gated else p.n  # of which the pixels are counted together
-    return parts(p) * -(-(p.epilogue.d2s**2) * channels // tactic.gemm.m) * -(-images * p.p * p.q // tactic.gemm.n)
+    m, t = merged(p), tactic.gemm
+    channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
+    return m.parts * -(-(p.epilogue.d2s**2) * channels // t.m) * -(-m.pixels // t.n)
 
 
 @lru_cache(maxsize=1024)
@@ -341,66 +357,67 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     w = np.asarray(weights["w"], np.float16).reshape(m.count, m.groups, kg, cg, p.r, p.s).transpose(0, 1, 2, 4, 5, 3)
     for i in range(m.groups):
         taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
-    flat = np.zeros((m.count, rows16, padded_k(one)), np.float16)
+    flat = np.zeros((m.count, rows16, m.k), np.float16)
     flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
-    wide = flat.reshape(m.count * rows16, -1)
-    sections = {}
-    if tactic.sparse:
-        kept, codes = sparse24.compress(wide)
-        sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
-        sections["meta"] = sparse24.pack_metadata(codes.reshape(m.count, rows16, -1)).reshape(-1)
-    else:
-        sections["w"] = sparse24.pack_fragments(wide).reshape(-1)
+    sections = fragments(flat, tactic.sparse)
     if p.prologue.scaled:
-        affine = np.zeros((2, padded_k(p)), np.float16)
+        affine = np.zeros((2, m.k), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
     if p.prologue.normalized:
-        sections["sums"] = wide.sum(1, dtype=np.float64).astype(np.float32)
-    for name in p.epilogue.vectors:
-        row = np.zeros((m.count, rows16), np.float32)
-        if weights.get(name) is not None:
-            row[:, rows] = np.asarray(weights[name], np.float32).reshape(m.count, one.k)[:, sources]
-        sections[name] = row.reshape(-1)
-    return sections
+        sections["sums"] = flat.sum(2, dtype=np.float64).astype(np.float32).reshape(-1)
+    at, taken = (np.arange(m.count)[:, None] * size + index for size, index in ((rows16, rows), (one.k, sources)))
+    return sections | vector_sections(p, weights, m.count * rows16, at, taken)
+
+
+def fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
+    """Weights [count][rows][K] in fragment order; of 2:4 ones the values that are kept, and metadata."""
+    if not sparse:
+        return {"w": sparse24.pack_fragments(rows.reshape(-1, rows.shape[2])).reshape(-1)}
+    kept, codes = sparse24.compress(rows.reshape(-1, rows.shape[2]))
+    meta = sparse24.pack_metadata(codes.reshape(*rows.shape[:2], -1))
+    return {"w": sparse24.pack_fragments(kept).reshape(-1), "meta": meta.reshape(-1)}
+
+
+def fragment_bytes(count: int, rows: int, k: int, sparse: bool) -> dict[str, int]:
+    """Bytes of the sections that `fragments` makes."""
+    w = count * rows * k * 2
+    return {"w": w // 2, "meta": count * sparse24.metadata_bytes(rows, k)} if sparse else {"w": w}
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     m = merged(p)
     rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
-    w, row = m.count * rows16 * padded_k(m.one) * 2, m.count * rows16 * 4
-    sections = {"w": w // 2, "meta": m.count * sparse24.metadata_bytes(rows16, padded_k(m.one))} if tactic.sparse else {"w": w}
+    sections, row = fragment_bytes(m.count, rows16, m.k, tactic.sparse), m.count * rows16 * 4
     if p.prologue.scaled:
-        sections["affine"] = 4 * padded_k(p)
+        sections["affine"] = 4 * m.k
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, clk_us = tactic.gemm, 1 / device.clock_mhz
-    tiles, k_stages = num_tiles(p, tactic), padded_k(merged(p).one) // t.k
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    t, m = tactic.gemm, merged(p)
+    tiles = num_tiles(p, tactic)
     blocks = t.stream or tiles * t.split
-    resident = resident_blocks(tactic, device, p.prologue)
-    per_sm = math.ceil(blocks / device.num_sms)
-    hidden = min(resident, per_sm)
+    at_once = resident_blocks(tactic, device, p.prologue)
+    hidden = min(at_once, math.ceil(blocks / device.num_sms))
     limit, stage, products = main_loops.stage(tactic, p.prologue, device, hidden)
-    l2 = stage_bytes(tactic) / sm_l2(device, blocks)
+    bytes_per_clk = sm_l2(device, blocks)
     # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
     arrival = LOADED_LATENCY_CLK / (in_flight * hidden)
-    clk = {limit: stage, "l2": l2, "latency": arrival}
-    loop = tiles * k_stages / blocks * (together(clk.values()) + throttled(device, products))  # of a block
+    clk = {limit: stage, "l2": stage_bytes(tactic) / bytes_per_clk, "latency": arrival}
+    loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
-    early = EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
-    end = epilogue_clk(p, tactic, tiles, blocks, sm_l2(device, blocks))
-    sm = per_sm * (loop + end) + math.ceil(per_sm / resident) * (FILL_CLK + EPILOGUE_CLK) - early
-    y = num_bytes(tactic.out, p.out_shape)
-    weights = weight_bytes(p, tactic)
-    x = num_bytes(tactic.ins[0], p.in_shapes[0]) + (num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0)
-    moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, weights)
-    worst = max(clk, key=clk.__getitem__)
-    limits = {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}
-    return result(device, main_loops.untimed(limits), sparse=tactic.sparse)
+    end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
+    gate = num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0
+    limits = rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
+    return convolved(p, tactic, weight_bytes(p, tactic), limits, gate, untimed=main_loops.UNTIMED)
+
+
+def once(device: Device) -> int:
+    """Clocks that a launch takes more, once: less, where it may begin before the launch ahead has ended."""
+    return -EARLY_CLK if device.dependent_launch else 0
 
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
@@ -425,16 +442,8 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return sections["w"] + sections.get("meta", 0)
 
 
+@lru_cache(maxsize=16384)
 def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
     """Blocks of a tactic that one SM holds at a time. A norm compiles to twice the registers that it keeps, where there are."""
-    t = tactic.gemm
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
-    return max(
-        1,
-        min(
-            device.smem_per_sm // (conv_smem(tactic, prologue) + 1024),
-            device.max_threads_per_sm // t.threads,
-            device.regs_per_sm // (t.threads * regs),
-            device.max_blocks_per_sm,
-        ),
-    )
+    return resident(device, tactic.gemm.threads, regs, conv_smem(tactic, prologue))

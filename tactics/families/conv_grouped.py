@@ -19,10 +19,10 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Reason
-from tactics.roofline import FULL_WARPS, moved_us, result, sm_l2, tensor_rate, throttled
+from tactics.reason import Candidates, no_room
+from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
 from tactics.step import (
     Launch,
     Store,
@@ -34,6 +34,7 @@ from tactics.step import (
     launch,
     linear,
     pixel_args,
+    vector_sections,
     view_args,
     window_args,
 )
@@ -134,8 +135,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
         return f"no run of units of {u.c} -> {u.k} channels fills {t.k} -> {t.m} with stores of 8 channels"
     if t.warps_m > per_block:
         return f"{t.warps_m} warps for {per_block} units"
-    best = min((_tile(p, t, w) for w in _widths(p, t)), key=lambda g: g[0])
-    return Geometry(per_block, blocks, span, *best[1])
+    return Geometry(per_block, blocks, span, *_best(p, t))
 
 
 def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
@@ -144,6 +144,12 @@ def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
     if isinstance(found, str):
         raise ValueError(f"{tactic}: {found}")
     return found
+
+
+@lru_cache(maxsize=4096)
+def _best(p: ConvProblem, t: Tile) -> Cut:
+    """The cut of a tile that costs least."""
+    return min((_tile(p, t, width) for width in _widths(p, t)), key=lambda found: found[0])[1]
 
 
 def _widths(p: ConvProblem, t: Tile) -> Iterator[int]:
@@ -169,15 +175,15 @@ def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
     return cost, ((rows, width), tiles, patch, phase, pitch)
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.c == p.groups or (p.groups == 1 and (p.k > MAX_ALONE_K or unit(p) is None)):
         return
     if unit(p) is None:
         yield "conv_grouped", f"a group has {p.c // p.groups} -> {p.k // p.groups} channels, more than one block's tile"
         return
-    if p.n * p.p * p.q >= 2**31 or max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
-        yield "conv_grouped", "a tensor of 2**31 elements or more: kernels address with 32 bits"
+    if why := too_large(p.all_shapes, others=p.n * p.p * p.q):
+        yield "conv_grouped", why
         return
     if max(p.stride) > 31:
         yield "conv_grouped", f"stride {p.stride}: a patch has at most 31 phases"
@@ -185,12 +191,7 @@ def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iter
     for tile, x, y in product(these(TILES, only), HALF_FORMATS, HALF_FORMATS):
         tactic = Tactic("conv_grouped", tile, (x, y) if p.epilogue.residual else (x,), y)
         found = geometry(p, tactic)
-        if isinstance(found, str):
-            yield tactic, found
-        elif (smem := smem_bytes(p, tactic)) > device.smem_per_block:
-            yield tactic, f"needs {smem} bytes of shared memory per block, {device.sm} gives {device.smem_per_block}"
-        else:
-            yield tactic, ""
+        yield tactic, found if isinstance(found, str) else no_room(smem_bytes(p, tactic), device)
 
 
 def smem_bytes(p: ConvProblem, tactic: Tactic) -> int:
@@ -244,16 +245,13 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat[..., : p.r * p.s * u.chunks * 8] = taps.reshape(u.count, u.n8 * 8, -1)
     tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # unit, n8 tile, g, step, K half, t, pair
     sections = {"w": np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 5, 4, 6)).reshape(-1)}
-    for name in p.epilogue.vectors:
-        given = weights.get(name)
-        sections[name] = np.zeros(p.k, np.float32) if given is None else np.ascontiguousarray(given, np.float32)
-    return sections
+    return sections | vector_sections(p, weights, p.k)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
-    u, row = packed(p), 4 * p.k
-    return {"w": u.count * u.n8 * u.steps * 256} | dict.fromkeys(p.epilogue.vectors, row)
+    u = packed(p)
+    return {"w": u.count * u.n8 * u.steps * 256} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
@@ -263,26 +261,17 @@ def mmas(p: ConvProblem, tactic: Tactic) -> int:
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, u, g, clk_us = tactic.gemm, packed(p), cut(p, tactic), 1 / device.clock_mhz
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    t, u, g = tactic.gemm, packed(p), cut(p, tactic)
     blocks = g.blocks * g.tiles[0] * g.tiles[1] * p.n
-    resident = max(
-        1,
-        min(
-            device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
-            device.max_threads_per_sm // t.threads,
-            device.regs_per_sm // (t.threads * min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)),
-            device.max_blocks_per_sm,
-        ),
-    )
-    per_sm = math.ceil(blocks / device.num_sms)
-    rounds = math.ceil(per_sm / resident)
+    registers = min(255, t.n // 16 // t.warps_n * (4 * u.n8 + 4) + 64)
+    at_once = resident(device, t.threads, registers, smem_bytes(p, tactic))
     a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
     weights = g.per_block * u.steps * u.n8 * 256
     patch = g.patch[0] * g.patch[1] * g.span * 16
     staging = t.n * g.per_block * u.k * 2
     plain = 8 * (linear(tactic.ins[0])), 8 * (linear(tactic.out))  # 2-byte accesses instead of one of 16
-    warps = min(resident, per_sm) * t.threads / 32
+    warps = min(at_once, math.ceil(blocks / device.num_sms)) * t.threads / 32
     moves = patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])
     ends = staging / 64 * epilogue_instructions(p)  # of 32 outputs of two bytes at once
     clk = {
@@ -292,9 +281,6 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
         # Four warps issue per clock; addresses and swizzles cost about as much as what they serve.
         "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends) / min(4, warps),
     }
-    sm = per_sm * (max(clk.values()) + throttled(device, clk["mma"])) + rounds * ROUND_CLK
-    y = num_bytes(tactic.out, p.out_shape)
-    x = num_bytes(tactic.ins[0], p.in_shapes[0])
-    moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, u.count * u.steps * u.n8 * 256)
-    worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    block = max(clk.values()) + throttled(device, clk["mma"])
+    limits = rounds_us(device, clk, blocks, at_once, block, ROUND_CLK)
+    return convolved(p, tactic, u.count * u.steps * u.n8 * 256, limits)

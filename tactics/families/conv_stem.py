@@ -9,8 +9,8 @@ of one bank; the packed weights' columns follow that order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels
+from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Reason
-from tactics.roofline import LATENCY_CLK, moved_us, result, tensor_rate, throttled
+from tactics.reason import Candidates
+from tactics.roofline import LATENCY_CLK, Counts, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
 from tactics.step import (
     NULL,
     Launch,
@@ -34,6 +34,7 @@ from tactics.step import (
     linear,
     member,
     own_strides,
+    vector_sections,
     view_args,
     window_args,
 )
@@ -86,7 +87,7 @@ class Geometry:
         return self.order.shape[0]
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     reason = family_reason(p)
     if reason:
@@ -121,9 +122,7 @@ def family_reason(p: ConvProblem) -> str:
         return f"grouped convolution (groups = {p.groups})"
     if p.c * p.r * p.s > MAX_TAPS:
         return f"{p.c * p.r * p.s} taps: at most {MAX_TAPS} are kept in shared memory"
-    if max(num_elements(Format("fp16", "chw32"), s) for s in (p.in_shapes[0], p.out_shape)) >= 2**31:
-        return "a tensor of 2**31 elements or more: kernels address with 32 bits"
-    return ""
+    return too_large((p.in_shapes[0], p.out_shape))
 
 
 def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
@@ -278,12 +277,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     flat = np.zeros((m16 * 16, g.steps * 16), np.float16)
     flat[: p.k, column[g.real]] = np.asarray(weights["w"], np.float16).reshape(p.k, -1)[:, g.order[g.real]]
     sections = {"w": sparse24.pack_fragments(flat).reshape(-1), **tables(p, tactic)}
-    for name in p.epilogue.vectors:
-        row = np.zeros(m16 * 16, np.float32)
-        if weights.get(name) is not None:
-            row[: p.k] = weights[name]
-        sections[name] = row
-    return sections
+    return sections | vector_sections(p, weights, m16 * 16)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
@@ -298,24 +292,15 @@ def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
     return {"taps": np.ascontiguousarray((g.offsets[g.order] * 2).transpose(0, 2, 1), np.uint32).reshape(-1)}
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     """An SM's blocks convert their patches, then multiply; resident blocks overlap one's loads with another's products."""
-    t, g, clk_us = tactic.gemm, _geometry(p, tactic), 1 / device.clock_mhz
-    launch = launches(p, tactic)[0]
-    blocks, per_sm = launch.grid[0], math.ceil(launch.grid[0] / device.num_sms)
+    t, g = tactic.gemm, _geometry(p, tactic)
+    (launch,) = launches(p, tactic)
+    blocks = launch.grid[0]
     warps, mt, nt = t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
-    resident = max(
-        1,
-        min(
-            device.smem_per_sm // (launch.smem + 1024),
-            device.max_threads_per_sm // t.threads,
-            device.regs_per_sm // (t.threads * min(255, mt * nt * 5 + 64)),
-            device.max_blocks_per_sm,
-        ),
-    )
-    at_work = min(resident, per_sm)
-    rate = tensor_rate(device, at_work * warps) * MMA_EFFICIENCY
-    mma = t.m * t.n * 16 / rate
+    at_once = resident(device, t.threads, min(255, mt * nt * 5 + 64), launch.smem)
+    at_work = min(at_once, math.ceil(blocks / device.num_sms))
+    mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     # Per step and warp: 4 gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
     smem = warps * (nt * 4 + mt * 512 / SMEM_BYTES_PER_CLK + 1)
     issue = warps / 4 * (nt * (10 + mt) + mt + 2)
@@ -326,11 +311,10 @@ def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float |
     ends = t.m * t.n * epilogue_instructions(p) / 128
     convert = patch * 22 / 128  # about 22 instructions per element
     epilogue = EPILOGUE_CLK + t.m * t.n * 2 * (2 if p.epilogue.residual else 1) * (4 if linear(tactic.out) else 1) / 64
-    sm = per_sm * (loop + convert) + math.ceil(per_sm / resident) * (fill + epilogue + ends) + (at_work - 1) * epilogue / 2
-    y = num_bytes(tactic.out, p.out_shape)
-    weights = -(-p.k // 16) * g.steps * 512 + g.steps * 64
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]) + (y if p.epilogue.residual else 0), y, weights)
+    overlap = (at_work - 1) * epilogue / 2
+    limits = rounds_us(device, clk, blocks, at_once, loop + convert, fill + epilogue + ends, overlap)
+    found = convolved(p, tactic, -(-p.k // 16) * g.steps * 512 + g.steps * 64, limits)
     # Patches overlap: their halos come from L2 again.
-    moved["l2"] *= 1 + blocks * patch * num_bytes(tactic.ins[0], (1, 1, 1, 1)) / (num_bytes(tactic.ins[0], p.in_shapes[0]) + y)
-    worst = max(clk, key=clk.__getitem__)
-    return result(device, {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}})
+    x, element = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.ins[0], (1, 1, 1, 1))
+    l2 = moved_us(device, found.read, found.written, found.weights)["l2"] * (1 + blocks * patch * element / (x + found.written))
+    return replace(found, limits={"l2": l2, **limits})

@@ -9,7 +9,7 @@ and each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -21,7 +21,8 @@ from cuda_kernels.device import Device
 from tactics.families import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
-from tactics.reason import Reason
+from tactics.reason import Candidates, Reason
+from tactics.roofline import Counts
 from tactics.step import Launch, Store
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -105,9 +106,7 @@ def reason(p: ConvTransposeProblem) -> str:
     return ""
 
 
-def candidates(
-    p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None
-) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvTransposeProblem, device: Device, only: Tile | Patch | None = None) -> Candidates:
     """(tactic or family, reason against it or ""): the tiles that every phase can run. `only`: of them this one alone."""
     if why := reason(p):
         yield "transpose_dense", why
@@ -117,7 +116,7 @@ def candidates(
         # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
         patch = only if isinstance(only, Patch) else None
         tile = only if isinstance(only, Tile) else None
-        families: list[Iterator[tuple[Tactic | str, str | Reason]]] = []
+        families: list[Candidates] = []
         if only is None or patch:
             families.append(conv_depthwise.candidates(conv, device, patch, limit=math.inf))
         if only is None or tile:
@@ -154,10 +153,7 @@ def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
     return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
 
 
-def predict(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    """The phases one after the other, each bounded by what bounds it."""
+def counts(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> list[Counts]:
+    """Of the phases, which run one after the other, each bounded by what bounds it."""
     family, own = _of_phase(tactic)
-    parts = [family.predict(conv, own, device) for conv, *_ in phases(p)]
-    slowest = max(parts, key=lambda part: part["total_us"])
-    total = {k: sum(part.get(k, 0.0) for part in parts) for k in slowest if k != "bound"}
-    return {**total, "bound": slowest["bound"]}
+    return [family.counts(conv, own, device) for conv, *_ in phases(p)]

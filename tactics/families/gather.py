@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -13,14 +13,15 @@ from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem
 from tactics.problems.protocol import Shape4
-from tactics.reason import Reason
+from tactics.reason import Candidates
+from tactics.roofline import Counts
 from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 Gathered = GatherProblem | ResizeProblem | ConcatProblem
 
 
-def candidates(p: Gathered, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: Gathered, device: Device) -> Candidates:
     """(tactic, reason against it or "")."""
     if isinstance(p, ConcatProblem) and p.axis == 1:
         yield "gather", "joined along channels, move does it"
@@ -103,7 +104,7 @@ def tables(p: Gathered, tactic: Tactic) -> dict[str, np.ndarray]:
     return {}
 
 
-def predict(p: Gathered, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: Gathered, tactic: Tactic, device: Device) -> Counts:
     """Bytes over bandwidth, as all kernels that move more than they compute."""
     return movement.moved(p, tactic, device, launches(p, tactic), _per_element(p, tactic))
 

@@ -3,17 +3,17 @@ and columns are the last two axes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import Format, Strides, canonical, num_bytes, representative
+from tactics.format import Format, Strides, canonical, representative
 from tactics.problems.problem import MatmulProblem
 from tactics.problems.protocol import Shape4
-from tactics.reason import Reason
-from tactics.roofline import moved_us, result, streamed
+from tactics.reason import Candidates
+from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch
 from tactics.tactic import Tactic
 
@@ -24,7 +24,7 @@ INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresse
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
 
 
-def candidates(p: MatmulProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: MatmulProblem, device: Device) -> Candidates:
     """(tactic, reason against it or "")."""
     a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
     yield Tactic("matmul", None, (a, b), c), ""
@@ -67,17 +67,12 @@ def section_bytes(p: MatmulProblem, tactic: Tactic) -> dict[str, int]:
     return {}
 
 
-def predict(p: MatmulProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:
     """Loads of fragments through L1, one warp's per clock and SM, are what bounds it; of matmul_fp32, what it issues."""
-    clk_us = 1 / device.clock_mhz
+    read, written = traffic(p.all_shapes, tactic)
     if tactic.kernel == "matmul_fp32":
-        read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.in_shapes, strict=True))
-        work = INSTRUCTIONS_FP32 * p.k * prod(p.out_shape)
-        return streamed(device, launches(p, tactic), read, num_bytes(tactic.out, p.out_shape), work)
-    blocks = int(np.prod(launches(p, tactic)[0].grid))
-    steps = -(-p.k // 16)
-    waves = -(-blocks // device.num_sms)
-    shape = [float(np.prod(s)) * 2 for s in (*p.in_shapes, p.out_shape)]
-    parts = moved_us(device, sum(shape[:2]), shape[2])
-    parts |= {"loads": waves * steps * 4 * LOADS_PER_STEP * clk_us, "latency": steps * STEP_LATENCY_CLK * clk_us}
-    return result(device, parts)
+        return streamed(device, launches(p, tactic), read, written, INSTRUCTIONS_FP32 * p.k * prod(p.out_shape))
+    steps, clk_us = -(-p.k // 16), 1 / device.clock_mhz
+    waves = -(-launches(p, tactic)[0].grid[0] // device.num_sms)
+    limits = {"loads": waves * steps * 4 * LOADS_PER_STEP * clk_us, "latency": steps * STEP_LATENCY_CLK * clk_us}
+    return Counts(read, written, limits=limits)

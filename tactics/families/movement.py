@@ -22,17 +22,16 @@ from tactics.problems.problem import (
     ReformatProblem,
 )
 from tactics.problems.protocol import Shape4
-from tactics.reason import Reason
-from tactics.roofline import streamed
+from tactics.reason import Candidates
+from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, f32_values, floats, grid, ints, launch, linear, own_strides, view_args, window_args
 from tactics.tactic import Tactic
 
-Pairs = Iterator[tuple[Tactic | str, str | Reason]]
 Triple = tuple[int, int, int]
 At = tuple[Strides, ...]  # of the inputs, then of the output
 
 
-def candidates(problem: Problem, device: Device) -> Pairs:
+def candidates(problem: Problem, device: Device) -> Candidates:
     """(tactic, reason against it or "")."""
     return CANDIDATES[type(problem)](problem)
 
@@ -54,7 +53,7 @@ def _same_width(p: PoolProblem) -> Iterator[tuple[Tactic, str]]:
         yield Tactic(kernel, None, (x,), y), reason
 
 
-def _pool_and_chain(p: ChainedProblem) -> Pairs:
+def _pool_and_chain(p: ChainedProblem) -> Candidates:
     """A pool's pairs, beside which the chain's other tensors are as pointwise kernels take them; nothing of another problem."""
     if not isinstance(p.first, PoolProblem):
         return
@@ -64,17 +63,17 @@ def _pool_and_chain(p: ChainedProblem) -> Pairs:
             yield Tactic("pool", None, (*tactic.ins, *others), tactic.out), reason or why
 
 
-def _any_pair(p: MoveProblem) -> Pairs:
+def _any_pair(p: MoveProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         yield Tactic("move", None, (x,), y), ""
 
 
-def _concat_pairs(p: ConcatProblem) -> Pairs:
+def _concat_pairs(p: ConcatProblem) -> Candidates:
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         yield Tactic("move", None, (x,) * len(p.sizes), y), "" if p.axis == 1 else "joins channels only"
 
 
-def _reformat_pair(p: ReformatProblem) -> Pairs:
+def _reformat_pair(p: ReformatProblem) -> Candidates:
     yield Tactic("move", None, (Format.parse(p.src),), Format.parse(p.dst)), ""
 
 
@@ -83,7 +82,7 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     return stages.section_bytes(problem.chain) if isinstance(problem, ChainedProblem) else {}
 
 
-CANDIDATES: dict[type[Problem], Callable[..., Pairs]] = {
+CANDIDATES: dict[type[Problem], Callable[..., Candidates]] = {
     PoolProblem: _same_width,
     ChainedProblem: _pool_and_chain,
     MoveProblem: _any_pair,
@@ -193,39 +192,36 @@ LAUNCHERS: dict[type[Problem], Callable[..., tuple[Launch, ...]]] = {
 }
 
 
-def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    turns = 1
+def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
+    turns, steps = 1, launches(problem, tactic)
     if isinstance(problem, ChainedProblem):
-        return _predict_chained(problem, tactic, device)
+        return _counts_chained(problem, tactic, device, steps)
     if isinstance(problem, PoolProblem) and tactic.kernel == "pool_global":
         turns = -(-problem.h * problem.w // POOL_GLOBAL_PIXELS)
-    return moved(problem, tactic, device, launches(problem, tactic), _per_element(problem), turns)
+    return moved(problem, tactic, device, steps, _per_element(problem), turns)
 
 
-def _predict_chained(problem: ChainedProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def _counts_chained(problem: ChainedProblem, tactic: Tactic, device: Device, steps: tuple[Launch, ...]) -> Counts:
     """The pool's window, and what a chain's stages and sources take beside it."""
     pool, vec = problem.first, 1 if linear(tactic.out) else 8
     sources = len(problem.chain.tensors) - 1 + len(problem.chain.constants)
     elements = num_elements(tactic.out, problem.out_shape)
     window = _per_element(pool) * (_instructions(tactic.ins[0], pool.in_shapes[0]) + _instructions(tactic.out, pool.out_shape))
-    read = sum(_sectors(f, s, True) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
     work = window + elements * stages.instructions(problem.chain, vec, sources)
-    return streamed(device, launches(problem, tactic), read, _sectors(tactic.out, problem.out_shape, True), work)
+    return streamed(device, steps, *traffic(problem.all_shapes, tactic), work)
 
 
 def moved(
     problem: Problem, tactic: Tactic, device: Device, steps: tuple[Launch, ...], per_element: float, turns: int = 1
-) -> dict[str, float | str]:
+) -> Counts:
     """Bytes over bandwidth, bounded by what the launched threads can keep in flight, their `turns` of waiting, and by
-    `per_element` instructions."""
-    mixed = len({linear(f) for f in (*tactic.ins, tactic.out)}) > 1
-    read = sum(_sectors(f, s, not mixed) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
-    written = _sectors(tactic.out, problem.out_shape, not mixed)
+    `per_element` instructions. A thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
+    formats = (*tactic.ins, tactic.out)
+    sectors = 1.3 if len({linear(f) for f in formats}) > 1 else 1.0
+    *read, written = (num_bytes(f, s) * sectors for f, s in zip(formats, problem.all_shapes, strict=True))
     # A vector side costs one instruction per 16 bytes, a linear or FP32 one per element.
-    elements = sum(
-        _instructions(f, s) for f, s in zip((*tactic.ins, tactic.out), (*problem.in_shapes, problem.out_shape), strict=True)
-    )
-    return streamed(device, steps, read, written, elements * per_element, turns)
+    elements = sum(_instructions(f, s) for f, s in zip(formats, problem.all_shapes, strict=True))
+    return streamed(device, steps, sum(read), written, elements * per_element, turns)
 
 
 def _instructions(fmt: Format, shape: Shape4) -> float:
@@ -242,8 +238,3 @@ def per_window(each: float, taps: int, problem: PoolProblem | ResizeProblem) -> 
     """Instructions per element of input and output where each output element takes `each` for each of its `taps`."""
     out = math.prod(problem.out)
     return each * taps * out / (problem.h * problem.w + out)
-
-
-def _sectors(fmt: Format, shape: Shape4, whole_vectors: bool) -> float:
-    """Bytes that travel for one pass over a tensor; a thread that takes 16 of a pixel's 32-byte sectors wastes little in L1."""
-    return num_bytes(fmt, shape) * (1.0 if whole_vectors else 1.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -11,27 +11,30 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_bytes, num_elements, padded_channels, strides
+from tactics.format import (
+    HALF_FORMATS,
+    LAYOUTS,
+    Format,
+    Strides,
+    canonical,
+    num_elements,
+    padded_channels,
+    strides,
+    too_large,
+)
 from tactics.problems.problem import PointwiseProblem
-from tactics.roofline import streamed
+from tactics.reason import Candidates
+from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
 
-def candidates(problem: PointwiseProblem, device: Device) -> Iterator[tuple[Tactic, str]]:
+def candidates(problem: PointwiseProblem, device: Device) -> Candidates:
     """Whole tensors share the output's format; one that is broadcast may have it too, or hwc8, or chw."""
     for out in HALF_FORMATS:
         for ins in product(*stages.formats(problem, out)):
-            yield Tactic("pointwise", None, ins, out), _reason(problem, (*ins, out))
-
-
-def _reason(p: PointwiseProblem, formats: tuple[Format, ...]) -> str:
-    if why := stages.reason_against(p):
-        return why
-    shapes = (*p.in_shapes, p.out_shape)
-    if any(num_elements(f, s) >= 2**31 for f, s in zip(formats, shapes, strict=True)):
-        return "a tensor of 2^31 elements or more: they are counted in 32 bits"
-    return ""
+            why = stages.reason_against(problem) or too_large(problem.all_shapes, (*ins, out))
+            yield Tactic("pointwise", None, ins, out), why
 
 
 def _is_flat(p: PointwiseProblem, fmt: Format) -> bool:
@@ -69,12 +72,10 @@ def section_bytes(problem: PointwiseProblem, tactic: Tactic) -> dict[str, int]:
     return stages.section_bytes(problem)
 
 
-def predict(problem: PointwiseProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(problem: PointwiseProblem, tactic: Tactic, device: Device) -> Counts:
     """Each tensor travels once; an element costs its stages, and an access costs the more the narrower it is."""
-    read = sum(num_bytes(f, s) for f, s in zip(tactic.ins, problem.in_shapes, strict=True))
-    written = num_bytes(tactic.out, problem.out_shape)
     elements = num_elements(tactic.out, problem.out_shape)
     single = linear(tactic.out) and not _is_flat(problem, tactic.out)
     vec, sources = 1 if single else 8, len(problem.tensors) + len(problem.constants)
     work = elements * (30 / vec + stages.instructions(problem, vec, sources))
-    return streamed(device, launches(problem, tactic), read, written, work)
+    return streamed(device, launches(problem, tactic), *traffic(problem.all_shapes, tactic), work)

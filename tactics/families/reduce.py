@@ -3,7 +3,7 @@ these, a chain of elementwise stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -12,11 +12,12 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels, strides
+from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
 from tactics.problems.problem import ChainedProblem, PointwiseProblem
 from tactics.problems.protocol import spanned
 from tactics.problems.reductions import NORMALIZATIONS, REDUCTIONS, NormalizeProblem, ReduceProblem
-from tactics.roofline import streamed
+from tactics.reason import Candidates
+from tactics.roofline import Counts, streamed
 from tactics.step import (
     NONFINITE,
     NULL,
@@ -47,7 +48,7 @@ LONG_GROUP = 2048  # elements of a group of channels from which joining sums of 
 JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
 
 
-def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]:
+def candidates(problem: Problem, device: Device) -> Candidates:
     """Any pair of formats; one that has lost its channels is written as hwc8 or chw. Nothing of a chain behind a pool."""
     rows, chain = _split(problem)
     if rows is None:
@@ -57,7 +58,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[tuple[Tactic, str]]
         for others in product(*stages.formats(chain, y, result=True)) if chain else ((),):
             tactic = Tactic("reduce", None, (x,) * (1 + rows.added) + others, y)
             why = _reason(rows, tactic) or (chain and stages.reason_against(chain)) or ""
-            yield tactic, why or _too_large(problem, tactic)
+            yield tactic, why or too_large(problem.all_shapes, (*tactic.ins, y))
 
 
 def _split(p: Problem) -> tuple[Rows | None, PointwiseProblem | None]:
@@ -84,12 +85,6 @@ def _reason(p: Rows, tactic: Tactic) -> str:
         return "a thread that reads single channels writes single channels, and padding would stay as it was"
     if p.groups > 1 and not _by_channel(p, tactic) and p.c != padded_channels(tactic.out.layout, p.c):
         return "groups of channels, and padding that belongs to none"
-    return ""
-
-
-def _too_large(p: Problem, tactic: Tactic) -> str:
-    if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.in_shapes, p.out_shape), strict=True)):
-        return "a tensor of 2^31 elements or more: they are counted in 32 bits"
     return ""
 
 
@@ -235,7 +230,7 @@ def _affine(p: Rows) -> tuple[str, ...]:
     return ("scale", "bias") if p.affine else ()
 
 
-def predict(problem: Problem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(problem: Problem, tactic: Tactic, device: Device) -> Counts:
     """A pass over the input for each statistic and one for the result; those after the first from L1 where a row fits, and in
     parts only the last from L2."""
     steps, written = launches(problem, tactic), num_bytes(tactic.out, problem.out_shape)

@@ -7,7 +7,7 @@ multiplies its share of the average with the first layer's weights, and the last
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,8 +16,8 @@ import numpy as np
 from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
-from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2
+from tactics.reason import Candidates
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, floats, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
 
@@ -43,7 +43,7 @@ def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -
     return ""
 
 
-def candidates(p: SqueezeExciteProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: SqueezeExciteProblem, device: Device) -> Candidates:
     """(tactic or kernel, reason against it or "")."""
     if why := reason_against(p.average, p.first, p.second):
         yield "squeeze_excite", why
@@ -107,7 +107,7 @@ def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": 2 * mid * padded_channels("hwc8", p.average.c), "w2": 2 * mid * wide, "b": 4 * mid, "b2": 4 * wide}
 
 
-def predict(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
     """All blocks read and multiply their shares, then an image's last block does the rest, load behind load. Weights are
     fetched into L2 while the pixels arrive."""
     part, n, mid = share(p), p.average.n, p.first.k
@@ -125,5 +125,5 @@ def predict(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> dict[str
     at_a_time = device.num_sms * RESIDENT
     clk = math.ceil(n * blocks / at_a_time) * own + handed + math.ceil(n / at_a_time) * last
     weights = 2 * mid * (padded_channels("hwc8", p.average.c) + 8 * k8)
-    moved = moved_us(device, num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape), weights)
-    return result(device, {"latency": clk / device.clock_mhz, **moved})
+    read, written = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
+    return Counts(read, written, weights, {"latency": clk / device.clock_mhz})

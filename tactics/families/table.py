@@ -1,7 +1,6 @@
 """The families of tactics.kernels, by kernel and by problem."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 
@@ -9,16 +8,11 @@ from tactics.kernels import ROWS, Kernel
 from tactics.problems.problem import Problem
 
 OF_KERNEL: Mapping[str, ModuleType] = {k.name: import_module(f"tactics.families.{k.family}") for k in ROWS}
-
-
-@lru_cache
-def families(problem: type[Problem]) -> Mapping[ModuleType, Kernel]:
-    """Those that may have tactics for a problem, in the order of ROWS, and the first kernel of each."""
-    found: dict[ModuleType, Kernel] = {}
-    for k in ROWS:
-        if problem in k.problems:
-            found.setdefault(OF_KERNEL[k.name], k)
-    return found
+# Kind of problem -> the families that may have tactics for it, in the order of ROWS, and the first kernel of each.
+OF_PROBLEM: dict[type[Problem], dict[ModuleType, Kernel]] = {}
+for _k in ROWS:
+    for _kind in _k.problems:
+        OF_PROBLEM.setdefault(_kind, {}).setdefault(OF_KERNEL[_k.name], _k)
 
 
 def missing(problem: Problem, kernel: Kernel) -> str:

@@ -33,7 +33,7 @@ from tactics.measure import faults
 from tactics.measure.cache import MOST_US, POLICY, Cache, Key
 from tactics.measure.child import Helper
 from tactics.measure.faults import Fault
-from tactics.predict import predict_us, sigma
+from tactics.predict import predict, regime, sigmas
 from tactics.problems import array_functions, codec
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic
@@ -122,10 +122,10 @@ class Predicted:
         self.failures: dict[tuple[str, str], str] = {}
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        times = {}
+        times, errors = {}, sigmas(self.device)
         for tactic in tactics:
-            us = predict_us(problem, tactic, self.device)
-            error = sigma(problem, tactic, self.device)
+            parts = predict(problem, tactic, self.device)
+            us, error = float(parts["total_us"]), errors[regime(str(parts["bound"]))]
             times[tactic] = Time(us, us * (1 - error), us * (1 + error))
         return times
 

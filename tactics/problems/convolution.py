@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -46,7 +47,7 @@ def _parts(record: Any) -> Iterator[str]:
             yield v if isinstance(v, str) else f"{f.name}{v}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConvProblem(Problem):
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
@@ -87,28 +88,28 @@ class ConvProblem(Problem):
     def __str__(self) -> str:
         return key(self, "conv")
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Feature]:
         return self.prologue.needs | self.epilogue.needs
 
-    @property
+    @cached_property
     def p(self) -> int:
         """Output height, before depth-to-space."""
         return (self.h + self.pad[0] + self.pad[2] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
 
-    @property
+    @cached_property
     def q(self) -> int:
         """Output width, before depth-to-space."""
         return (self.w + self.pad[1] + self.pad[3] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
 
-    @property
+    @cached_property
     def in_shapes(self) -> tuple[Shape4, ...]:
         x, (n, k, high, wide) = (self.n, self.c, self.h, self.w), self.out_shape
         u = self.epilogue.up
         added = ((n, k, high // u, wide // u),) if self.epilogue.residual else ()
         return (x, *added, (self.n, self.c, 1, 1)) if self.prologue.gated else (x, *added)
 
-    @property
+    @cached_property
     def out_shape(self) -> Shape4:
         if self.epilogue.pool:
             high, wide = self.epilogue.pool[6:]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cuda_kernels.hashed import Hashed
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature
 
@@ -20,7 +21,7 @@ def _column(v: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Epilogue:
+class Epilogue(Hashed):
     """What a convolution does to its sums before it stores them: + bias, + residual, activation, then a pool or a reordering.
 
     `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: what

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cuda_kernels.hashed import Hashed
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.protocol import Feature
 
@@ -13,7 +14,7 @@ GATED_ACTS = ("none", "relu", "clip")  # what may stand between a gate and the c
 
 
 @dataclass(frozen=True, slots=True)
-class Prologue:
+class Prologue(Hashed):
     """What a convolution does to its input first, of 1 x 1 kernels without padding only.
 
     `scaled`: x is max(x * scale + shift, 0), with scale and shift [c] FP16 values, where there is one group. `gated`: x is

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+
+from cuda_kernels.hashed import Hashed
 
 Shape4 = tuple[int, int, int, int]
 
@@ -31,16 +33,23 @@ class Feature(StrEnum):
     LAST_ACTIVATION = "second activation"
 
 
-class Problem(Protocol):
-    """A frozen, hashable record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
+class Problem(Hashed):
+    """A frozen record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
 
     __slots__ = ()
 
     @property
-    def in_shapes(self) -> tuple[Shape4, ...]: ...
+    def in_shapes(self) -> tuple[Shape4, ...]:
+        raise NotImplementedError
 
     @property
-    def out_shape(self) -> Shape4: ...
+    def out_shape(self) -> Shape4:
+        raise NotImplementedError
+
+    @property
+    def all_shapes(self) -> tuple[Shape4, ...]:
+        """Of the inputs, then of the output."""
+        return (*self.in_shapes, self.out_shape)
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -51,9 +60,6 @@ class Problem(Protocol):
     def macs(self) -> int:
         return 0
 
-    def __hash__(self) -> int:
-        return hash(str(self))
-
     def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The meaning: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
-        ...
+        raise NotImplementedError

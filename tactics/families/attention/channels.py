@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
-from tactics.format import num_bytes
 from tactics.problems.attention import AttentionProblem
-from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
+from tactics.reason import Candidates
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, Launch, floats, ints, launch
 from tactics.tactic import Tactic
 
@@ -23,7 +22,7 @@ V_TOKENS, MOST_CHUNKS = 64, 16  # outputs that a block writes at a time, and blo
 STEP_CLK, ELEMENT_CLK = 24, 12
 
 
-def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: AttentionProblem, device: Device) -> Candidates:
     """(tactic or kernel, reason against it or "")."""
     if max(p.rows, p.columns) > MAX_DIM:
         yield "cross_covariance", f"more than {MAX_DIM} rows or columns of scores"
@@ -89,7 +88,7 @@ def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:
     return operands.section_bytes(p)
 
 
-def predict(p: AttentionProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:
     """A block reads q and k of its head whole and its part of v, some stages at once, then forms its outputs; each block of a
     head forms the same scores."""
     (step,) = launches(p, tactic)
@@ -107,6 +106,4 @@ def predict(p: AttentionProblem, tactic: Tactic, device: Device) -> dict[str, fl
     wait = LATENCY_CLK + (turns / max(1, stages - 1) + 4) * L2_LATENCY_CLK
     flow = read / sm_l2(device, min(blocks, device.num_sms * resident)) * together
     busy = max(together * max(issue, mma) + wait, flow + wait)
-    given = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.tensors, strict=True))
-    moved = moved_us(device, given, num_bytes(tactic.out, p.out))
-    return result(device, {"latency": waves * busy / device.clock_mhz, **moved})
+    return Counts(*traffic((*p.tensors, p.out), tactic), limits={"latency": waves * busy / device.clock_mhz})

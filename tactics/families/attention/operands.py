@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from tactics.format import Format, Strides, canonical, num_elements, padded_channels, representative, strides
+from tactics.format import Format, Strides, canonical, padded_channels, representative, strides, too_large
 from tactics.problems.attention import AttentionProblem, Operand
 from tactics.problems.protocol import Shape4
 from tactics.step import Args, ints, linear, member
@@ -60,8 +60,8 @@ def padding(p: AttentionProblem, tactic: Tactic) -> int:
 
 def reason(p: AttentionProblem, tactic: Tactic, along: int) -> str:
     """Why a tactic's formats cannot be; `along`: the index of y's that is to run along its channels where these are padded."""
-    if any(num_elements(f, s) >= 2**31 for f, s in zip((*tactic.ins, tactic.out), (*p.tensors, p.out), strict=True)):
-        return "a tensor of 2^31 elements or more: they are counted in 32 bits"
+    if why := too_large((*p.tensors, p.out), (*tactic.ins, tactic.out)):
+        return why
     size, pixels = (p.rows, p.width)[along - 2], p.out[2] * p.out[3]
     ends = p.heads * size == p.out[1] and p.y.step[along] in (pixels, 0) or size == p.out[1] == 1
     if padding(p, tactic) and not (ends and (p.heads == 1 or p.y.step[1] == size * pixels)):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
-from tactics.format import num_bytes
 from tactics.problems.attention import AttentionProblem
-from tactics.reason import Reason
-from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, moved_us, result, sm_l2, tensor_rate
+from tactics.reason import Candidates
+from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, NULL, Launch, floats, ints, launch
 from tactics.tactic import Tactic
 
@@ -25,7 +24,7 @@ NOWHERE: operands.Lies = (0, (0, 0, 0, 0))
 STEP_CLK, SCORE_CLK, ADD_CLK, ELEMENT_CLK, TURN_CLK = 14, 10, 8, 12, 500
 
 
-def candidates(p: AttentionProblem, device: Device) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: AttentionProblem, device: Device) -> Candidates:
     """(tactic or kernel, reason against it or "")."""
     if max(p.inner, p.width) > MAX_DIM:
         yield "attention", f"more than {MAX_DIM} channels of a head"
@@ -84,7 +83,7 @@ def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:
     return operands.section_bytes(p)
 
 
-def predict(p: AttentionProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
+def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:
     """A block reads its rows of q once, all keys and values of its head 32 at a time; each turn waits for the one before."""
     (step,) = launches(p, tactic)
     dim, blocks, turns = _dim(p), step.grid[0], -(-p.columns // KEYS)
@@ -99,6 +98,5 @@ def predict(p: AttentionProblem, tactic: Tactic, device: Device) -> dict[str, fl
     mma = 2 * ROWS * turns * KEYS * dim / tensor_rate(device, THREADS // 32 * together)
     flow = (read + 4 * added) / sm_l2(device, min(blocks, device.num_sms * resident)) * together
     busy = max(together * max(issue, mma), turns * TURN_CLK, flow) + LATENCY_CLK + L2_LATENCY_CLK
-    given = sum(num_bytes(f, s) for f, s in zip(tactic.ins, p.tensors, strict=True))
-    moved = moved_us(device, given, num_bytes(tactic.out, p.out), sum(section_bytes(p, tactic).values()))
-    return result(device, {"latency": waves * busy / device.clock_mhz, **moved})
+    weights, limits = sum(section_bytes(p, tactic).values()), {"latency": waves * busy / device.clock_mhz}
+    return Counts(*traffic((*p.tensors, p.out), tactic), weights, limits)

@@ -12,16 +12,14 @@ of the next strip a turn at most. The first strip of a tile is waited for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
 
-from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics import main_loops
 from tactics.families import conv_gemm
-from tactics.families.conv_gemm import not_sparse
 from tactics.families.strips.geometry import (
     CHANNELS,
     PIXEL_BYTES,
@@ -35,26 +33,23 @@ from tactics.families.strips.geometry import (
     turns,
     weight_stage,
 )
-from tactics.format import HALF_FORMATS, Strides, num_bytes, num_elements
+from tactics.format import HALF_FORMATS, Strides, too_large
 from tactics.problems.problem import ConvProblem
-from tactics.reason import Reason
-from tactics.roofline import moved_us, result, sm_l2, tensor_peak, throttled, together
-from tactics.step import Launch, ints, launch, linear
+from tactics.reason import Candidates
+from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
+from tactics.step import Launch, ints, launch, linear, vector_sections
 from tactics.tactic import Tactic, Tile, these
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
 
 
-def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Iterator[tuple[Tactic | str, str | Reason]]:
+def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
     """(tactic or family, reason against it or ""). `only`: of the tiles this one alone."""
     if p.r * p.s == 1 or 1 < p.groups == p.c:  # one tap reads every pixel once as it is; depthwise is no matrix product
         return
-    if reason := family_reason(p):
+    if reason := family_reason(p) or too_large(p.all_shapes):
         yield "conv_strip", reason
         return
-    if max(num_elements(f, s) for f in HALF_FORMATS for s in (*p.in_shapes, p.out_shape)) >= 2**31:
-        yield "conv_strip", "a tensor of 2**31 elements or more: kernels address with 32 bits"
-        return
-    dense_only: Reason | None = not_sparse(p)
+    dense_only = conv_gemm.not_sparse(p)
     if dense_only:
         yield "conv_strip_sparse24", dense_only
     vectors = [f for f in HALF_FORMATS if not linear(f)]
@@ -77,54 +72,32 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     rows, blocks = -(-p.k // 16) * 16, blocks_of_k(p)
     taps = np.zeros((rows, blocks * CHANNELS, p.r * p.s), np.float16)
     taps[: p.k, : p.c] = np.asarray(weights["w"], np.float16).reshape(p.k, p.c, -1)
-    wide = np.ascontiguousarray(taps.reshape(rows, blocks, CHANNELS, -1).transpose(0, 1, 3, 2)).reshape(rows, -1)
-    sections = {}
-    if tactic.sparse:
-        kept, codes = sparse24.compress(wide)
-        sections["w"] = sparse24.pack_fragments(kept).reshape(-1)
-        sections["meta"] = sparse24.pack_metadata(codes).reshape(-1)
-    else:
-        sections["w"] = sparse24.pack_fragments(wide).reshape(-1)
-    for name in p.epilogue.vectors:
-        row = np.zeros(rows, np.float32)
-        if weights.get(name) is not None:
-            row[: p.k] = np.asarray(weights[name], np.float32).reshape(-1)
-        sections[name] = row
-    return sections
+    wide = np.ascontiguousarray(taps.reshape(rows, blocks, CHANNELS, -1).transpose(0, 1, 3, 2)).reshape(1, rows, -1)
+    return conv_gemm.fragments(wide, tactic.sparse) | vector_sections(p, weights, rows)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
-    rows, k = -(-p.k // 16) * 16, turns(p) * CHANNELS
-    sections = {"w": rows * k * 2}
-    if tactic.sparse:
-        sections = {"w": rows * k, "meta": sparse24.metadata_bytes(rows, k)}
-    return sections | dict.fromkeys(p.epilogue.vectors, 4 * rows)
+    rows = -(-p.k // 16) * 16
+    return conv_gemm.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
-def predict(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float | str]:
-    t, clk_us = tactic.gemm, 1 / device.clock_mhz
-    tiles = num_tiles(p, tactic)
-    resident = resident_blocks(p, tactic, device)
-    per_sm = math.ceil(tiles / device.num_sms)
-    hidden = min(resident, per_sm)
+def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    t, tiles = tactic.gemm, num_tiles(p, tactic)
+    at_once = resident_blocks(p, tactic, device)
+    hidden = min(at_once, math.ceil(tiles / device.num_sms))
     bytes_per_clk = sm_l2(device, tiles)
-    strip, blocks = strip_rows(p, tactic) * PIXEL_BYTES, blocks_of_k(p)
-    drawn = weight_stage(tactic) + strip * (blocks - 1) / turns(p)  # of a turn: weights, and a part of the next strip
+    strip = strip_rows(p, tactic) * PIXEL_BYTES
+    drawn = weight_stage(tactic) + strip * (blocks_of_k(p) - 1) / turns(p)  # of a turn: weights, and a part of the next strip
     products = t.m * t.n * t.k / tensor_peak(device, tactic.sparse)
     turn = products / main_loops.loop_share(tactic, p.prologue, device, hidden)
     arrival = conv_gemm.LOADED_LATENCY_CLK / ((t.stages - 1) * hidden)
     clk = {"mma": turn, "l2": drawn / bytes_per_clk, "latency": arrival}
     loop = turns(p) * (together(clk.values()) + throttled(device, products))  # of a block
-    early = conv_gemm.EARLY_CLK if device.dependent_launch else 0  # of the first round of blocks
-    end = conv_gemm.epilogue_clk(p, tactic, tiles, tiles, bytes_per_clk)
-    rounds = math.ceil(per_sm / resident) * (conv_gemm.FILL_CLK + conv_gemm.EPILOGUE_CLK)
-    sm = per_sm * (strip / bytes_per_clk + loop + end) + rounds - early
-    x, y = num_bytes(tactic.ins[0], p.in_shapes[0]), num_bytes(tactic.out, p.out_shape)
-    moved = moved_us(device, x + (y if p.epilogue.residual else 0), y, weight_bytes(p, tactic))
-    worst = max(clk, key=clk.__getitem__)
-    limits = {worst: sm * clk_us, **{k: v for k, v in moved.items() if k != worst}}
-    return result(device, main_loops.untimed(limits), sparse=tactic.sparse)
+    block = strip / bytes_per_clk + loop + conv_gemm.epilogue_clk(p, tactic, tiles, tiles, bytes_per_clk)
+    ends = conv_gemm.FILL_CLK + conv_gemm.EPILOGUE_CLK
+    limits = rounds_us(device, clk, tiles, at_once, block, ends, conv_gemm.once(device))
+    return convolved(p, tactic, weight_bytes(p, tactic), limits, untimed=main_loops.UNTIMED)
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
@@ -136,12 +109,5 @@ def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
 def resident_blocks(p: ConvProblem, tactic: Tactic, device: Device) -> int:
     """Blocks of a tactic that one SM holds at a time."""
     t = tactic.gemm
-    return max(
-        1,
-        min(
-            device.smem_per_sm // (smem_bytes(p, tactic) + 1024),
-            device.max_threads_per_sm // t.threads,
-            device.regs_per_sm // (t.threads * STRIP_REGISTERS[tactic.sparse, t.m, t.n, t.k, t.warps_n]),
-            device.max_blocks_per_sm,
-        ),
-    )
+    registers = STRIP_REGISTERS[tactic.sparse, t.m, t.n, t.k, t.warps_n]
+    return resident(device, t.threads, registers, smem_bytes(p, tactic))

@@ -1,0 +1,38 @@
+"""Frozen records that are keys of caches: each computes its hash once, where a dataclass would do so for every look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+
+class Hashed:
+    """The base of a frozen dataclass; copies and pickles are made from its fields alone. Without slots, it may also have a
+    `functools.cached_property`."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __init_subclass__(cls) -> None:
+        cls.__hash__ = Hashed.__hash__  # type: ignore[method-assign]  # in the class itself, so that dataclass keeps it
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash(self._values()))
+            return self._hash
+
+    def __reduce__(self) -> tuple:
+        return type(self), self._values()
+
+    def _values(self) -> tuple:
+        return _getter(type(self))(self)
+
+
+@cache
+def _getter(kind: type) -> Callable[[Any], tuple]:
+    """Of the values of a dataclass's fields, of which there are several."""
+    return attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
