@@ -11,6 +11,7 @@ import pytest
 from cuda_kernels.device import named
 from gpu_runtime.explain import reasons, wording
 from gpu_runtime.planning import tables
+from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.runtime.findings import Solution, SparsityRow
 from gpu_runtime.runtime.plan_record import Model, Outlook, Timing
 from tactics.format import Format
@@ -44,9 +45,10 @@ def drawn(seed: int) -> Outlook:
 
     io = {t.name: Format("fp16", rng.choice(("chw", "hwc8"))) for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, device, times, sparse=True, io=io, risk=risk)
-    chosen, rivals = plan.solve(table.graph), tables.rivals(table)
-    found = reasons.sparsity(table, chosen, "enable", measured=False, all_dense_us=rivals.all_dense_us)
-    solution = Solution(chosen.us, chosen.status, chosen.method, rivals=rivals)
+    chosen = plan.solve(table.graph)
+    others = counterfactuals(table, chosen)
+    found = reasons.sparsity(table, chosen, others, "enable", measured=False)
+    solution = Solution(chosen.us, chosen.status, chosen.method, rivals=others.rivals)
     return Outlook(Model("drawn"), device, Timing("predicted", "predicted(h200)", 0.2), found, solution, risk)
 
 

@@ -87,7 +87,7 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
         for t, time in sorted(times.items(), key=lambda item: (item[1].us, item[0].name)):
             yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(time.us, mark)}"
     for tensor, before, after in chosen.reformats:
-        if table.graph.reformat_ps(tensor, before, after):
+        if table.graph.reformat_us(tensor, before, after):
             yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {before} to {after}"
 
 

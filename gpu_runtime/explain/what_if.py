@@ -234,8 +234,7 @@ def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
     tensor, src, dst = hop
     shape = next(t.shape4 for t in stored.tensors if t.name == tensor)
     names = {canonical(f, shape): str(f) for f in reversed(representative(shape))}
-    us = (g.reformat_ps(*hop) or 0) / 1e6
-    return Hop(tensor, names.get(src.format, str(src.format)), names.get(dst.format, str(dst.format)), us)
+    return Hop(tensor, names.get(src.format, str(src.format)), names.get(dst.format, str(dst.format)), g.reformat_us(*hop))
 
 
 def _ops(stored: Choices, layer: str) -> set[str]:

@@ -18,6 +18,7 @@ from gpu_runtime.report.drawing import Drawing, draw
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
 from gpu_runtime.text import printable, size_text
+from tactics.planner.graph import to_us
 from tactics.tactic import Tactic
 
 Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
@@ -251,7 +252,7 @@ class _Forms:
             tactic = self.choices.tactics[number] if self.choices else None
             if tactic:
                 mine = self.tactics.number(tactic)
-                found = (mine, (ps - premium_ps) / 1e6, premium_ps / 1e6)
+                found = (mine, to_us(ps - premium_ps), to_us(premium_ps))
                 best[mine] = min(best.get(mine, found), found, key=lambda c: c[1])
         return Form(printable(row.op), tuple(sorted(best.values(), key=lambda c: c[1])))
 
