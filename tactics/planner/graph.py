@@ -199,11 +199,6 @@ def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
     return tuple(dict.fromkeys((*graph.formats.get(tensor, ()), *pinned)))
 
 
-def connected(graph: Graph, live: list[Choice]) -> bool:
-    made = {*graph.inputs, *(c.output for c in live)}
-    return made.issuperset((*graph.outputs, *(t for c in live for t in c.inputs)))
-
-
 def worst_ps(graph: Graph) -> int:
     """More than any plan can cost."""
     total = 0

@@ -104,10 +104,9 @@ def _solve_once(
     costs = formulation.costs_of(graph)
     scale, model = costs.scale, formulation.model_of(graph, costs)
     model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
-    found = eliminate.eliminated(model.sizes, model.factors, max_cells)
-    if found is None and milp_seconds is None:
+    found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
+    if found is None:
         return None
-    found = found or eliminate.by_program(model.sizes, model.factors, scale, max_cells, milp_seconds or 0.0)
     if found.bound >= NEVER:
         raise Impossible(why_none(graph))
     bound_ps = found.bound // scale
@@ -146,10 +145,6 @@ class Forced:
     @property
     def total_ps(self) -> int:
         return self.change.total_ps
-
-    def plan(self, graph: Graph, best: Plan) -> Plan:
-        """The whole plan; `best`: the one that it changes."""
-        return changes.changed(graph, best, self.change)
 
 
 def forced(
@@ -301,7 +296,7 @@ def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(best.values())
 
 
-# ---- rivals, to print beside the plan
+# ---- rivals, for comparison with the plan
 
 
 def greedy(graph: Graph) -> Plan:
