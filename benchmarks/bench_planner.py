@@ -29,10 +29,10 @@ from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
-from gpu_runtime.planning import io_formats, tables
+from gpu_runtime.planning import counterfactuals, io_formats, tables
 from tactics.measure import timing
 from tactics.planner import plan
-from tactics.planner.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of
+from tactics.planner.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of, to_us
 
 RUNS = 10
 
@@ -56,7 +56,7 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
         rows.append(({there: -1} | {option[h, o]: 1 for h, o in c.when}, -math.inf, len(groups) - 1))
         entries = {}
         for (ins, out), e in cells_of(graph, c).items():
-            y = column(e.time_ps / 1e6)
+            y = column(to_us(e.time_ps))
             entries[y] = 1
             makes.setdefault((c.output, out), []).append(y)
             for k, f in enumerate(ins):
@@ -74,7 +74,7 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
             for b in formats:
                 ps = graph.reformat_ps(t, a, b) if a != b else None
                 if ps is not None and ps < NEVER:
-                    hop = column(ps / 1e6)
+                    hop = column(to_us(ps))
                     into[b][hop] = 1
                     rows.append(({hop: 1, has[t, a]: -1}, -math.inf, 0))
                     n = len(formats)  # a hop leads to a higher level: none feeds itself
@@ -129,13 +129,13 @@ def measure(path: Path, shapes, device: str, limit: float) -> dict:
         "ops": len(graph.choices),
         "groups": len(graph.groups),
         "plan_ms": round(1e3 * min(seconds), 1),
-        "us": best.total_ps / 1e6,
+        "us": to_us(best.total_ps),
         "status": best.status,
         "method": best.method,
         "width": best.width,
         "gap": best.gap,
     }
-    rivals = tables.rivals(table)
+    rivals = counterfactuals.rivals(table)
     row["greedy_us"], row["single_us"] = rivals.greedy_us, rivals.best_single_format and rivals.best_single_format.us
     row["highs_us"], row["highs_s"], row["highs_optimal"] = plain_highs(graph, limit)
     return row

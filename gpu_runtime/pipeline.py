@@ -352,23 +352,23 @@ def alternatives(network: Network) -> Network:
 def _explained(imported: importer.Imported, planned: _Planned, planner: _Planner) -> tuple[SparsityRecord, Solution]:
     """Everything that is known before weights are packed."""
     from gpu_runtime.explain import reasons
-    from gpu_runtime.planning import tables
+    from gpu_runtime.planning.counterfactuals import counterfactuals
 
     table, chosen = planned.table, planned.chosen
     planner.progress(Progress("explain", table.network.name))
-    beside = tables.rivals(table)
+    others = counterfactuals(table, chosen)
     explained = reasons.sparsity(
         table,
         chosen,
+        others,
         planner.sparsity,
         measured=table.device.measured,
-        all_dense_us=beside.all_dense_us,
         single={t: clipped(why) for t, why in planned.reached.single if t in table.network.only},
         stored=imported.stored,
     )
     energy = imported.before.lost_energy if imported.before else None
     explained = replace(explained, pruned=imported.pruned, not_pruned=imported.not_pruned, pruned_energy=energy)
-    return explained, replace(_solution(chosen), rivals=beside)
+    return explained, replace(_solution(chosen), rivals=others.rivals)
 
 
 def _log(log: Callable[[str], None] | None, planned: _Planned, planner: _Planner) -> None:

@@ -3,11 +3,13 @@
 import functools
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
-from tactics.planner.graph import NEVER, Choice, Entry, Graph
+from tactics.format import Key
+from tactics.planner.graph import NEVER, Choice, Entry, Graph, Hop, Plan
 from tactics.planner.plan import solve
-from tactics.planner.reformats import evaluate
+from tactics.planner.reformats import hop_ps
 
 SIX = ("chw", "chw16", "chw32", "hwc", "hwc8", "hwc16")
 PAIRS = [(a, b) for a in SIX for b in SIX]
@@ -194,6 +196,38 @@ def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
             total += sum(reformats(t, made[t], frozenset(fs)) for t, fs in wanted.items())
             best = min(best, total)
     return best
+
+
+def _check_entries(plan: Plan, live: list[Choice]) -> None:
+    """`live`: the ops that exist with the plan's options."""
+    if [c.name for c in live] != list(plan.entries):
+        raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
+    if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
+        raise ValueError(f"op {wrong[0]} has no entry {plan.entries[wrong[0]]}")
+
+
+def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
+    """Add what reformats, one after the other, make of what there is."""
+    for t, src, dst in reformats:
+        if (t, src) not in has or (t, dst) in has:
+            raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
+        has.add((t, dst))
+
+
+def evaluate(graph: Graph, plan: Plan) -> int:
+    """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
+    live = [c for c in graph.choices if holds(c, plan.options)]
+    _check_entries(plan, live)
+    has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
+    _add_targets(has, plan.reformats)
+    needs = [(t, f) for c in live for t, f in zip(c.inputs, plan.entries[c.name].ins, strict=True)]
+    needs += [(t, graph.pinned[t]) for t in graph.outputs if t in graph.pinned]
+    if lacking := [need for need in needs if need not in has]:
+        raise ValueError("tensor {} is wanted in {}, which nothing makes".format(*lacking[0]))
+    lost = set(graph.outputs) - {t for t, _ in has}
+    if lost:
+        raise ValueError(f"network outputs {sorted(lost)} are not produced")
+    return sum(e.time_ps for e in plan.entries.values()) + sum(hop_ps(graph, hop) for hop in plan.reformats)
 
 
 def solved(graph: Graph, **kwargs):

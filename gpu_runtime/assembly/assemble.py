@@ -122,11 +122,11 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
             src_name = provide(src, src_fmt, f"{label} by way of {src_fmt.layout}")
             problem = ReformatProblem(*network.tensors[place.tensor], str(src_fmt), str(fmt))
             name = called(place, fmt, f"Reformatted {label}")
-            time_ps = table.graph.reformat_ps(place.tensor, src.key, place.key) or 0
+            us = table.graph.reformat_us(place.tensor, src.key, place.key)
             move = Tactic("move", None, (src_fmt,), fmt)
             ins = [(src, src_name, src_fmt)]
             title = f"Reformatting CopyNode for {label}"
-            layers.append(_Layer(title, None, problem, move, ins, (place, name, fmt), time_ps / 1e6))
+            layers.append(_Layer(title, None, problem, move, ins, (place, name, fmt), us))
             ready[place] = (name, fmt)
         name, have = ready[place]
         if have != fmt:  # the same bytes under another name: free, and shown as TensorRT shows it

@@ -14,14 +14,14 @@ from tactics.format import CanonicalFormat, Format, Key, canonical
 from tactics.kernels import KERNELS
 from tactics.launches import launches
 from tactics.measure.timing import Time
-from tactics.planner.graph import Entry
+from tactics.planner.graph import Entry, to_ps
 from tactics.predict import premium
 from tactics.problems.problem import ConcatProblem, Problem
 from tactics.problems.protocol import Feature
 from tactics.tactic import Tactic
 
 Times = Mapping[Tactic, Time]
-Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds
+Cost = Callable[[Problem, Tactic, Time], int]  # picoseconds, as the planner counts
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
 Around = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]  # per tensor, the output last: its formats, those of edges
 
@@ -80,7 +80,7 @@ def fastest(problem: Problem, times: Times, cost: Cost) -> list[tuple[Tactic, in
         ps = cost(problem, t, time)
         if cell not in best or (ps, t.name) < best[cell][:2]:
             best[cell] = ps, t.name, t
-    return [(t, ps, ps - picoseconds(times[t])) for ps, _, t in best.values()]
+    return [(t, ps, ps - to_ps(times[t].us)) for ps, _, t in best.values()]
 
 
 def kernels(problem: Problem, tactics: list[tuple[Tactic, int, int]], homes: tuple[tuple[Key, ...], ...]) -> Iterator[Entry]:
@@ -112,21 +112,17 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
         yield Entry(None, (x,), y, 0)
 
 
-def picoseconds(time: Time) -> int:
-    return round(time.us * 1e6)
-
-
 def cost_of(device: Device, risk: float | None) -> Cost:
-    """Of a sparse tactic its time and the premium for `risk`, None where times are measured; of all others their time."""
+    """The cost is a tactic's time; for a sparse one also the premium for `risk`, which is None where times are measured."""
 
     def cost(problem: Problem, tactic: Tactic, time: Time) -> int:
-        return round(time.us * 1e6 * (1.0 if risk is None else premium(problem, tactic, device, risk)))
+        return to_ps(time.us, 1.0 if risk is None else premium(problem, tactic, device, risk))
 
     return cost
 
 
 def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Those entries in which every tensor that must be FP32 there is."""
+    """The entries in which every tensor is FP32 that must be."""
     tensors = (*op.inputs, op.output)
     must = [
         None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}

@@ -1,4 +1,4 @@
-"""A lowered network and the times of its tactics -> the planner's graph, the plan, its counterfactuals and its rivals."""
+"""A lowered network and the times of its tactics -> the planner's graph."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ from gpu_runtime.planning.entries import (
     in_place,
     kernels,
     namesakes,
-    picoseconds,
     runnable,
     to_time,
     with_namesakes,
     workspace,
 )
-from gpu_runtime.runtime.findings import Rivals, SingleFormat
 from tactics.candidates import candidates, rejected
-from tactics.format import HALF_FORMATS, PREFERRED, Format, Key, canonical, representative
+from tactics.format import PREFERRED, Format, Key, canonical
 from tactics.planner import plan
-from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop
+from tactics.planner.graph import MAX_FORMATS, Choice, Entry, Hop, to_ps
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, Problem, ReformatProblem
 from tactics.reason import Reason
 from tactics.tactic import Tactic
@@ -48,13 +46,6 @@ class Timer(Protocol):
 
 
 MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats: a plan is solved for each
-
-# fmt: off
-__all__ = [
-    "PREFERRED", "Table", "forced", "format_of", "if_sparse", "ops_of", "representative", "rivals", "tabulate", "untimed",
-    "workspace",
-]
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,7 @@ def tabulate(
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
     of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
     (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a sparse kernel
-    must be the faster one, where times are predicted; `progress` is told of each op before it is timed: its
+    must be the faster one, where times are predicted; `progress` is called for each op before it is timed: its
     name, how many are, of how many.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
@@ -228,7 +219,7 @@ class _Reformats:
             problem = ReformatProblem(*self._shapes[tensor], *map(str, ends))
             if problem not in self.times:
                 self.times[problem] = self._asked.timer(problem, candidates(problem, self._asked.device))
-            self._known[hop] = min((picoseconds(t) for t in self.times[problem].values()), default=None)
+            self._known[hop] = min((to_ps(t.us) for t in self.times[problem].values()), default=None)
         return self._known[hop]
 
 
@@ -264,7 +255,7 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
-    """Those that no kernel's own format coincides with: read or written directly by what can, else reformatted."""
+    """The formats that coincide with no kernel's own: kernels that can use them do, the others need a reformat."""
     shape = network.tensors[tensor]
     own = {canonical(f, shape) for f in network.formats(tensor)}
     return tuple(f for f in dict.fromkeys(formats) if canonical(f, shape) not in own)
@@ -277,64 +268,6 @@ def format_of(table: Table, tensor: str, key: Key) -> Format:
         if fmt is not None and canonical(fmt, shape) == key.format:
             return fmt
     raise ValueError(f"tensor {tensor} has no format {key}")
-
-
-def forced(table: Table, chosen: plan.Plan, wanted: Mapping[str, bool]) -> dict[str, plan.Forced | None]:
-    """Layer -> sparse or not: the best plan with that one layer forced so, wherever fusion puts its weights, and how much
-    faster its kernels would have to be for that; None where no such plan exists."""
-    names = {layer: tuple(op.name for op in ops) for layer, ops in ops_by_layer(table.network, wanted).items()}
-    found = plan.forced(table.graph, chosen, [(names[layer], sparse) for layer, sparse in wanted.items()])
-    return dict(zip(wanted, found, strict=True))
-
-
-def apart(table: Table, chosen: plan.Plan, merged: Sequence[Op]) -> dict[str, float | None]:
-    """Name of an op that is several branches in one -> microseconds that the plan takes more with these apart: without entries
-    the op cannot be. None where its weights have sparse tactics, so that it could."""
-    names = [op.name for op in merged]
-    found = plan.forced(table.graph, chosen, [((name,), True) for name in names])
-    sparse = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
-    return {
-        name: None if name in sparse or change is None else (change.total_ps - chosen.total_ps) / 1e6
-        for name, change in zip(names, found, strict=True)
-    }
-
-
-def ops_of(network: Network, layer: str) -> list[Op]:
-    """All alternatives with weights of this layer; of merged siblings, with those of any of them."""
-    return ops_by_layer(network, (layer,))[layer]
-
-
-def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:
-    """`ops_of` several layers, from one walk through the network."""
-    able = [*{op.name: op for op in network.ops if op.layer}.values()]
-    members: dict[str, set[str]] = {}  # layer -> those whose weights its ops hold
-    holding: dict[str, set[int]] = {}  # layer -> the ops that hold weights of it
-    for i, op in enumerate(able):
-        members.setdefault(op.layer, set()).update(op.layers or (op.layer,))
-        for m in op.layers or (op.layer,):
-            holding.setdefault(m, set()).add(i)
-    return {x: [able[i] for i in sorted(set().union(*(holding[m] for m in members.get(x, ()))))] for x in layers}
-
-
-def rivals(table: Table) -> Rivals:
-    """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
-    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
-    shapes = table.network.tensors.items()
-    names = {
-        f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
-        for f in HALF_FORMATS
-    }
-    single = plan.best_single_format(table.graph, names)
-    try:
-        greedy = plan.greedy(table.graph).us
-    except ValueError:
-        greedy = None
-    one = SingleFormat(single[0], single[1].us) if single else None
-    return Rivals(plan.solve(table.graph, force=dense).us, one, greedy)
-
-
-def _is_dense(entry: plan.Entry) -> bool:
-    return not entry.sparse
 
 
 def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
@@ -359,7 +292,7 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
 
 def _around(network: Network, op: Op, formats: _Formats) -> Around:
     """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
-    those which kernels have beside their own."""
+    those which kernels accept in addition to their own."""
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
     *ins, (usable, edges) = (

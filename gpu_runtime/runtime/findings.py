@@ -1,5 +1,5 @@
-"""What an engine's file says of its plan beside how to run it, as records: why each layer runs sparse or dense, how good the
-plan is, what FP16 cannot hold, and the tables that it was chosen from."""
+"""What an engine's file says of its plan, apart from how to run it, as records: why each layer runs sparse or dense, how good
+the plan is, what FP16 cannot hold, and the tables that it was chosen from."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ from gpu_runtime.runtime.fields import (
 )
 
 Sparsity = Literal["disable", "enable", "force"]
+# fmt: off
+ReasonCode = Literal["picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise",
+                     "no_sparse_tactic", "pattern_violation", "channels_not_multiple_of_4", "grouped_conv"]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,8 @@ class SparsityRow:
 
     `layers`: the model's nodes whose weights these are: one, or each of merged siblings, of `branches` that were added, of a
     squeeze-excite; `able`: those of them that are eligible; `apart_cost_us`: what the plan would take more with these branches
-    apart; `op`: what runs it; `reason`: picked, dense_faster, reformat_outweighs, within_noise, one_launch, uncertain,
-    no_sparse_tactic, pattern_violation, channels_not_multiple_of_4 or grouped_conv; `detail`, `sentence`: more of it, in words;
-    c, k, groups, kernel: of the convolution. Of its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
+    apart; `op`: what runs it; `detail`, `sentence`: more of the reason, in words; c, k, groups, kernel: of the convolution. Of
+    its weights as kernels hold them: `pattern_groups`, groups of 4 input channels,
     `pattern_share` of them that fit 2:4, `first_violation`, [k, c, r, s]; as the file has them: `stored_share`, and
     `lost_energy`, the share of their squares that pruning takes away, or with mode force took. `us`: in the plan; `other`: the
     plan with this layer forced the other way, which costs `other_cost_us`; `flip`: null where no speed of that choice's kernels
@@ -116,7 +119,7 @@ class SparsityRow:
     layers: tuple[Text, ...]
     op: Text
     verdict: Literal["sparse", "dense", "not_eligible"]
-    reason: Text
+    reason: ReasonCode
     c: Count
     k: Count
     groups: Count

@@ -49,19 +49,22 @@ def minimise(
     *,
     quantum: int = 1,
     max_cells: int = 20_000_000,
-    seconds: float = 60.0,
-) -> Solution:
+    seconds: float | None = 60.0,
+) -> Solution | None:
     """The assignment with the least sum, and the first such one in a fixed order of variables and states.
 
     `sizes[v]`: number of states of variable v. All finite cells must be >= 0 and their sum < NEVER. `quantum`: cost
     below one quantum only breaks ties; elimination honours it and HiGHS ignores it. Tables of more than `max_cells`
-    cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`.
+    cells are not built: HiGHS then gets `seconds`, and `bound` may stay below `cost`; with None there is no answer.
     """
     factors = [(tuple(scope), np.asarray(table, np.int64)) for scope, table in factors]
-    return eliminated(sizes, factors, max_cells) or by_program(sizes, factors, quantum, max_cells, seconds)
+    found = _eliminated(sizes, factors, max_cells)
+    if found is None and seconds is not None:
+        return _by_program(sizes, factors, quantum, max_cells, seconds)
+    return found
 
 
-def eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> Solution | None:
+def _eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> Solution | None:
     """`minimise` by elimination alone; None: it would need a table of more than `max_cells`."""
     placed, leaders = _substitute(sizes, factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], max_cells)
@@ -73,13 +76,13 @@ def eliminated(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) 
 
 
 def core(sizes: Sequence[int], factors: Sequence[Factor], max_cells: int) -> list[int]:
-    """The variables that `eliminated` could not eliminate."""
+    """The variables that elimination could not eliminate."""
     placed, _ = _substitute(sizes, factors)
     gone = set(order(sizes, [scope for scope, _ in placed], max_cells)[0])
     return [v for v in range(len(sizes)) if v not in gone]
 
 
-def by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
+def _by_program(sizes: Sequence[int], factors: Sequence[Factor], quantum: int, max_cells: int, seconds: float) -> Solution:
     """`minimise` by HiGHS, after those variables are eliminated that take small tables."""
     placed, leaders = _substitute(sizes, factors)
     sequence, width = order(sizes, [scope for scope, _ in placed], min(max_cells, SMALL_CELLS))

@@ -345,7 +345,7 @@ def _add_reformats(model: Model, copies: Copies, p: int, slots: list[int]) -> No
         return np.stack(rows)
 
     def add(scope: tuple[int, ...], what: str, make: Callable[[], np.ndarray]) -> None:
-        """`make` tells the table of tensors alike in their copies, formats that are read in any case and domains."""
+        """`make` returns the table of tensors alike in their copies, formats that are read in any case and domains."""
         alike = id(copies), what, fixed, *(model.domains[v] for v in scope)
         if alike not in model.tables:
             model.tables[alike] = make()

@@ -1,7 +1,10 @@
 """What may run, as the planner sees it: ops with their entries, tensors with their formats, fusion options; and a plan of it.
 
-Of keys it asks only which are equal, of tactics their names, which break ties; all times are integer picoseconds. A tensor is
-produced once, in one format; its other formats are made by reformats (tactics.planner.reformats).
+Of keys it asks only which are equal, of tactics their names, which break ties. A tensor is produced once, in one format; its
+other formats are made by reformats (tactics.planner.reformats).
+
+A time is a float of microseconds everywhere else, as it is measured, predicted and shown. Here it is an integer of picoseconds:
+sums of integers are exact, so ties are ties, and a proof holds to the last digit. `to_ps` and `to_us` alone convert.
 """
 
 from __future__ import annotations
@@ -20,10 +23,19 @@ from tactics.tactic import IN_PLACE, Tactic
 MOST_STATES = 1 << 20  # of the fusion groups that decide about one tensor or one op
 MOST_ALIKE = 1000  # ops of one name, or that produce one tensor
 MAX_FORMATS = 12  # per tensor: its table of reformats has 2**formats rows
+PS_PER_US = 1e6
 
 Literals = tuple[tuple[str, str], ...]
 Cell = tuple[tuple[Key, ...], Key]  # keys of an op's inputs, key of its output
 Hop = tuple[str, Key, Key]  # a reformat: tensor, from, to
+
+
+def to_ps(us: float, factor: float = 1.0) -> int:
+    return round(us * PS_PER_US * factor)
+
+
+def to_us(ps: int) -> float:
+    return ps / PS_PER_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +53,8 @@ class Entry:
 
     @property
     def us(self) -> float:
-        """What it takes, without the premium."""
-        return (self.time_ps - self.premium_ps) / 1e6
+        """Its time, without the premium."""
+        return to_us(self.time_ps - self.premium_ps)
 
     @property
     def name(self) -> str:
@@ -86,6 +98,10 @@ class Graph:
     formats: Mapping[str, tuple[Key, ...]]
     reformat_ps: Callable[[str, Key, Key], int | None]
 
+    def reformat_us(self, tensor: str, src: Key, dst: Key) -> float:
+        """The time of a reformat; 0 where it moves nothing."""
+        return to_us(self.reformat_ps(tensor, src, dst) or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -107,8 +123,8 @@ class Plan:
 
     @property
     def us(self) -> float:
-        """What it takes, without the premiums."""
-        return (self.total_ps - sum(e.premium_ps for e in self.entries.values())) / 1e6
+        """Its time, without the premiums."""
+        return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
 
 Force = Mapping[str, Callable[[Entry], bool]]
@@ -181,11 +197,6 @@ def tensors_of(graph: Graph) -> list[str]:
 def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
     pinned = (graph.pinned[tensor],) if tensor in graph.pinned else ()
     return tuple(dict.fromkeys((*graph.formats.get(tensor, ()), *pinned)))
-
-
-def connected(graph: Graph, live: list[Choice]) -> bool:
-    made = {*graph.inputs, *(c.output for c in live)}
-    return made.issuperset((*graph.outputs, *(t for c in live for t in c.inputs)))
 
 
 def worst_ps(graph: Graph) -> int:

@@ -104,10 +104,9 @@ def _solve_once(
     costs = formulation.costs_of(graph)
     scale, model = costs.scale, formulation.model_of(graph, costs)
     model.factors.extend(formulation.forbidden(graph, ring) for ring in closed)
-    found = eliminate.eliminated(model.sizes, model.factors, max_cells)
-    if found is None and milp_seconds is None:
+    found = eliminate.minimise(model.sizes, model.factors, quantum=scale, max_cells=max_cells, seconds=milp_seconds)
+    if found is None:
         return None
-    found = found or eliminate.by_program(model.sizes, model.factors, scale, max_cells, milp_seconds or 0.0)
     if found.bound >= NEVER:
         raise Impossible(why_none(graph))
     bound_ps = found.bound // scale
@@ -147,10 +146,6 @@ class Forced:
     def total_ps(self) -> int:
         return self.change.total_ps
 
-    def plan(self, graph: Graph, best: Plan) -> Plan:
-        """The whole plan; `best`: the one that it changes."""
-        return changes.changed(graph, best, self.change)
-
 
 def forced(
     graph: Graph, best: Plan, wanted: Iterable[tuple[tuple[str, ...], bool]], *, max_cells: int = 20_000_000
@@ -178,7 +173,7 @@ def forced(
 
 
 def _least_forced(found: list[Forced]) -> Forced | None:
-    """Of the best plans in all parts of a graph the best, and the least that would make one of them so."""
+    """The best of the best plans in all parts of a graph, and the smallest speedup that would make one of them so."""
     if not found:
         return None
     first = min(found, key=lambda f: f.speedup)
@@ -301,7 +296,7 @@ def cheapest(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(best.values())
 
 
-# ---- rivals, to print beside the plan
+# ---- rivals, for comparison with the plan
 
 
 def greedy(graph: Graph) -> Plan:
@@ -411,7 +406,7 @@ def best_single_key(graph: Graph) -> Plan | None:
 
 
 def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
-    """Of the entries those that have most tensors in the formats wanted of each."""
+    """The entries that have most tensors in the formats wanted."""
     fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
     best = max(fit, default=0)
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)

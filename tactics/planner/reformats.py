@@ -1,7 +1,7 @@
 """Reformats: what it takes to have a tensor in several formats, and what a plan with them costs.
 
 A tensor is produced in one format, and its others are made from that or from one made before, so a chain's first hop serves
-whoever wants that format too. Each (tensor, target format) is made and charged once, however many ops read it.
+every reader of that format. Each (tensor, target format) is made and charged once, however many ops read it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tactics.format import Key
 from tactics.planner.factors import NEVER
-from tactics.planner.graph import Choice, Entry, Graph, Hop, Plan, formats_of, holds, tensors_of
+from tactics.planner.graph import Choice, Entry, Graph, Hop, formats_of, holds, tensors_of
 
 
 def cost(
@@ -59,44 +59,12 @@ def hop_ps(graph: Graph, hop: Hop) -> int:
     return time
 
 
-def _check_entries(plan: Plan, live: list[Choice]) -> None:
-    """`live`: the ops that exist with the plan's options."""
-    if [c.name for c in live] != list(plan.entries):
-        raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
-    if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
-        raise ValueError(f"op {wrong[0]} has no entry {plan.entries[wrong[0]]}")
-
-
-def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
-    """Add what reformats, one after the other, make of what there is."""
-    for t, src, dst in reformats:
-        if (t, src) not in has or (t, dst) in has:
-            raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
-        has.add((t, dst))
-
-
-def evaluate(graph: Graph, plan: Plan) -> int:
-    """The plan's total in picoseconds, from the graph and the plan alone. ValueError: not a plan of this graph."""
-    live = [c for c in graph.choices if holds(c.when, plan.options)]
-    _check_entries(plan, live)
-    has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
-    _add_targets(has, plan.reformats)
-    needs = [(t, f) for c in live for t, f in zip(c.inputs, plan.entries[c.name].ins, strict=True)]
-    needs += [(t, graph.pinned[t]) for t in graph.outputs if t in graph.pinned]
-    if lacking := [need for need in needs if need not in has]:
-        raise ValueError("tensor {} is wanted in {}, which nothing makes".format(*lacking[0]))
-    lost = set(graph.outputs) - {t for t, _ in has}
-    if lost:
-        raise ValueError(f"network outputs {sorted(lost)} are not produced")
-    return sum(e.time_ps for e in plan.entries.values()) + sum(hop_ps(graph, hop) for hop in plan.reformats)
-
-
 @dataclass(frozen=True, slots=True)
 class Copies:
     """A tensor's reformats, costs by sets of formats (bit i: formats[i]) and by the produced format p.
 
     `step[a, b]`: one hop. `near[A, f]`: cheapest hop into f from a member of A. `exact[A, p]`: making exactly the set
-    A, which holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that nobody reads.
+    A, which holds p. `serve[A, p]`: making at least A; its reformats may pass through formats that no op reads.
     """
 
     formats: tuple[Key, ...]

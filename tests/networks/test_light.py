@@ -17,6 +17,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import io_formats, tables
+from gpu_runtime.planning.counterfactuals import ops_by_layer
 from tactics.measure import timing
 from tactics.planner import plan
 from tests.engines import emulated
@@ -94,14 +95,14 @@ def test_inception_is_planned_and_every_counterfactual_equals_a_solve(tmp_path, 
     assert best.status == "proven" and min(seconds) < 0.3  # 0.1 on a quiet machine
     ops = [op for op in network.ops if op.layer and plan.holds(op.when, best.options)]
     wanted = {op.layer: not best.entries[op.name].sparse for op in ops}
+    names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(network, wanted).items()}
     with monkeypatch.context() as patch:
         patch.setattr(plan, "solve", None)
-        found = tables.forced(table, best, wanted)
+        found = dict(zip(wanted, plan.forced(table.graph, best, [(names[x], wanted[x]) for x in wanted]), strict=True))
     merged = [layer for layer in wanted if " || " in layer and found[layer]]
     assert len(merged) > 5 and len(list(filter(None, found.values()))) > 30
     for layer in [*merged, *list(wanted)[::4]]:
-        names = [op.name for op in tables.ops_of(network, layer)]
-        force = dict.fromkeys(names, lambda e, sparse=wanted[layer]: e.sparse == sparse)
+        force = dict.fromkeys(names[layer], lambda e, sparse=wanted[layer]: e.sparse == sparse)
         if found[layer] is None:
             with pytest.raises(ValueError, match="no plan exists"):
                 plan.solve(table.graph, force=force)

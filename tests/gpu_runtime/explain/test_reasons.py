@@ -14,6 +14,7 @@ from gpu_runtime.explain import reasons, wording
 from gpu_runtime.frontend.weights import as_stored
 from gpu_runtime.network import Network, Op, TensorInfo
 from gpu_runtime.planning import tables
+from gpu_runtime.planning.counterfactuals import counterfactuals
 from gpu_runtime.runtime.findings import Floor, Summary
 from tactics.format import Format
 from tactics.measure.timing import Time
@@ -59,7 +60,12 @@ def row(net, times, mode="enable", measured=False):
     table = tables.tabulate(net, DEVICE, times, sparse=mode != "disable", io=io)
     w = net.ops[0].weights["w"]
     stored = {} if w.shape[1] % 4 else {"conv": as_stored(w, 1)}
-    return reasons.sparsity(table, plan.solve(table.graph), mode, measured=measured, stored=stored).rows[0]
+    return told(table, mode, measured=measured, stored=stored).rows[0]
+
+
+def told(table, mode="enable", **facts):
+    chosen = plan.solve(table.graph)
+    return reasons.sparsity(table, chosen, counterfactuals(table, chosen), mode, **facts)
 
 
 W = np.random.default_rng(0).standard_normal((64, 64, 1, 1)).astype(np.float16).astype(np.float32)
@@ -128,7 +134,7 @@ def test_the_layers_around_are_told_apart_from_reformats():
 
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, time, sparse=True, io=io)
-    r = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False).rows[0]
+    r = told(table, measured=False).rows[0]
     assert r.reason == "reformat_outweighs" and r.other_cost_us == pytest.approx(4)
     parts = {key: getattr(r.other, key) for key in ("kernel_us", "reformat_us", "around_us", "reformats")}
     assert parts == pytest.approx({"kernel_us": -2, "reformat_us": 0, "around_us": 6, "reformats": 0})
@@ -181,7 +187,7 @@ def test_the_network_line():
     net = network(W24)
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
-    found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False, all_dense_us=10.0)
+    found = told(table, measured=False)
     floor, launch = found.rows[0].floor, DEVICE.launch_us
     assert floor.launch_us == launch and floor.sparse_us < launch + 0.1
     low, high = found.summary.saved_range_us
@@ -216,7 +222,7 @@ def test_one_row_per_layer_wherever_fusion_puts_it():
     net = Network("net", base.inputs, base.outputs, base.tensors, (apart, fused), (("g", ("apart", "into conv")),))
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     table = tables.tabulate(net, DEVICE, timer(10, 8, 1), sparse=True, io=io)
-    rows = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=False).rows
+    rows = told(table, measured=False).rows
     assert [r.layer for r in rows] == ["conv"] and rows[0].other_cost_us == pytest.approx(2)
 
 
@@ -226,7 +232,7 @@ def test_a_sparse_kernel_that_is_not_likely_enough_the_faster_one_stays_out():
     io = {t.name: Format("fp16", "chw") for t in (*net.inputs, *net.outputs)}
     for risk, verdict, reason in ((0.6, "dense", "uncertain"), (0.5, "sparse", "picked"), (None, "sparse", "picked")):
         table = tables.tabulate(net, DEVICE, timer(10, 9.9, 1), sparse=True, io=io, risk=risk)
-        found = reasons.sparsity(table, plan.solve(table.graph), "enable", measured=risk is None)
+        found = told(table, measured=risk is None)
         (r,) = found.rows
         assert (r.verdict, r.reason) == (verdict, reason)
         assert r.p_sparse_faster is None if risk is None else 0.5 < r.p_sparse_faster < 0.6

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from tactics.planner import eliminate, formulation, splitting
+from tactics.planner.changes import changed
 from tactics.planner.graph import Graph
 from tactics.planner.plan import forced, solve
-from tactics.planner.reformats import evaluate
-from tests.planner_graphs import faster, layers_of, sibling_graph, small_graph, solved
+from tests.planner_graphs import evaluate, faster, layers_of, sibling_graph, small_graph, solved
 
 SEEDS = 500
 
@@ -69,7 +69,7 @@ def test_all_counterfactuals_at_once_equal_one_solve_each(make, seeds, least, wi
             except ValueError:
                 assert found is None, (seed, names, sparse)
                 continue
-            whole = found.plan(graph, best)
+            whole = changed(graph, best, found.change)
             assert found.total_ps == whole.total_ps == alone.total_ps == evaluate(graph, whole), (seed, names, sparse)
             for entries, p in ((found.before, best), (found.after, whole)):
                 assert sorted(map(str, entries)) == sorted(str(e) for n, e in p.entries.items() if n in names)

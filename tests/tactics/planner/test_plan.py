@@ -21,13 +21,14 @@ from tactics.planner import eliminate, formulation
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
 from tactics.planner.plan import best_single_format, best_single_key, cheapest, greedy, solve
-from tactics.planner.reformats import cost, evaluate
+from tactics.planner.reformats import cost
 from tests.planner_graphs import (
     PAIRS,
     SIX,
     brute,
     chain,
     conv_net,
+    evaluate,
     merging_graph,
     runs,
     sibling_graph,

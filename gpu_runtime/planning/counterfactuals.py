@@ -1,0 +1,140 @@
+"""What the plan would be otherwise: with a layer forced the other way, without merged branches, without sparse kernels, in one
+format. The plan is solved again nowhere else: explanation reads these answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpu_runtime.network import Network, Op
+from gpu_runtime.planning.entries import Times
+from gpu_runtime.planning.tables import Table
+from gpu_runtime.runtime.findings import Flip, OtherChoice, Rivals, SingleFormat
+from tactics.format import HALF_FORMATS, canonical
+from tactics.planner import plan
+from tactics.planner.graph import to_us
+from tactics.planner.reformats import hop_ps
+from tactics.problems.problem import ConvProblem, SqueezeExciteProblem
+
+Timed = tuple[Op, Times]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactuals:
+    """`other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> what would make that plan as
+    good, where a speed of its kernels would; `apart_us`: op that merges branches -> what the plan takes more with these apart,
+    None where the op has sparse tactics, so that the question has no answer."""
+
+    rivals: Rivals
+    other: Mapping[str, OtherChoice]
+    flip: Mapping[str, Flip]
+    apart_us: Mapping[str, float | None]
+
+
+def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
+    """All of them, those of layers and of branches from one elimination tree."""
+    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    timed = alternatives(table, ops)
+    kinds = {id(times): {t.sparse for t in times} for times in table.times}
+    both = [op for op in ops if len(set().union(*(kinds[id(times)] for _, times in timed[op.layer]))) == 2]
+    wanted = {op.layer: not chosen.entries[op.name].sparse for op in both}
+    names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(table.network, wanted).items()}
+    merged = [op.name for op in ops if op.branches]
+    questions = [*((names[layer], sparse) for layer, sparse in wanted.items()), *(((name,), True) for name in merged)]
+    found = plan.forced(table.graph, chosen, questions)
+    forced = {layer: answer for layer, answer in zip(wanted, found, strict=False) if answer is not None}
+    able = {c.name for c in table.graph.choices if any(e.sparse for e in c.entries)}
+    apart = {
+        name: None if name in able or answer is None else to_us(answer.total_ps - chosen.total_ps)
+        for name, answer in zip(merged, found[len(wanted) :], strict=True)
+    }
+    flips = {layer: _flip(answer) for layer, answer in forced.items() if answer.speedup < math.inf}
+    return Counterfactuals(rivals(table), {x: _other(table, chosen, f) for x, f in forced.items()}, flips, apart)
+
+
+def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
+    """Layer -> all ops with its weights, and their times; for several layers in one launch that is dense in any case, also the
+    ops of each layer alone, which may run sparse."""
+    found: dict[str, list[Timed]] = {}
+    for op, times in zip(table.network.ops, table.times, strict=True):
+        if op.layer:
+            found.setdefault(op.layer, []).append((op, times))
+    for op in chosen:
+        if is_dense_together(op):
+            found[op.layer] += [each for layer in op.layers if layer != op.layer for each in found.get(layer, ())]
+    return found
+
+
+def is_dense_together(op: Op) -> bool:
+    """Whether an op is several layers in one launch that cannot be sparse, whether or not one of them alone could: a
+    squeeze-excite, or convolutions that were merged and do not all have the pattern."""
+    merged = isinstance(op.problem, ConvProblem) and len(op.layers) > 1 and not op.problem.sparse24
+    return merged or isinstance(op.problem, SqueezeExciteProblem)
+
+
+def ops_by_layer(network: Network, layers: Iterable[str]) -> dict[str, list[Op]]:
+    """Layer -> all alternatives with its weights; for merged siblings, with those of any of them."""
+    able = [*{op.name: op for op in network.ops if op.layer}.values()]
+    members: dict[str, set[str]] = {}  # layer -> those whose weights its ops hold
+    holding: dict[str, set[int]] = {}  # layer -> the ops that hold weights of it
+    for i, op in enumerate(able):
+        members.setdefault(op.layer, set()).update(op.layers or (op.layer,))
+        for m in op.layers or (op.layer,):
+            holding.setdefault(m, set()).add(i)
+    return {x: [able[i] for i in sorted(set().union(*(holding[m] for m in members.get(x, ()))))] for x in layers}
+
+
+def rivals(table: Table) -> Rivals:
+    """What the plan is compared with: the all-dense optimum, one format everywhere, each layer's fastest for itself."""
+    dense = dict.fromkeys((op.name for op in table.network.ops if op.layer), _is_dense)
+    shapes = table.network.tensors.items()
+    names = {
+        f: {t: tuple(k for k in table.graph.formats[t] if k.format == canonical(f, shape)) for t, shape in shapes}
+        for f in HALF_FORMATS
+    }
+    single = plan.best_single_format(table.graph, names)
+    try:
+        greedy = plan.greedy(table.graph).us
+    except ValueError:
+        greedy = None
+    one = SingleFormat(single[0], single[1].us) if single else None
+    return Rivals(plan.solve(table.graph, force=dense).us, one, greedy)
+
+
+def _is_dense(entry: plan.Entry) -> bool:
+    return not entry.sparse
+
+
+def _other(table: Table, chosen: plan.Plan, forced: plan.Forced) -> OtherChoice:
+    """What forcing the layer changes."""
+    tactic = forced.after[0].tactic
+    if tactic is None:
+        raise RuntimeError("planner: a layer with weights was forced into an entry that launches nothing")
+    entries = {**chosen.entries, **forced.change.entries}
+    total_us = to_us(forced.total_ps - sum(e.premium_ps for e in entries.values() if e is not None))
+    us, cost_us = sum(e.us for e in forced.after), total_us - chosen.us
+    kernel_us = us - sum(e.us for e in forced.before)
+    gone, new = ([hop_ps(table.graph, hop) for hop in hops] for hops in (forced.change.gone, forced.change.new))
+    reformat_us = to_us(sum(new) - sum(gone))
+    return OtherChoice(
+        total_us=total_us,
+        cost_us=cost_us,
+        kernel_us=kernel_us,
+        reformat_us=reformat_us,
+        around_us=cost_us - kernel_us - reformat_us,
+        reformats=sum(map(bool, new)) - sum(map(bool, gone)),
+        tactic=tactic,
+        in_=tactic.ins[0],
+        out=tactic.out,
+        us=us,
+        kernels=len(forced.after),
+        premium_us=to_us(sum(e.premium_ps for e in forced.after)),
+    )
+
+
+def _flip(forced: plan.Forced) -> Flip:
+    """When the layer's other kind would do as well."""
+    us, by = sum(e.us for e in forced.flipped), forced.speedup
+    doubt = sum(to_us(e.premium_ps) for e in forced.flipped) / by + sum(to_us(e.premium_ps) for e in forced.before)
+    return Flip(us, us / by, doubt)
