@@ -75,7 +75,12 @@ def test_models_that_cannot_be_read(files, refused):
 def test_unsupported_operators(files, refused):
     onnx.save(unsupported(), files / "odd.onnx")
     listed = "not supported: NonZero (nz), Det (last)\nexport the model without them, or compute them outside it; "
-    refused(f"build odd.onnx {OUTPUTS}", "odd.onnx: 2 nodes have an operator that is ", listed, "docs/operators.md the supported ones")
+    refused(
+        f"build odd.onnx {OUTPUTS}",
+        "odd.onnx: 2 nodes have an operator that is ",
+        listed,
+        "docs/operators.md the supported ones",
+    )
 
 
 @pytest.mark.parametrize(

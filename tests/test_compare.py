@@ -72,7 +72,11 @@ def test_the_first_layer_that_diverges_is_named(weight, first, chain, cli):
     with_weights("tiny.onnx", "other.onnx", **{weight: w})
     code, out, _ = cli("compare other.onnx tiny.engine")
     words = " ".join(out.split())
-    assert code == 5 and f"First layer that diverges: {first}, in " in words and "1 of 1 outputs are outside the tolerance" in words
+    assert (
+        code == 5
+        and f"First layer that diverges: {first}, in " in words
+        and "1 of 1 outputs are outside the tolerance" in words
+    )
     assert "The model is not the file that the engine was built from" in words
     assert json.loads(cli("compare other.onnx tiny.engine --json")[1])["first_divergence"] == first
 
