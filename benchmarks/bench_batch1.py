@@ -29,7 +29,7 @@ def main(device: str) -> None:
         for t in candidates(p, gpu):
             if t.out.layout == "hwc8" and str(t.ins[0]) == ("fp32:chw" if p.c < 8 else "fp16:hwc8"):
                 best[t.sparse] = min(best.get(t.sparse, (1e9, "")), (predict_us(p, t, gpu), t.name.partition("__")[0]))
-        floor, (dense, name) = floors(p, gpu)["dense_us"], best[False]
+        floor, (dense, name) = float(floors(p, gpu)["dense_us"]), best[False]
         sparse = f"{best[True][0]:7.2f}" if True in best else f"{'-':>7}"
         click.echo(f"{shape:20} {floor:6.2f} {dense:7.2f} {sparse} {dense / floor:8.2f}  {name}")
         within += dense <= 1.5 * floor + 1.5

@@ -20,8 +20,10 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -206,9 +208,11 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
     bench.set_problem(p)
     stream = torch.cuda.ExternalStream(bench.gpu.stream.ptr)
     with torch.cuda.stream(stream):
-        contestants, row = {}, {"failed": {}}
+        contestants: dict[str, tuple[Callable[[], None], Callable[[], None], int]] = {}
+        row: dict[str, Any] = {"failed": {}}
         for kind, tactic in best.items():
-            *contestants[kind], error = bench.prepare(tactic)
+            warm, timed, count, error = bench.prepare(tactic)
+            contestants[kind] = warm, timed, count
             row[kind] = {"tactic": tactic.name, "rel_error": error}
         cudnn = Cudnn(torch, bench, p)
         for kind, run in (("cudnn_fused", cudnn.fused), ("cudnn_plain", cudnn.plain)):
@@ -217,7 +221,7 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
                 row[kind] = {"rel_error": cudnn.error()} if kind == "cudnn_fused" else {}
             except RuntimeError as e:  # torch has no fused convolution for this shape or version
                 row["failed"][kind] = str(e)[:300]
-        samples = {kind: [] for kind in contestants}
+        samples: dict[str, list[float]] = {kind: [] for kind in contestants}
         for _ in range(ROUNDS):
             order = list(contestants)
             random.shuffle(order)
@@ -252,7 +256,7 @@ def summary(rows: list[dict], batches) -> dict:
     result = {}
     for batch in batches:
         mine = [r for r in rows if r["batch"] == batch]
-        entry = {"shapes": len(mine), "of": len(SHAPES)}
+        entry: dict[str, float] = {"shapes": len(mine), "of": len(SHAPES)}
         for kind in ("dense", "sparse"):
             ratios = [r[f"{kind}_vs_cudnn"] for r in mine if r.get(f"{kind}_vs_cudnn")]
             if ratios:
@@ -316,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(device)
     timer = measured(device, Cache(args.cache or args.out.with_name("conv_timings.jsonl")))
     todo = order(batches)
-    result = {
+    result: dict[str, Any] = {
         "what": __doc__.strip(),
         "machine": facts(device, bench.clock, torch),
         "ceilings": ceilings(torch, bench.clock),

@@ -24,6 +24,8 @@ from tactics.measure.data import random_data
 from tactics.measure.trial import bind, scratch_for
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
+from tactics.step import Launch
+from tactics.tactic import Tile
 
 PROBLEM = ConvProblem(1, 256, 28, 28, 256, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=Epilogue(bias=True))
 FLOP = 2 * 256 * 256 * 9 * 28 * 28
@@ -40,7 +42,7 @@ def rate(tactic, repeats: int, **options) -> float:
     x, out = gpu.allocate(image.nbytes), gpu.allocate(num_bytes(tactic.out, PROBLEM.out_shape))
     for address, array in zip([x, *places.values()], [image, *sections.values()], strict=True):
         gpu.write(address, array)
-    (step,) = steps = launches(PROBLEM, tactic)
+    (step,) = steps = [s for s in launches(PROBLEM, tactic) if isinstance(s, Launch)]
     scratch = scratch_for(gpu, steps)
     kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
     best = float("inf")
@@ -61,7 +63,9 @@ def main() -> int:
         tactic = next(
             t
             for t in candidates(PROBLEM, named("h200"))
-            if t.sparse == sparse and (t.tile.threads, t.name.count("128x128"), t.name.count("hwc8")) == (256, 1, 2)
+            if t.sparse == sparse
+            and isinstance(t.tile, Tile)
+            and (t.tile.threads, t.name.count("128x128"), t.name.count("hwc8")) == (256, 1, 2)
         )
         print(tactic.name)
         for checks in (False, True):

@@ -18,9 +18,10 @@ import json
 import os
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -30,6 +31,7 @@ import gpu_runtime as gr
 from benchmarks import light, topologies
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
+from cuda_kernels.launch import Emulated
 from gpu_runtime.runtime.plan_record import LaunchStep, PlanRecord
 from tactics.predict import predict
 
@@ -69,7 +71,7 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
     engine = gr.build(path, sparsity=sparsity, device=device, shapes=shapes)
     plan, record, sparse = engine.plan, engine.record, engine.sparsity
     found, kinds, single = plan.solution, Counter(layer.type for layer in plan.layers), plan.solution.rivals.best_single_format
-    row = {
+    row: dict[str, Any] = {
         "network": record.model.name,
         "input": "x".join(map(str, plan.inputs[0].shape)),
         "timing": record.timing.label,
@@ -83,7 +85,7 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
         "total_us": round(found.total_us, 2),
         "device": record.device.title,
         "status": found.status,
-        "all_dense_us": round(found.rivals.all_dense_us, 2),
+        "all_dense_us": None if found.rivals.all_dense_us is None else round(found.rivals.all_dense_us, 2),
         "single_format": single and {"format": str(single.format), "us": single.us},
         "greedy_us": found.rivals.greedy_us,
         "weight_bytes": record.weight_bytes,
@@ -97,20 +99,23 @@ def measure(path: Path, shapes, device: str, sparsity: str, run: bool) -> dict:
         with engine.context(device="emulator") as ctx:
             seconds = timed(ctx.gpu)
             ctx.run(inputs)
-            row["touched_bytes"] = sum(s.launch_unique_bytes for s in ctx.gpu.stats)
-        row["emulated_s"] = Counter()
+            stats = ctx.gpu.stats if isinstance(ctx.gpu, Emulated) else []
+            row["touched_bytes"] = sum(s.launch_unique_bytes for s in stats)
+        emulated: dict[str, float] = defaultdict(float)
         for step, s in zip(plan.steps, seconds, strict=True):
-            row["emulated_s"][step.kernel if isinstance(step, LaunchStep) else "library"] += round(s, 3)
+            emulated[step.kernel if isinstance(step, LaunchStep) else "library"] += round(s, 3)
+        row["emulated_s"] = emulated
     return row
 
 
 def bounds(plan: PlanRecord, device: str) -> dict[str, float]:
     """What limits the kernels by their predictions -> the share of the plan's time that those take, largest first."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for layer in plan.layers:
         if layer.tactic is not None and layer.problem is not None and layer.time_us:
             found[str(predict(layer.problem, layer.tactic, named(device))["bound"])] += layer.time_us
-    return {bound: round(us / found.total(), 3) for bound, us in found.most_common()}
+    total = sum(found.values())
+    return {bound: round(us / total, 3) for bound, us in sorted(found.items(), key=lambda item: -item[1])}
 
 
 def timed(gpu) -> list[float]:
@@ -132,7 +137,8 @@ def timed(gpu) -> list[float]:
 def text(row: dict) -> str:
     """The row as two lines."""
     single = row["single_format"]
-    beside = f"all dense ~{row['all_dense_us']:.1f} us"
+    dense = row["all_dense_us"]
+    beside = "no dense plan" if dense is None else f"all dense ~{dense:.1f} us"
     beside += f"; one format ({single['format']}) ~{single['us']:.1f} us" if single else ""
     beside += f"; layer by layer ~{row['greedy_us']:.1f} us" if row["greedy_us"] else ""
     touched = ""
@@ -174,7 +180,7 @@ def page(rows: Sequence[dict]) -> str:
                     f"{r['sparse']} / {r['eligible']}",
                     f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
                     f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}",
-                    f"{r['all_dense_us']:.1f}",
+                    "-" if r["all_dense_us"] is None else f"{r['all_dense_us']:.1f}",
                     f"{single['us']:.1f} {single['format']}" if single else "",
                     f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
                 )

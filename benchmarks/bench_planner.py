@@ -15,6 +15,7 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.planning import counterfactuals, io_formats, tables
+from tactics.format import Key
 from tactics.measure import timing
 from tactics.planner import plan
 from tactics.planner.graph import MAX_FORMATS, NEVER, Graph, cells_of, formats_of, tensors_of, to_us
@@ -39,7 +41,8 @@ RUNS = 10
 
 def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool]:
     """(microseconds of the plan found or None, seconds it took, whether HiGHS calls it optimal)."""
-    cost, rows = [], []  # a row: ({column: coefficient}, low, high)
+    cost: list[float] = []
+    rows: list[tuple[Mapping[int, int], float, float]] = []  # ({column: coefficient}, low, high)
 
     def column(us: float = 0.0) -> int:
         cost.append(us)
@@ -47,7 +50,8 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
 
     option = {(g, o): column() for g, names in graph.groups for o in names}
     rows += [({option[g, o]: 1 for o in names}, 1, 1) for g, names in graph.groups]
-    makes, reads = {}, {}  # (tensor, format) -> columns of entries; (choice, position, format) likewise
+    makes: dict[tuple[str, Key], list[int]] = {}  # (tensor, format) -> columns of entries
+    reads: dict[tuple[int, int, Key], list[int]] = {}  # (choice, position, format) -> columns of entries
     for i, c in enumerate(graph.choices):
         there = column()
         groups = dict.fromkeys(g for g, _ in c.when)
@@ -62,14 +66,15 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
             for k, f in enumerate(ins):
                 reads.setdefault((i, k, f), []).append(y)
         rows.append((entries | {there: -1}, 0, 0))
-    has, levels = {}, []
+    has: dict[tuple[str, Key], int] = {}
+    levels: list[int] = []
     for t in tensors_of(graph):
         formats = formats_of(graph, t)
         level = {f: column() for f in formats}
         levels += level.values()
         for f in formats:
             has[t, f] = column()
-        into = {f: {} for f in formats}
+        into: dict[Key, dict[int, int]] = {f: {} for f in formats}
         for a in formats:
             for b in formats:
                 ps = graph.reformat_ps(t, a, b) if a != b else None
@@ -92,7 +97,9 @@ def plain_highs(graph: Graph, seconds: float) -> tuple[float | None, float, bool
     return _solved(cost, rows, top, seconds)
 
 
-def _solved(cost: list[float], rows: list[tuple], top: np.ndarray, seconds: float) -> tuple[float | None, float, bool]:
+def _solved(
+    cost: list[float], rows: list[tuple[Mapping[int, int], float, float]], top: np.ndarray, seconds: float
+) -> tuple[float | None, float, bool]:
     """What `plain_highs` returns, of whole numbers from 0 to `top`; rows: ({column: coefficient}, low, high)."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array

@@ -49,7 +49,9 @@ class _Net:
     """Nodes and weights of a graph that grows from input "x"; `add` returns the name of a new node's output."""
 
     def __init__(self, channels: int = CHANNELS):
-        self.channels, self.nodes, self.weights = channels, [], []
+        self.channels = channels
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(0)
 
     def add(self, op: str, *inputs: str, **attributes) -> str:

@@ -58,13 +58,13 @@ def closing(record: EngineRecord) -> str:
         if r
     ]
     total, dense = found.total_us, found.rivals.all_dense_us
+    without = "" if dense is None else f"; without sparse tactics {us_text(dense, timing)} ({versus(dense, total)})"
     verdict = proof_text(record.plan, timing)
     return "\n".join(
         [
             f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
             *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, right=(4,)),
-            f"total {us_text(total, timing)}, {verdict};",
-            f"without sparse tactics {us_text(dense, timing)} ({versus(dense, total)})",
+            f"total {us_text(total, timing)}, {verdict}{without}",
         ]
     )
 

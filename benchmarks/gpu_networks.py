@@ -191,12 +191,12 @@ def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Cal
     into `row`, and saved."""
     with tempfile.TemporaryDirectory() as temp:
         pruned = Path(temp) / "pruned.onnx"
-        options = {"save_pruned": pruned} if case.sparsity == "force" else {}
+        saved = pruned if case.sparsity == "force" else None
         begun = time.monotonic()
         save()
         with fewer_tactics(small):
             shapes = dict(case.shapes) or None
-            engine = gr.build(case.path, sparsity=case.sparsity, shapes=shapes, timing_cache=cache, **options)
+            engine = gr.build(case.path, sparsity=case.sparsity, shapes=shapes, timing_cache=cache, save_pruned=saved)
         row |= {"build_s": time.monotonic() - begun, "timing": asdict(engine.record.timing)}
         row["plan"] = codec.to_json(Solution, engine.plan.solution, defaults=True)
         row["sparsity"] = codec.to_json(SparsityRecord, engine.sparsity, defaults=True)

@@ -53,7 +53,7 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     shapes = {t.name: tuple(t.dims) for t in stored.values() if t.data_type == onnx.TensorProto.FLOAT}
     fills = [node for node in graph.node if node.op_type == "ConstantOfShape"]
     shapes |= {node.output[0]: tuple(numpy_helper.to_array(stored[node.input[0]]).tolist()) for node in fills}
-    uses = {}
+    uses: dict[str, tuple[onnx.NodeProto, int]] = {}
     for node in graph.node:
         for slot, tensor in enumerate(node.input):
             uses.setdefault(tensor, (node, slot))

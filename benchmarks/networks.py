@@ -8,6 +8,7 @@ forum thread on two convolutions with 2:4 weights that TensorRT ran dense (`foru
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,9 @@ class Net:
 
     def __init__(self, name: str, shape: tuple[int, ...], seed: int = 0):
         self.name, self.rng = name, np.random.default_rng(seed)
-        self.nodes, self.initializers, self.channels = [], [], {"x": shape[1]}
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.channels = {"x": shape[1]}
         self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
 
     def feed(self, name: str, shape: tuple[int, ...]) -> str:
@@ -155,7 +158,7 @@ def _classifier(n: Net, x: str) -> str:
     return n.add("Gemm", [x, w, n.weight("head/fc.bias", np.zeros(1000))], "head/fc", 1000, transB=1)
 
 
-NETWORKS = {
+NETWORKS: dict[str, Callable[..., onnx.ModelProto]] = {
     "super_resolution": super_resolution,
     "resnet50_g1": resnet50,
     "resnet50_g2": lambda: resnet50(groups=2),

@@ -242,8 +242,8 @@ def _inception_v3(name: str, n: int) -> Iterator[ConvProblem]:
         for branch in branches:
             c = 384 if branch == ((384, 3, 1),) else first  # beside 1 x 3, of what that reads
             for k, r, s, *valid in branch:
-                stride, pad = (valid[0], (0, 0)) if valid else (1, (r // 2, s // 2))
-                yield ConvProblem(n, c, size, size, k, r, s, stride=(stride, stride), pad=(*pad, *pad))
+                step, above, left = (valid[0], 0, 0) if valid else (1, r // 2, s // 2)
+                yield ConvProblem(n, c, size, size, k, r, s, stride=(step, step), pad=(above, left, above, left))
                 c = k
     yield ConvProblem(n, 2048, 1, 1, 1000, 1, 1)
 

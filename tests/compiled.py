@@ -71,7 +71,7 @@ def takes(kernel: str, values, sm: str) -> Taken:
     key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
     known = _row(record(), kernel, key, sm)
     fresh = known is not None and record()[compiler()][kernel]["source"] == source_hash(kernel)
-    if fresh and (WRITE in os.environ or not _again(kernel, key, sm, known)):
+    if known is not None and fresh and (WRITE in os.environ or not _again(kernel, key, sm, known)):
         found = known
     else:
         found = measured(compile_kernel(kernel, dict(values), sm))

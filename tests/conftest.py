@@ -114,9 +114,9 @@ def cli(tmp_path, monkeypatch, capsys):
     """cli("build tiny.onnx") -> (exit code, stdout, stderr), in a folder that holds the files of `files`."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str) -> tuple[int, str, str]:
+    def run(*args: str) -> tuple[int | str | None, str, str]:
         words = [word for arg in args for word in arg.split()]
-        code = 0
+        code: int | str | None = 0
         capsys.readouterr()
         try:
             command_line.main(words)

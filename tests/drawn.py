@@ -165,7 +165,7 @@ def pool(d: Drawn):
     if op == "GlobalAveragePool":
         return d.add(op, x, (n, c, 1, 1))
     k, stride = d.pick.choice((1, 2, 3)), d.pick.choice((1, 2, 2, 3))
-    attributes = {"kernel_shape": [k, k], "strides": [stride, stride]}
+    attributes: dict[str, int | str | list[int]] = {"kernel_shape": [k, k], "strides": [stride, stride]}
     if op == "AveragePool":
         attributes["count_include_pad"] = d.pick.choice((0, 1))
     if d.pick.random() < 0.3 and (stride <= k or (op == "AveragePool" and k > 1)):  # others onnxruntime refuses

@@ -116,7 +116,7 @@ def run_node(
     node: NodeProto,
     inputs: Sequence[Any],
     device: str = "CPU",
-    outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
+    outputs_info: Sequence[tuple[np.typing.DTypeLike, tuple[int, ...]]] | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
     """One node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx infers

@@ -337,7 +337,7 @@ def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]
         tactics = candidates(problem, device)
         if name in CONVS | DEPTHWISE | JOINED:
             families = [t for t in tactics if not t.sparse], [t for t in tactics if t.sparse]
-            tactics = [t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f)))]
+            tactics = tuple(t for f in families for t in random.Random(name).sample(f, min(per_conv, len(f))))
         tactics = *tactics, *candidates(problem, device, ("fp32",) * (len(problem.in_shapes) + 1))
         result += [(name, problem, tactic) for tactic in tactics]
     return result

@@ -65,7 +65,7 @@ def test_what_is_not_in_the_sample_is_left_to_ci():
     class Case:
         def __init__(self, i: int, *marks: str):
             self.nodeid, self.callspec = "tests/test_x.py::test_x[a case]", SimpleNamespace(params={"i": i})
-            self.marks = {name: SimpleNamespace(args=(2,)) for name in ("sample", *marks)}
+            self.marks: dict[str, SimpleNamespace | None] = {name: SimpleNamespace(args=(2,)) for name in ("sample", *marks)}
 
         def get_closest_marker(self, name):
             return self.marks.get(name)

@@ -108,8 +108,8 @@ class Onnx:
             pads=[r // 2] * 4,
         )
         bn = name.replace("conv", "bn").replace("proj", "proj_bn")
-        parameters = {"scale": norm.weight, "bias": norm.bias, "mean": norm.running_mean, "var": norm.running_var}
-        parameters = [self.half(f"{bn}.{key}", tensor) for key, tensor in parameters.items()]
+        stored = {"scale": norm.weight, "bias": norm.bias, "mean": norm.running_mean, "var": norm.running_var}
+        parameters = [self.half(f"{bn}.{key}", tensor) for key, tensor in stored.items()]
         return self.node("BatchNormalization", bn, [x, *parameters], epsilon=EPSILON)
 
     def relu(self, name, x):

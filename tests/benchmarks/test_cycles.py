@@ -116,7 +116,7 @@ def test_loads_are_bound_by_the_port(width, wavefronts):
     assert found.port_share == pytest.approx(1, abs=0.01) and found.mma_share == 0
 
 
-def test_loads_issue_when_they_did_on_an_ampere_gpu():
+def test_loads_issue_when_they_did_on_an_ampere_gpu(monkeypatch):
     """arXiv 2503.20481, table 1: the clock, beside the first, at which the i-th load in a row issues, by active sub-cores."""
     table = {1: [0, 1, 2, 3, 4, 11, 15, 19, 23], 4: [0, 1, 2, 3, 4, 17, 25, 33, 41]}  # of four, that of the last
     path = steps(code(*(f"LDS R{n}, [R100]" for n in range(9))), A100, ())
@@ -124,10 +124,12 @@ def test_loads_issue_when_they_did_on_an_ampere_gpu():
         sm = Sm(path, 0, len(path) - 1, Residency(active, 1), A100, CENTRE)
         issued: dict[int, list[int]] = {}
         one = sm.issue
-        sm.issue = lambda warp, core, step, clock, one=one, issued=issued: (
-            issued.setdefault(warp.number, []).append(clock),
-            one(warp, core, step, clock),
-        )[1]
+
+        def issue(warp, core, step, clock, one=one, issued=issued):
+            issued.setdefault(warp.number, []).append(clock)
+            return one(warp, core, step, clock)
+
+        monkeypatch.setattr(sm, "issue", issue)
         sm.run(active)
         last = [max(clocks[n] for clocks in issued.values() if len(clocks) > n) for n in range(len(path))]
         assert last == expected

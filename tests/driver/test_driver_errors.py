@@ -10,7 +10,7 @@ from cuda_kernels.driver_errors import FATAL, DriverError, check_status, code_of
 driver = pytest.importorskip("cuda.bindings.driver")
 
 
-def of_a_launch(code: driver.CUresult) -> DriverError:
+def of_a_launch(code) -> DriverError:
     with pytest.raises(DriverError) as caught:
         check_status("cuLaunchKernelEx", code, "for 3 blocks")
     return caught.value

@@ -160,9 +160,9 @@ def test_outputs_of_other_libraries(engine, cupy, x, y):
         theirs.synchronize()
         assert close(after.get(), y) and (still.get() == 5).all()
         memory.fill(0)
-        out = Exporter(memory)
-        out.flags = memory.flags
-        context.run({"x": given}, out={"y": out})
+        exported = Exporter(memory)
+        exported.flags = memory.flags
+        context.run({"x": given}, out={"y": exported})
         assert close(memory.get(), y)
 
 

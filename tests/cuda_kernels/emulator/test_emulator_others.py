@@ -226,6 +226,8 @@ def tensor_core(a, b, c: float, bits: int, each: int, least: int, half: bool) ->
 def test_sums_are_cut_off_as_tensor_cores_do(m, bits):
     rng = np.random.default_rng(bits)
     scale = lambda shape: 2.0 ** rng.integers(-9, 4, shape)  # noqa: E731
+    a: np.ndarray
+    b: np.ndarray
     a, b, c = ((rng.standard_normal(shape) * scale(shape)).astype(np.float16) for shape in ((16, m.k), (m.k, 8), (16, 8)))
     if m.factor == "bf16":
         a, b = ((micro.bfloat16(x).astype(np.uint32) << 16).view(np.float32) for x in (a, b))

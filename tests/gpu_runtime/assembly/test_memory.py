@@ -76,7 +76,7 @@ def test_residual_network_reaches_the_bound():
 
 
 def test_random_graphs_stay_close_to_the_bound():
-    worst = total = bound = 0
+    worst, total, bound = 0.0, 0, 0
     for seed in range(40):
         rng = random.Random(seed)
         blocks = []

@@ -65,10 +65,10 @@ def test_help_answers_at_once(tmp_path):
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert best < 0.3
     heavy = {"onnx", "onnx_ir", "onnxscript", "onnxruntime", "cupy", "scipy", "rich", "numpy", "cuda"}
-    code = (
+    source = (
         f"import sys; from gpu_runtime.cli import main\ntry: main(['build', '-h'])\nfinally: print({heavy} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=ENV, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", source], env=ENV, cwd=tmp_path, capture_output=True, text=True)
     assert "--sparsity [disable|enable|force]" in done.stdout and done.stdout.endswith("\nset()\n")
 
 

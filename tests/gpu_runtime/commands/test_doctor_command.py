@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 
 def run(capsys, *args):
-    code = 0
+    code: int | str | None = 0
     try:
         cli.main(["doctor", *args])
     except SystemExit as e:

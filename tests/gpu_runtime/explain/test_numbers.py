@@ -15,6 +15,7 @@ from gpu_runtime.explain.figures import summing
 from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.pipeline import compare
+from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, share_text
 from tests.conftest import MODELS, model_path
 from tests.example_plan import example_plan, record
@@ -25,11 +26,12 @@ NETWORKS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTH
 
 
 @cache
-def plans(name: str) -> tuple[dict, dict]:
+def plans(name: str) -> tuple[Outlook, Outlook]:
     """The network planned with its own weights, and pruned to 2:4."""
     path, size = model_path(name), SIZES.get(name)
     shapes = {load_whole(path).graph.input[0].name: tuple(map(int, size.split("x")))} if size else None
-    return tuple(compare(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
+    own, pruned = (compare(path, ["h200"], sparsity=mode, shapes=shapes)[0] for mode in ("enable", "force"))
+    return own, pruned
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ def attends(spelling: str, *, constant: np.ndarray | None = None) -> onnx.ModelP
     rng, c = np.random.default_rng(5), HEADS * D
     w = {name: (rng.standard_normal((c, c)) / np.sqrt(c)).astype(np.float32) for name in ("wq", "wk", "wv", "wp")}
     w |= {"four": np.array([1, N, HEADS, D]), "three": np.array([1, N, c]), "root": np.float32(D**-0.5)}
-    nodes, inputs = [], {"x": (1, N, c)}
+    nodes: list[onnx.NodeProto] = []
+    inputs: dict[str, tuple[int, ...]] = {"x": (1, N, c)}
     for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
         nodes += [
             node("MatMul", f"x w{name}", f"{name}0"),

@@ -133,8 +133,8 @@ def wrong_element(given: Given, ops, tensor_of, frees) -> str | None:
             if not arena.holds(record, values[tensor]):
                 return f"{layer.name} reads {record.name}"
         if op:
-            given = [values[t] for t in op.inputs]
-            values[op.output] = arena.new(op.problem.out_shape) if layer.tactic else moved(op.problem, given)
+            read = [values[t] for t in op.inputs]
+            values[op.output] = arena.new(op.problem.out_shape) if layer.tactic else moved(op.problem, read)
         if layer.tactic:
             for offset, nbytes in scratch:
                 if i in given.using:

@@ -198,15 +198,15 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     strided, addresses, images = [], [], []
     for x, fmt, shape, place in zip((*inputs, None), (*tactic.ins, tactic.out), shapes, places, strict=True):
         first, channels, whole_fmt = place or (0, shape[1], fmt)
-        whole = (shape[0], channels, *shape[2:])
-        s = strides(whole_fmt, whole)
-        around = np.full(num_bytes(whole_fmt, whole), 0xFF, np.uint8).view(DTYPES[whole_fmt.dtype])
-        image = from_memory(around, whole_fmt, whole, padding=True)
+        outer = (shape[0], channels, *shape[2:])
+        s = strides(whole_fmt, outer)
+        around = np.full(num_bytes(whole_fmt, outer), 0xFF, np.uint8).view(DTYPES[whole_fmt.dtype])
+        image = from_memory(around, whole_fmt, outer, padding=True)
         if x is not None:
             image[:, first : first + shape[1]] = x
             if first + shape[1] == channels:  # the last part owns the padding
                 image[:, channels:] = 0
-        padded = whole[0], image.shape[1], *whole[2:]
+        padded = outer[0], image.shape[1], *outer[2:]
         address = gpu.allocate(around.nbytes)
         gpu.write(address, to_memory(image, whole_fmt))
         strided.append(s)

@@ -295,8 +295,8 @@ def test_ties_go_to_fewer_launches_then_dense_then_name():
         for formats in ("ab", "ba"):
             plan = solve(chain(entries, {"x": "a", "y": "a"}, lambda *_: 1, tuple(formats)))
             assert plan.entries["f"].tactic == "d" and not plan.reformats
-    entries = [Entry("s", ("a",), "a", 10, True), Entry("d", ("a",), "b", 10)]
-    assert solve(chain(entries, {"x": "a"}, lambda *_: 1)).entries["f"].tactic == "d"
+    two = [Entry("s", ("a",), "a", 10, True), Entry("d", ("a",), "b", 10)]
+    assert solve(chain(two, {"x": "a"}, lambda *_: 1)).entries["f"].tactic == "d"
 
 
 def test_long_times_do_not_overflow():

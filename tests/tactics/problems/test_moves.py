@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,8 @@ def test_resize(mode, turn):
     for _ in range(12):
         h, w = rng.randint(1, 7), rng.randint(1, 7)
         how = {"mode": mode, "coordinate_transformation_mode": turn}
-        constants, slots = {}, ["x", "_", "_", "_"]
+        constants: dict[str, Any] = {}
+        slots = ["x", "_", "_", "_"]
         if turn == "tf_crop_and_resize":
             constants["r"] = np.float32([0, 0, rng.uniform(-0.2, 0.4), 0, 1, 1, rng.uniform(0.6, 1.3), 1])
             slots[1], how["extrapolation_value"] = "r", 2.5

@@ -51,7 +51,8 @@ def chain(proto, bound=1e-5, low=-1.0):
 @pytest.mark.parametrize("computed", [False, True])
 def test_operations_broadcast(op, other, swap, computed):
     shape = OTHER[other]
-    inputs, w = {"x": SHAPE}, {}
+    inputs: dict[str, tuple[int, ...]] = {"x": SHAPE}
+    w = {}
     if computed:
         inputs["z"] = shape
     else:
