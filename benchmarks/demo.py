@@ -14,7 +14,7 @@ from gpu_runtime.commands.console import columns, is_terminal
 from gpu_runtime.doctor import examine
 from gpu_runtime.doctor import wording as wording_of_doctor
 from gpu_runtime.explain import log, report, wording
-from gpu_runtime.explain.figures import proven, times_are, us_text
+from gpu_runtime.explain.figures import proof_text, times_are, us_text
 from gpu_runtime.report import page
 from gpu_runtime.runtime.findings import KernelTime
 from gpu_runtime.runtime.plan_record import EngineRecord
@@ -58,13 +58,13 @@ def closing(record: EngineRecord) -> str:
         if r
     ]
     total, dense = found.total_us, found.rivals.all_dense_us
-    verdict = proven(record.plan, timing) if found.status == "proven" else found.status
+    verdict = proof_text(record.plan, timing)
     return "\n".join(
         [
             f"In short, for an {record.device.title} at batch {record.plan.inputs[0].shape[0]}; {times_are(timing)}:",
             *table(["layer", "verdict", "best dense", "best sparse", "other choice"], cells, right=(4,)),
-            f"total {us_text(total, timing)}, {verdict}; without sparse tactics {us_text(dense, timing)} "
-            f"({versus(dense, total)})",
+            f"total {us_text(total, timing)}, {verdict};",
+            f"without sparse tactics {us_text(dense, timing)} ({versus(dense, total)})",
         ]
     )
 

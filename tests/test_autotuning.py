@@ -10,6 +10,7 @@ import gpu_runtime as gr
 from benchmarks.networks import Net
 from cuda_kernels.device import named
 from gpu_runtime.explain import autotuning
+from gpu_runtime.explain.figures import tactic_value
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
@@ -85,7 +86,7 @@ def test_the_lines_are_tensorrt_s():
     assert out.count("Tactic Name: ") == sum(map(len, t.times)) + sum(map(len, t.reformats.values()))
     chosen = plan.solve(t.graph)
     for entry in chosen.entries.values():
-        assert f"Chose Runner Type: {entry.name.partition('__')[0]} Tactic: {autotuning.value(entry.name)}" in out
+        assert f"Chose Runner Type: {entry.name.partition('__')[0]} Tactic: {tactic_value(entry.name)}" in out
     fastest = re.findall(r"Fastest Tactic: (\S+) Time: ~(\S+)", out)
     assert fastest and text(t) == out
 

@@ -215,9 +215,9 @@ def test_explain(files, cli):
     both = json.loads(cli("explain e.engine stem --json --what-if stem/conv=hwc8")[1])
     assert [r["layer"] for r in both["layers"]] == ["stem/conv"] and both["what_if"]["reformats_new"]
     for args, sentence in (
-        ("conv1", "'conv1' is in the names of 5 layers: block1/conv1, "),
-        ("nope", "'nope' is no layer with weights: expected one of stem/conv"),
-        ("blok1/conv1", "'blok1/conv1' is no layer with weights: did you mean block1/conv1, "),
+        ("conv1", "'conv1' is part of the names of 5 layers: block1/conv1, "),
+        ("nope", "'nope' is not a layer with weights: expected one of stem/conv"),
+        ("blok1/conv1", "'blok1/conv1' is not a layer with weights: did you mean block1/conv1, "),
         ("head/pool", "'head/pool' has no weights that could be sparse: `gpu-runtime inspect` shows what it runs"),
         ("--what-if stem/conv=sparse", "stem/conv=sparse: no sparse kernel can run this layer"),
     ):

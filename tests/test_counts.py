@@ -116,7 +116,7 @@ def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
         "log": log_text(record, 120, 400),
         "explain": wording.explain_text(record, engine.sparsity.rows),
         "inspect": report.inspect_text(record),
-        "page": data.page(record).verdict.sentence,
+        "page": data.page(record)["verdict"]["sentence"],
         "plan": wording.sparsity_text(outlook),
     }
     counts = f"{able} of {every} layers with weights are eligible, {picked or 'none'} run{'s' * (picked < 2)} sparse"
@@ -135,7 +135,8 @@ def check(path, mode: str, device: str, shapes=None) -> gr.Engine:
     assert [info[f"Sparsity{what}Layers"] for what in ("Eligible", "", "Picked")] == [able, every, picked]
     assert [sum(x.get(f"Sparsity{what}Layers", 0) for x in info["Layers"]) for what in ("Eligible", "")] == [able, every]
     shown = data.page(record)
-    assert (shown.verdict.eligible, shown.verdict.picked) == (able, picked) and sum(x.layers for x in shown.layers) == every
+    assert (shown["verdict"]["eligible"], shown["verdict"]["picked"]) == (able, picked)
+    assert sum(layer.get("layers", 0) for layer in shown["layers"]) == every
     return engine
 
 

@@ -76,13 +76,13 @@ def test_layers_by_name_pattern_or_part(wanted, found):
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ("layer2.0/con1", "'layer2.0/con1' is no layer: did you mean layer2.0/conv1, "),
-        ("zzzzz", "'zzzzz' is no layer: expected one of layer1.0/conv1, layer1.0/conv2, layer1.1/conv1, .* and 20 more"),
-        ("conv1", "'conv1' is in the names of 12 layers: layer1.0/conv1, .* and 8 more; all of them are '\\*conv1\\*'"),
-        ("layer9.*", "'layer9.\\*' is no layer: "),
-        ("", "'' is in the names of 24 layers"),
-        ("{1..9999}{1..9999}{1..9999}", "is no layer"),
-        ("[", "is no layer"),
+        ("layer2.0/con1", "'layer2.0/con1' is not a layer: did you mean layer2.0/conv1, "),
+        ("zzzzz", "'zzzzz' is not a layer: expected one of layer1.0/conv1, layer1.0/conv2, layer1.1/conv1, .* and 20 more"),
+        ("conv1", "'conv1' is part of the names of 12 layers: layer1.0/conv1, .* and 8 more; write '\\*conv1\\*' for all"),
+        ("layer9.*", "'layer9.\\*' is not a layer: "),
+        ("", "'' is part of the names of 24 layers"),
+        ("{1..9999}{1..9999}{1..9999}", "is not a layer"),
+        ("[", "is not a layer"),
     ],
 )
 def test_what_is_no_layer_gets_a_sentence(wanted, sentence):
@@ -91,5 +91,5 @@ def test_what_is_no_layer_gets_a_sentence(wanted, sentence):
 
 
 def test_a_long_name_is_not_compared_with_long_names():
-    with pytest.raises(ValueError, match="is no layer"):
+    with pytest.raises(ValueError, match="is not a layer"):
         matching("b" * 100_000, ["a" * 100_000] * 20, lambda row: (row,), "layer")

@@ -89,7 +89,7 @@ def test_force_says_what_it_did():
     plan = example_plan()
     plan["sparsity"] |= {"mode": "force", "pruned": ["w1", "w2"], "not_pruned": [["stem.w", "C = 3"]]}
     text = wording.sparsity_text(record(plan))
-    assert "in 2 initializers: the outputs are not those" in text and "not pruned: stem.w: C = 3\n" in text
+    assert "in 2 initializers: the outputs differ from those" in text and "not pruned: stem.w: C = 3\n" in text
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith(wording.ELIGIBLE_LINE))
     assert "--sparsity=force; times are predicted(h200)" in lines[at - 1]
@@ -147,7 +147,7 @@ def test_plan_text_shows_all_layers_and_what_is_proven():
     assert "proven minimal" in text and "not proven" not in text
     assert text.count("Reformatting") == 2 and "noop" in text
     plan["solution"] |= {"status": "time_limit", "gap": 0.0125}
-    assert "not proven minimal: one that takes up to 1.25 % less may exist" in report.plan_text(record(plan))
+    assert "not proven minimal: a plan that takes up to 1.25 % less may exist" in report.plan_text(record(plan))
     plan["solution"] |= {"gap": None, "rivals": {}, "measured_us": 150.0}
     text = report.plan_text(record(plan))
     assert "not proven minimal" in text and "rivals" not in text and "150.00 us measured end to end" in text

@@ -187,7 +187,7 @@ def test_an_engine_says_whether_it_was_checked(tmp_path, capsys):
     with pytest.raises(EngineError, match="other kernel sources"):
         other.context(device="emulator")
     cli.main(["inspect", str(tmp_path / "other.engine")])
-    assert "trust    not checked: its steps are those of other kernel sources" in capsys.readouterr().out
+    assert "trust    not checked: its steps come from other kernel sources" in capsys.readouterr().out
 
 
 def test_a_plan_from_elsewhere_is_checked_before_it_runs():

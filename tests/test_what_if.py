@@ -119,13 +119,13 @@ def test_what_moves_adds_up_to_what_is_shown(digits, wishes):
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
-        ({"nope": "sparse"}, "is no layer of this engine: expected one of stem/conv"),
-        ({"block1/con1": "sparse"}, "is no layer of this engine: did you mean block1/conv1, "),
+        ({"nope": "sparse"}, "is not a layer of this engine: expected one of stem/conv"),
+        ({"block1/con1": "sparse"}, "is not a layer of this engine: did you mean block1/conv1, "),
         ({"stem/*": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
         ({"stem/conv": "sparse"}, r"no sparse kernel can run this layer: channels_not_multiple_of_4 \(C = 1\)"),
         ({"stem/conv": "warp"}, "unknown format fp16:warp"),
         ({"stem/conv": "a b"}, "expected sparse, dense, a format like hwc8"),
-        ({"block1/conv1": "chw2"}, "no kernel of this layer does that; its formats are fp16:"),
+        ({"block1/conv1": "chw2"}, "no kernel of this layer has these formats; it can have fp16:"),
     ],
 )
 def test_wishes_that_cannot_be(digits, wishes, sentence):
@@ -135,5 +135,5 @@ def test_wishes_that_cannot_be(digits, wishes, sentence):
 
 def test_an_engine_without_tables_says_so(digits):
     old = replace(digits, plans=(replace(digits.plan, choices=None),))
-    with pytest.raises(gr.EngineError, match="carries no tables to plan with"):
+    with pytest.raises(gr.EngineError, match="holds no tables to plan with"):
         what_if.what_if(old, {"stem/conv": "dense"})

@@ -10,8 +10,8 @@ LOOK_S = 0.1  # between two looks at the threads
 
 
 class Stuck(RuntimeError):
-    """Nothing goes on any more: the GPU may never answer again, and whoever waits for it, as the end of a process does that has
-    used it, would not either. A command ends with os._exit."""
+    """The GPU may never answer again. Whatever waits for it hangs too, even the end of a process that has used it, so a command
+    then ends with os._exit."""
 
 
 class Task:

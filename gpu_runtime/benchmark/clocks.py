@@ -1,4 +1,4 @@
-"""Whether the GPU's clock was held down while something was timed, as NVIDIA's management library tells."""
+"""Whether the GPU's clock was held down while something was timed, as NVIDIA's management library reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClockWatch:
             )
             self._most = int(pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
             self._nvml = pynvml
-        except Exception:  # no library, no driver, no permission: times are told without clocks
+        except Exception:  # no library, no driver, no permission: times are shown without clocks
             return
 
     def look(self) -> None:

@@ -127,7 +127,7 @@ class Lane:
         after.synchronize()
         ended, elapsed = self._now(), self.gpu.cupy.cuda.get_elapsed_time
         slot.busy = False
-        # Offsets grow, and are told in 32 bits; what lies between two events of a query is exact to half a microsecond.
+        # Offsets grow, and have only 32 bits; what lies between two events of a query is exact to half a microsecond.
         start = elapsed(began, before)
         compute_start = start + (elapsed(before, ready) if before is not ready else 0.0)
         compute_end = compute_start + elapsed(ready, done)
@@ -195,8 +195,8 @@ def measure(
     progress: Counter | None = None,
     begins: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Time queries of an engine on the GPU at hand. `inputs`: what `Context.run` takes; `progress` is told of kernels that are
-    compiled first; `begins` is called when the loop begins.
+    """Time queries of an engine on the GPU at hand. `inputs`: what `Context.run` takes; `progress` is called for kernels that
+    are compiled first, `begins` when the loop begins.
 
     Ctrl-C ends the loop early, with what there is by then; before it, and at the second time, it passes on as KeyboardInterrupt
     and leaves all behind, as Stuck does: then a process ends with os._exit. Raises ValueError where there is no GPU or an input

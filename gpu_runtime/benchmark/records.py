@@ -1,4 +1,5 @@
-"""What is measured and how: plain records. Times are in milliseconds unless a name says otherwise."""
+"""What is measured and how: plain records. Times are in milliseconds unless a name says otherwise: CUDA's events give them so,
+and trtexec's lines and files, which these become, want them so."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What the management library told while queries ran: `samples`, how often it was asked; SM clocks in MHz, the largest the
-    GPU has among them; reason -> in how many samples the clock was held down for it."""
+    """What the management library reported while queries ran: `samples`, how often it was asked; SM clocks in MHz, the largest
+    that the GPU has among them; reason -> in how many samples the clock was held down for it."""
 
     samples: int
     low_mhz: int

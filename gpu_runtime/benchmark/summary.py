@@ -1,4 +1,4 @@
-"""From the times of queries to what is told of them: pure functions of lists of numbers, in milliseconds."""
+"""Statistics of the times of queries and remarks on them: pure functions of lists of numbers, in milliseconds."""
 
 from __future__ import annotations
 
@@ -42,54 +42,48 @@ def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary
     wall_s = (max(q.ended for q in queries) - min(q.begun for q in queries)) / 1e3
     compute = of_times([q.compute_ms for q in queries], percents)
     return Summary(
-        len(queries),
-        trace.warm_up,
-        wall_s,
-        len(queries) / wall_s if wall_s else 0.0,
-        tuple(percents),
-        of_times([q.latency_ms for q in queries], percents),
-        of_times([q.enqueue_ms for q in queries], percents),
-        of_times([q.h2d_ms for q in queries], percents),
-        compute,
-        of_times([q.d2h_ms for q in queries], percents),
-        compute.mean * len(queries) / 1e3,
+        queries=len(queries),
+        warm_up=trace.warm_up,
+        wall_s=wall_s,
+        throughput=len(queries) / wall_s if wall_s else 0.0,
+        percents=tuple(percents),
+        latency=of_times([q.latency_ms for q in queries], percents),
+        enqueue=of_times([q.enqueue_ms for q in queries], percents),
+        h2d=of_times([q.h2d_ms for q in queries], percents),
+        compute=compute,
+        d2h=of_times([q.d2h_ms for q in queries], percents),
+        total_compute_s=compute.mean * len(queries) / 1e3,
     )
 
 
-def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, float, float]]:
-    """(compute, latency, enqueue): means of each `runs` queries that follow one another; what is left over is left out."""
+def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:
+    """(compute, latency, enqueue): means of each `runs` queries that follow one another; a shorter rest is left out."""
     whole = [queries[i : i + runs] for i in range(0, len(queries) - runs + 1, runs)]
-    return [
-        (
-            statistics.fmean(q.compute_ms for q in part),
-            statistics.fmean(q.latency_ms for q in part),
-            statistics.fmean(q.enqueue_ms for q in part),
-        )
-        for part in whole
-    ]
+    times = ([(q.compute_ms, q.latency_ms, q.enqueue_ms) for q in part] for part in whole)
+    return [tuple(map(statistics.fmean, zip(*part, strict=True))) for part in times]
 
 
 def remarks(found: Summary, settings: Settings) -> list[str]:
     """What to beware of, a sentence each, where medians and variation say so; trtexec's cases."""
-    told, compute = [], found.compute.median
+    found_remarks, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
         text = "The GPU may have waited for the host, which takes about as long to enqueue kernels as the GPU to run them"
-        told.append(f"{text}: {cure}")
+        found_remarks.append(f"{text}: {cure}")
     for what, times in (("inputs to", found.h2d), ("outputs from", found.d2h)):
         if settings.transfers and times.median >= compute:
-            told.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
+            found_remarks.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
     if found.compute.variation > UNSTABLE:
-        told.append(
+        found_remarks.append(
             f"GPU Compute Time varies: its standard deviation is {found.compute.variation:.1f} % of the mean; clocks that are "
             "locked (nvidia-smi --lock-gpu-clocks) and a GPU without other work vary less"
         )
     if settings.streams > 1:
-        told.append(
+        found_remarks.append(
             f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: throughput counts, and "
             "latency is that of a busy GPU"
         )
-    return told
+    return found_remarks
 
 
 def predicted(record: EngineRecord) -> Predicted:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpu_runtime.benchmark.records import Clocks, Predicted, Settings, Statistics, Summary, Trace
 from gpu_runtime.benchmark.summary import averages, remarks
+from gpu_runtime.explain.figures import ms_of
 from gpu_runtime.text import printable, wrap
 
 RULE = "=== {} ==="
@@ -72,8 +73,8 @@ def text(
     lines += ["", RULE.format(f"Performance summary{made_up}"), f"Throughput: {found.throughput:.6g} qps"]
     lines += [f"{name}: {statistics_text(times, found.percents)}" for name, times in rows]
     lines += [f"Total Host Walltime: {found.wall_s:.6g} s", f"Total GPU Compute Time: {found.total_compute_s:.6g} s"]
-    told = [*remarks(found, settings), *([clocks_text(trace.clocks)] if trace.clocks and trace.clocks.held else [])]
-    lines += [line for remark in told for line in wrap(f"* {remark}")]
+    notes = [*remarks(found, settings), *([clocks_text(trace.clocks)] if trace.clocks and trace.clocks.held else [])]
+    lines += [line for remark in notes for line in wrap(f"* {remark}")]
     if verbose:
         lines += ["", RULE.format("Explanations of the performance metrics")]
         lines += [line for sentence in EXPLANATIONS for line in wrap(sentence)]
@@ -88,11 +89,11 @@ def clocks_text(clocks: Clocks) -> str:
 
 def predicted_text(found: Predicted) -> str:
     """The lines of the block that can be predicted; each that has a time says that it is."""
-    per_s = 1e6 / found.us if found.us else 0.0
+    per_s, ms = 1e6 / found.us if found.us else 0.0, [*map(ms_of, (found.us, found.low_us, found.high_us))]
     lines = [
         RULE.format("Performance summary (predicted, nothing was measured)"),
         f"Throughput: ~{per_s:.6g} qps, {found.label}: 1 stream, a GPU that never waits",
-        f"GPU Compute Time: ~{found.us / 1e3:.4f} ms, {found.label}: {found.low_us / 1e3:.4f} to {found.high_us / 1e3:.4f} ms",
+        f"GPU Compute Time: ~{ms[0]:.4f} ms, {found.label}: {ms[1]:.4f} to {ms[2]:.4f} ms",
     ]
     return "\n".join([*lines, "Latency, Enqueue Time, H2D Latency and D2H Latency are not predicted: the host decides them"])
 

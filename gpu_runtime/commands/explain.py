@@ -40,9 +40,9 @@ def explain_command(engine: str, layers: tuple[str, ...], wishes: tuple[str, ...
     rows = wording.rows_of(record, layers) if layers or not wanted else []
     if as_json:
         answer = codec.to_json(what_if.Answer, found, defaults=True) if found else None
-        told = [replace(row, sentence=wording.sentence(row, record)) for row in rows]
+        worded = [replace(row, sentence=wording.sentence(row, record)) for row in rows]
         summary = codec.to_json(Summary | None, record.plan.sparsity.summary, defaults=True)
-        shown = [codec.to_json(SparsityRow, row, defaults=True) for row in told]
+        shown = [codec.to_json(SparsityRow, row, defaults=True) for row in worded]
         account = {"timing": record.timing.label, "summary": summary, "layers": shown}
         say(json.dumps(answer if not rows else account | ({"what_if": answer} if answer else {}), indent=1))
         return

@@ -12,7 +12,7 @@ from gpu_runtime.commands.targets import check_targets, write_all
 @click.command("report", short_help="Write an engine's plan as one HTML page.")
 @click.argument("engine", type=click.Path())
 @click.option("-o", "--output", "output", type=click.Path(), required=True, help="Write the page to this file.")
-@click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Put this engine beside it, layer by layer.")
+@click.option("--compare", "other", metavar="ENGINE", type=click.Path(), help="Compare it with this engine, layer by layer.")
 @quiet_option
 def report_command(engine: str, output: str, other: str | None) -> None:
     """Write what ENGINE is, and why, as one HTML file: layers, candidates, graph, roofline, memory. It needs no network."""

@@ -6,10 +6,10 @@ network's tensors cannot have; and, without --exhaustive, formats that are anoth
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from gpu_runtime.explain.figures import ms_of, tactic_value
 from gpu_runtime.network import Op
 from gpu_runtime.planning.tables import Table, Times, untimed
 from gpu_runtime.text import printable
@@ -43,7 +43,7 @@ def _op(
     if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
         entry = chosen.entries[op.name]
         runner = entry.tactic.runner if entry.tactic else entry.name
-        yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {value(entry.name)}"
+        yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {tactic_value(entry.name)}"
     else:
         yield f"{ARROWS} {name} is not part of the plan: another way to fuse it is faster"
 
@@ -62,8 +62,8 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
             mine = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))
             yield f"{DASHES} Timing Runner: {name} ({kernel})"
             for t in mine:
-                yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(times[t].us, mark)}"
-            yield f"{name} ({kernel}) Fastest Tactic: {value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
+                yield f"Tactic Name: {t.name} Tactic: {tactic_value(t.name)} Time: {_ms(times[t].us, mark)}"
+            yield f"{name} ({kernel}) Fastest Tactic: {tactic_value(mine[0].name)} Time: {_ms(times[mine[0]].us, mark)}"
 
 
 def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
@@ -85,15 +85,10 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
         shape = problem.in_shapes[0]
         yield f"{STARS} Autotuning Reformat: {_described(src, shape)} -> {_described(dst, shape)} {STARS}"
         for t, time in sorted(times.items(), key=lambda item: (item[1].us, item[0].name)):
-            yield f"Tactic Name: {t.name} Tactic: {value(t.name)} Time: {_ms(time.us, mark)}"
+            yield f"Tactic Name: {t.name} Tactic: {tactic_value(t.name)} Time: {_ms(time.us, mark)}"
     for tensor, before, after in chosen.reformats:
         if table.graph.reformat_us(tensor, before, after):
             yield f"{ARROWS} Adding reformat layer: {printable(tensor)} from {before} to {after}"
-
-
-def value(name: str) -> str:
-    """The number that stands for a tactic's name, as in layer information."""
-    return "0x" + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
@@ -105,4 +100,4 @@ def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
 
 
 def _ms(us: float, mark: str) -> str:
-    return f"{mark}{us / 1e3:.6g}"
+    return f"{mark}{ms_of(us):.6g}"

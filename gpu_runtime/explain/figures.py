@@ -1,18 +1,83 @@
-"""Facts of a plan as every text has them: times, a predicted one with a `~`, how sure it is, counts of layers, tactics, and why
-a layer is FP32."""
+"""Facts of a plan as every text has them: times, a predicted one with a `~`, ratios, probabilities, how sure the plan is, what
+it proves, counts of layers, and the network in a few sentences."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
 from gpu_runtime.runtime.findings import SparsityRecord, SparsityRow
-from gpu_runtime.runtime.plan_record import Layer, PlanRecord, Timing, inner_name
+from gpu_runtime.runtime.plan_record import Explained, PlanRecord, Timing
+from gpu_runtime.text import lost_text, versus
+from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
+PREDICTED = Timing("predicted", "predicted")  # for predictions in the account of a measured plan
 SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # what a pick is called, from which P(sparse faster) on
+# fmt: off
+RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
+             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
+# fmt: on
+SHOWN_US = 0.005  # a smaller time would be written as 0.00 us
+
+
+# ---- times, ratios, probabilities
+
+
+def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str:
+    return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
+
+
+def ms_of(us: float) -> float:
+    """Milliseconds, as in TensorRT's files."""
+    return round(us * 1e-3, 9)
+
+
+def ratio_text(ratio: float) -> str:
+    return f"{ratio:.2f}x"
+
+
+def chance_text(p: float) -> str:
+    """A probability, rounded down, so that it never looks larger than the word for it allows."""
+    return f"{math.floor(round(100 * p, 2))} %"
+
+
+def span_text(values: Sequence[float | None], write: Callable[[float], str]) -> str:
+    """The least and the greatest known value: "2 to 3", or "2" where they are written alike."""
+    known = [v for v in values if v is not None]
+    ends = dict.fromkeys((write(min(known)), write(max(known)))) if known else ("?",)
+    return " to ".join(ends)
+
+
+def times_are(timing: Timing) -> str:
+    return f"times are {timing.label}{', marked ~' if timing.is_predicted else ''}"
+
+
+def summing(total: float, parts: Sequence[float]) -> list[float]:
+    """The parts in hundredths, each the one below it or above, so that as shown they add up to the total as it is shown; where
+    they do not add up to it at all, each for itself."""
+    below = [math.floor(100 * part) for part in parts]
+    missing = round(100 * round(total, 2)) - sum(below)
+    if not 0 <= missing <= len(parts):
+        return [round(part, 2) for part in parts]
+    upper = sorted(range(len(parts)), key=lambda i: below[i] - 100 * parts[i])[:missing]
+    return [(n + (i in upper)) / 100 for i, n in enumerate(below)]
+
+
+def tactic_text(tactic: Tactic | None) -> str:
+    """A tactic's name without the formats at its end: tables have a column for them."""
+    return tactic.runner if tactic else "-"
+
+
+def tactic_value(name: str) -> str:
+    """The number that stands for a tactic's name, as TensorRT has one."""
+    return "0x" + hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+# ---- how sure it is
 
 
 def sure(p: float) -> str:
@@ -31,9 +96,35 @@ def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
     return {word: words.count(word) for word, _ in SURE} if any(words) else {}
 
 
-def chance_text(p: float) -> str:
-    """A probability, rounded down: none that falls short of a word's least looks as if it did not."""
-    return f"{math.floor(round(100 * p, 2))} %"
+def sureness_text(sparsity: SparsityRecord) -> str:
+    return ", ".join(f"{word} {count}" for word, count in surenesses(sparsity).items())
+
+
+def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> str:
+    """What is proven of the plan, or of another one of the engine with this `status`. Where times are predicted, a sparse
+    kernel costs more than its time by what its doubt is worth."""
+    if (status or plan.solution.status) == "proven":
+        doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
+        priced = ", doubt about sparse kernels priced in (--risk)" if doubt else ""
+        return f"proven minimal{priced}, for serial execution and these times"
+    gap = plan.solution.gap if status is None else None
+    return "not proven minimal" + ("" if gap is None else f": a plan that takes up to {100 * gap:.2f} % less may exist")
+
+
+def held_text(device: Device) -> str:
+    """For a card with a tight power limit, the clock that predictions of tensor work assume; else an empty text."""
+    low, high = rates(device).sustained
+    share = f"{100 * low:.0f} to {100 * high:.0f} % of the boost clock"
+    return "" if low == high else f"tensor work is predicted at {share}, because of the power limit"
+
+
+# ---- the network
+
+
+def whose_text(record: Explained) -> str:
+    """Whose plan it is."""
+    device, mode = record.device, record.sparsity.mode
+    return f"{record.model.name} for {device.title} ({device.sm}), --sparsity={mode}; {times_are(record.timing)}"
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
@@ -47,49 +138,40 @@ def counts_text(sparsity: SparsityRecord) -> str:
     return f"{text} ({words})" if words else text
 
 
-def sureness_text(sparsity: SparsityRecord) -> str:
-    return ", ".join(f"{word} {count}" for word, count in surenesses(sparsity).items())
+def dense_text(record: Explained) -> str:
+    """What the plan would take without sparse kernels, and what these save; empty where no layer could run sparse."""
+    total, dense = record.solution.total_us, record.solution.rivals.all_dense_us
+    if not record.sparsity.eligible or dense is None or record.sparsity.mode == "disable":
+        return ""
+    text = f"without sparse kernels {us_text(dense, record.timing)} ({versus(dense, total)})"
+    ranged = range_text(record)
+    return f"{text}; they save {us_text(dense - total, record.timing)}, {ranged}" if ranged else text
 
 
-def held_text(device: Device) -> str:
-    """Of a card with a tight power limit, which clock predicted times of tensor work rest on; else an empty text."""
-    low, high = rates(device).sustained
-    share = f"{100 * low:.0f} to {100 * high:.0f} % of the boost clock"
-    return "" if low == high else f"tensor work is predicted at {share}, for the power limit"
+def range_text(record: Explained) -> str:
+    """Where what sparse kernels save together lies, given the errors of predictions; empty where times are measured."""
+    span = record.sparsity.summary.saved_range_us if record.sparsity.summary else None
+    if not span:
+        return ""
+    low, high = (us_text(us, record.timing) for us in span)
+    return f"given the errors of predictions, {100 * RANGE:.0f} % likely between {low} and {high}"
 
 
-def tactic_text(tactic: Tactic | None) -> str:
-    """A tactic's name without the formats at its end: tables have a column for them."""
-    return tactic.runner if tactic else "-"
+def ceiling_text(record: Explained) -> str:
+    """The most that there could be; empty where that is not known."""
+    dense = record.solution.rivals.all_dense_us
+    ceiling = record.sparsity.summary.ceiling_us if record.sparsity.summary else None
+    if not record.sparsity.eligible or ceiling is None or not dense:
+        return ""
+    text = f"{us_text(ceiling, record.timing)} ({versus(ceiling, dense)}) with all eligible layers at twice their dense speed"
+    return f"{text}, where launch and memory allow it"
 
 
-def times_are(timing: Timing) -> str:
-    return f"times are {timing.label}{', marked ~' if timing.is_predicted else ''}"
-
-
-def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str:
-    return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
-
-
-def summing(total: float, parts: Sequence[float]) -> list[float]:
-    """The parts in hundredths, each the one below it or above, so that as shown they add up to the total as it is shown; where
-    they do not add up to it at all, each for itself."""
-    below = [math.floor(100 * part) for part in parts]
-    missing = round(100 * round(total, 2)) - sum(below)
-    if not 0 <= missing <= len(parts):
-        return [round(part, 2) for part in parts]
-    upper = sorted(range(len(parts)), key=lambda i: below[i] - 100 * parts[i])[:missing]
-    return [(n + (i in upper)) / 100 for i, n in enumerate(below)]
-
-
-def proven(plan: PlanRecord, timing: Timing) -> str:
-    """What a proof is about: where times are predicted, a sparse kernel costs more than its time by what its doubt is worth."""
-    doubt = timing.is_predicted and plan.sparsity.mode != "disable" and bool(plan.sparsity.eligible)
-    return "proven minimal" + (", doubt about sparse kernels priced in (--risk)" if doubt else "")
-
-
-def fp32_reasons(plan: PlanRecord, layer: Layer) -> list[str]:
-    """A sentence for each tensor of a layer that is FP32 since FP16 cannot hold it."""
-    known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}
-    names = [t.name for t in (*layer.outputs, *layer.inputs) if t.format.dtype == "fp32"]
-    return [*dict.fromkeys(known[name] for name in names if name in known)]
+def pruned_text(sparsity: SparsityRecord) -> str:
+    """What --sparsity=force did to the weights."""
+    if not sparsity.pruned:
+        return "--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"
+    energy = sparsity.pruned_energy
+    taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
+    text = f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.pruned)} initializers"
+    return f"{text}{taken}: the outputs differ from those of the model that you gave"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu_runtime.explain.figures import fp32_reasons, sureness, surenesses
+from gpu_runtime.explain.facts import facts_of
+from gpu_runtime.explain.figures import ms_of, sureness, surenesses, tactic_value
 from gpu_runtime.explain.wording import sentence
 from gpu_runtime.runtime.findings import KernelTime, SparsityRecord, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
@@ -91,9 +91,9 @@ def _known(keys: Mapping[str, object]) -> Keys:
 
 def layer_info_list(record: EngineRecord) -> list[Keys]:
     """The list of layers alone, in execution order, reformats and NoOps included."""
-    rows = {row.layer: row for row in record.plan.sparsity.rows}
     layers = []
-    for name, layer in zip(_layer_names(record.plan), record.plan.layers, strict=True):
+    for name, facts in zip(_layer_names(record.plan), facts_of(record), strict=True):
+        layer = facts.layer
         info: Keys = {
             "Name": name,
             "LayerType": _layer_type(layer),
@@ -102,15 +102,14 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
         }
         if layer.tactic:
             info |= _parameters(layer, record.timing) | {"TacticName": layer.tactic_name}
-        info["TacticValue"] = "0x" + hashlib.sha256(layer.tactic_name.encode()).hexdigest()[:16]
+        info["TacticValue"] = tactic_value(layer.tactic_name)
         info["StreamId"] = 0
         info["Metadata"] = SEPARATOR.join(f"[ONNX Layer: {_clean(node)}]" for node in layer.nodes)
         info |= {"TimeUs": layer.time_us, "Timing": record.timing.label}
-        if reasons := fp32_reasons(record.plan, layer):
-            info["PrecisionReason"] = "; ".join(reasons)
-        row = rows.get(layer.layer or layer.name)
-        if row:
-            info |= _sparsity_keys(layer, row, record)
+        if facts.wide:
+            info["PrecisionReason"] = "; ".join(facts.wide)
+        if facts.row:
+            info |= _sparsity_keys(layer, facts.row, record)
         layers.append(info)
     return layers
 
@@ -137,9 +136,9 @@ def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = N
     records: list[Keys] = [
         {
             "name": name,
-            "timeMs": _ms(sum(row)),
-            "averageMs": _ms(sum(row) / count),
-            "medianMs": _ms(statistics.median(row)),
+            "timeMs": ms_of(sum(row)),
+            "averageMs": ms_of(sum(row) / count),
+            "medianMs": ms_of(statistics.median(row)),
             "percentage": round(100 * sum(row) / total, 4) if total else 0.0,
         }
         for name, row in zip(_layer_names(record.plan), rows, strict=True)
@@ -303,18 +302,18 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
     keys |= zip((f"SparsityFirstViolation{i}" for i in "KCRS"), row.first_violation or (), strict=False)
     keys |= _best_keys("Sparse", row.best_sparse) | _best_keys("Dense", row.best_dense)
     if would := row.if_sparse:
-        keys |= {"PredictedIfSparseMs": _ms(would.us), "PredictedIfDenseMs": _ms(would.dense_us)}
+        keys |= {"PredictedIfSparseMs": ms_of(would.us), "PredictedIfDenseMs": ms_of(would.dense_us)}
         keys |= {"PredictedIfSparseTactic": would.tactic.name}
     if row.other_cost_us is not None:
-        keys["OtherChoiceCostMs"] = _ms(row.other_cost_us)
+        keys["OtherChoiceCostMs"] = ms_of(row.other_cost_us)
     if other := row.other:
         parts = {"Kernel": other.kernel_us, "Reformat": other.reformat_us, "Around": other.around_us}
-        keys |= {f"OtherChoice{name}Ms": _ms(us) for name, us in parts.items()}
+        keys |= {f"OtherChoice{name}Ms": ms_of(us) for name, us in parts.items()}
         keys |= {"OtherChoiceTactic": other.tactic.name, "OtherChoiceFormats": f"{other.in_} -> {other.out}"}
     if floor := row.floor:
-        keys |= {"FloorBound": floor.bound, "FloorDenseMs": _ms(floor.dense_us), "FloorSparseMs": _ms(floor.sparse_us)}
+        keys |= {"FloorBound": floor.bound, "FloorDenseMs": ms_of(floor.dense_us), "FloorSparseMs": ms_of(floor.sparse_us)}
         parts = {"Mma": floor.mma_us, "Dram": floor.dram_us, "L2": floor.l2_us, "Launch": floor.launch_us}
-        keys |= {f"Floor{name}Ms": _ms(us) for name, us in parts.items()}
+        keys |= {f"Floor{name}Ms": ms_of(us) for name, us in parts.items()}
     return _known(keys)
 
 
@@ -322,12 +321,12 @@ def _best_keys(kind: str, best: KernelTime | None) -> Keys:
     if best is None:
         return {}
     return {
-        f"{kind}BestMs": _ms(best.us),
+        f"{kind}BestMs": ms_of(best.us),
         f"{kind}BestTactic": best.tactic.name,
         f"{kind}BestFormats": f"{best.in_} -> {best.out}",
         f"{kind}BestBound": best.bound,
-        f"{kind}BestLowMs": _ms(best.low_us),
-        f"{kind}BestHighMs": _ms(best.high_us),
+        f"{kind}BestLowMs": ms_of(best.low_us),
+        f"{kind}BestHighMs": ms_of(best.high_us),
     }
 
 
@@ -385,10 +384,6 @@ def _layer_names(plan: PlanRecord) -> list[str]:
         seen.add(name)
         names.append(name)
     return names
-
-
-def _ms(us: float) -> float:
-    return round(us * 1e-3, 9)
 
 
 def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:

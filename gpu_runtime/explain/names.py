@@ -101,7 +101,7 @@ def _words(text: str, room: int) -> list[str]:
     return [part for word in re.findall(r"[^/._ ]*[/._ ]*", text) for part in re.findall(f".{{1,{room}}}", word)]
 
 
-# ---- a name that somebody typed
+# ---- a name that a user typed
 
 
 def matching(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[str]], what: str) -> list[Row]:
@@ -119,11 +119,11 @@ def matching(wanted: str, rows: Sequence[Row], names: Callable[[Row], Iterable[s
     everything = list(dict.fromkeys(name for _, own in known for name in own))
     if parts:
         several = _few([name for name in everything if wanted in name])
-        raise ValueError(f"{wanted!r} is in the names of {len(parts)} layers: {several}; all of them are '*{wanted}*'")
+        raise ValueError(f"{wanted!r} is part of the names of {len(parts)} layers: {several}; write '*{wanted}*' for all")
     short = [name for name in everything if len(name) < LONG]
     close = difflib.get_close_matches(wanted[:LONG], short, SHOWN, 0.5)
     cure = f"did you mean {_few(close)}?" if close else f"expected one of {_few(everything)}"
-    raise ValueError(f"{wanted!r} is no {what}: {cure}")
+    raise ValueError(f"{wanted!r} is not a {what}: {cure}")
 
 
 def _fits(text: str) -> Callable[[str], bool]:

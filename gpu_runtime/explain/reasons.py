@@ -142,7 +142,7 @@ def _row(known: _Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
 
 def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
     """The layer itself, and its weights' pattern; not eligible, until that is known."""
-    pattern, (share, energy) = _pattern(own), _stored(own, stored)
+    (groups, share, first), (stored_share, energy) = _pattern(own), _stored(own, stored)
     return SparsityRow(
         op.layer,
         tuple(op.layers or (op.layer,)),
@@ -153,10 +153,10 @@ def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
         own.weights["w"].shape[0],
         own.problem.groups,
         (own.problem.r, own.problem.s),
-        pattern_groups=pattern.groups,
-        pattern_share=pattern.share,
-        first_violation=pattern.first,
-        stored_share=share,
+        pattern_groups=groups,
+        pattern_share=share,
+        first_violation=first,
+        stored_share=stored_share,
         lost_energy=energy,
     )
 
@@ -184,24 +184,21 @@ def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk
     return "dense_faster" if sparse.us >= dense.us else "reformat_outweighs"
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """How weights as kernels hold them stand to 2:4: the number of their 4-groups, the `share` of them that fit, and the
-    `first` element [k, c, r, s] of a group that does not. All None where C is no multiple of 4."""
-
-    groups: int | None = None
-    share: float | None = None
-    first: tuple[int, int, int, int] | None = None
-
-
-def _pattern(op: Op) -> Pattern:
-    """Of all weights of an op, of several in one launch together; the first ones' alone where others have no pattern."""
-    found = [pattern(op.weights[name]) for name in ("w", "w2") if name in op.weights]
-    known = [(p.groups, p.share) for p in found if p.groups is not None and p.share is not None]
-    if len(found) == 1 or len(known) < len(found):
-        return found[0]
-    groups = sum(n for n, _ in known)
-    return Pattern(groups, sum(share * n for n, share in known) / groups, next((p.first for p in found if p.first), None))
+def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int] | None]:
+    """Of an op's weights as kernels hold them, in FP16: the number of their 4-groups, the share of them that fit 2:4, and the
+    first element [k, c, r, s] of a group that does not. Of several weights in one launch together, or of the first alone where
+    another has no such groups; all None where C is no multiple of 4."""
+    weights = [op.weights[name] for name in ("w", "w2") if name in op.weights]
+    able = weights[:1] if any(w.shape[1] % 4 for w in weights) else weights
+    if able[0].shape[1] % 4:
+        return None, None, None
+    fits = [sparse24.fits(sparse24.stored(w)) for w in able]
+    groups, found = sum(ok.size for ok in fits), next((np.argwhere(~ok)[0] for ok in fits if not ok.all()), None)
+    share = sum(int(ok.sum()) for ok in fits) / groups
+    if found is None:
+        return groups, share, None
+    k, group, r, s = (int(i) for i in found)
+    return groups, share, (k, 4 * group, r, s)
 
 
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
@@ -215,17 +212,6 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
     found = [stored[layer] for layer in layers if layer in stored]
     whole = together(found) if len(found) == len(layers) else None
     return (whole.share, whole.lost_energy) if whole else (None, None)
-
-
-def pattern(w: np.ndarray) -> Pattern:
-    """Of weights w [K,C,R,S], stored in FP16."""
-    if w.shape[1] % 4:
-        return Pattern()
-    ok = sparse24.fits(sparse24.stored(w))
-    if ok.all():
-        return Pattern(int(ok.size), 1.0)
-    k, group, r, s = (int(i) for i in np.argwhere(~ok)[0])
-    return Pattern(int(ok.size), float(ok.mean()), (k, 4 * group, r, s))
 
 
 def _summary(found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None) -> Summary:

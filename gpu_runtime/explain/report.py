@@ -5,22 +5,11 @@ Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gpu_runtime.explain.figures import fp32_reasons, proven, tactic_text, times_are, us_text
+from gpu_runtime.explain.facts import ends_of, facts_of
+from gpu_runtime.explain.figures import proof_text, tactic_text, times_are, us_text
 from gpu_runtime.explain.wording import sparsity_text
 from gpu_runtime.runtime.findings import Compared
-from gpu_runtime.runtime.plan_record import (
-    FORMAT_VERSION,
-    Bound,
-    EngineRecord,
-    Flags,
-    Layer,
-    Memory,
-    PlanRecord,
-    TensorPlace,
-    Timing,
-)
+from gpu_runtime.runtime.plan_record import FORMAT_VERSION, Bound, EngineRecord, Flags, Memory
 from gpu_runtime.text import printable, size_text, table, versus, wrap
 
 
@@ -32,7 +21,7 @@ def plan_text(record: EngineRecord) -> str:
             str(i),
             printable(layer.name),
             layer.type,
-            _formats(layer),
+            " -> ".join(ends_of(layer)),
             tactic_text(layer.tactic),
             us_text(layer.time_us, record.timing, unit=""),
             f"{100 * layer.time_us / total:.1f}" if total else "-",
@@ -42,23 +31,23 @@ def plan_text(record: EngineRecord) -> str:
     lines = [*wrap(printable(f"Plan of {record.model.name} for {record.device.title}, {times_are(record.timing)}")), ""]
     header = ["#", "layer", "type", "formats", "tactic", "us", "%"]
     lines += table(header, rows, right=(0, 5, 6))
-    return "\n".join([*lines, "", *_totals(record.plan, record.timing, record.weight_bytes)]) + "\n"
+    return "\n".join([*lines, "", *_totals(record)]) + "\n"
 
 
-def _totals(plan: PlanRecord, timing: Timing, weight_bytes: int) -> list[str]:
-    p = plan.solution
+def _totals(record: EngineRecord) -> list[str]:
+    plan, timing, p = record.plan, record.timing, record.plan.solution
     reformats = [layer.time_us for layer in plan.layers if layer.type == "reformat"]
     noops = sum(layer.type == "noop" for layer in plan.layers)
     method = ", ".join(filter(None, (p.method, None if p.width is None else f"width {p.width}")))
     lines = wrap(
-        f"total    {us_text(p.total_us, timing)}, {_verdict(plan, timing)}{f' ({method})' if method else ''}; "
+        f"total    {us_text(p.total_us, timing)}, {proof_text(plan, timing)}{f' ({method})' if method else ''}; "
         f"reformats: {len(reformats)}, together {us_text(sum(reformats), timing)}; free NoOps: {noops}"
     )
     library = [layer.time_us for layer in plan.layers if layer.type == "library"]
     if library:
         basis = ", counted as each byte once, in one launch" if timing.is_predicted else ""
         lines += wrap(f"library  {len(library)} functions without a kernel, together {us_text(sum(library), timing)}{basis}")
-    lines += _range_lines(plan)
+    lines += _range_lines(record)
     if p.measured_us is not None:
         lines.append(f"whole    {p.measured_us:.2f} us measured end to end, {versus(p.measured_us, p.total_us)} than the sum")
     single = p.rivals.best_single_format
@@ -71,25 +60,16 @@ def _totals(plan: PlanRecord, timing: Timing, weight_bytes: int) -> list[str]:
     if texts:
         lines += wrap("rivals   " + "; ".join(texts))
     activations = f"activations {size_text(plan.memory.activation_bytes)}{_least(plan.memory)}"
-    return lines + wrap(f"memory   {activations}, weights {size_text(weight_bytes)}")
+    return lines + wrap(f"memory   {activations}, weights {size_text(record.weight_bytes)}")
 
 
-def _verdict(plan: PlanRecord, timing: Timing) -> str:
-    p = plan.solution
-    if p.status == "proven":
-        return f"{proven(plan, timing)}, for serial execution and these times"
-    if p.gap is not None:
-        return f"not proven minimal: one that takes up to {100 * p.gap:.2f} % less may exist"
-    return "not proven minimal"
-
-
-def _range_lines(plan: PlanRecord) -> list[str]:
+def _range_lines(record: EngineRecord) -> list[str]:
     """What FP16 cannot hold, and what was done about it."""
-    found, lines = plan.range, []
+    found, lines = record.plan.range, []
     if found is None:
         return []
     reached = dict(found.high)
-    wide = [layer.name for layer in plan.layers if fp32_reasons(plan, layer)]
+    wide = [facts.layer.name for facts in facts_of(record) if facts.wide]
     if wide:
         lines += wrap(printable(f"FP32     {len(wide)} layers: {', '.join(wide)}"), indent=9)
         lines += [line for _, why in found.single for line in wrap(printable(f"         {why}"), indent=9)]
@@ -103,9 +83,9 @@ def _range_lines(plan: PlanRecord) -> list[str]:
 def _compared_lines(compared: Compared) -> list[str]:
     if compared.skipped:
         return wrap(printable(f"compared not run on the calibration input: {compared.skipped}"), indent=9)
-    told = "; ".join(f"{t!r} {_off(e)}, rounding it once {own:.1e}" for t, e, own in compared.outputs)
-    text = f"compared with FP32 on the calibration input, relative errors: {told}"
-    return wrap(printable(f"{text}; after {compared.rounds} rounds of layers put into FP32"), indent=9) if told else []
+    errors = "; ".join(f"{t!r} {_off(e)}, rounding it once {own:.1e}" for t, e, own in compared.outputs)
+    text = f"compared with FP32 on the calibration input, relative errors: {errors}"
+    return wrap(printable(f"{text}; after {compared.rounds} rounds of layers put into FP32"), indent=9) if errors else []
 
 
 def _off(error: float | None) -> str:
@@ -113,7 +93,7 @@ def _off(error: float | None) -> str:
 
 
 def _least(memory: Memory) -> str:
-    """How the activations' arena stands to the most that is alive at once, below which no packing can go."""
+    """Compares the activations' arena with the most that is alive at once: no packing can take less."""
     bound, total = memory.largest_live_bytes, memory.activation_bytes
     if total <= bound:
         return " (proven minimal for this order: that much is alive at once)"
@@ -121,11 +101,11 @@ def _least(memory: Memory) -> str:
 
 
 def trust_text(record: EngineRecord, checked: bool) -> str:
-    """Whether an engine is held to what its layers say, or has to be trusted."""
+    """Whether the engine's steps were checked against its layers."""
     if not checked:
-        return "not checked: its steps are those of other kernel sources, with which it cannot be run here"
+        return "not checked: its steps come from other kernel sources, so it cannot run here"
     coded, text = record.num_cubins, "checked: every launch, argument and place in memory follows from its layers"
-    return text + (f"; the machine code of {coded} kernels is not: it has to be trusted" if coded else "")
+    return text + (f"; nothing checks the machine code of {coded} kernels: you have to trust it" if coded else "")
 
 
 def inspect_text(record: EngineRecord, checked: bool = False) -> str:
@@ -159,13 +139,6 @@ def _flags(flags: Flags) -> str:
         "sparsity": flags.sparsity,
     }
     return " ".join(f"--{name}={value}" for name, value in given.items() if value)
-
-
-def _formats(layer: Layer) -> str:
-    def joined(tensors: Sequence[TensorPlace]) -> str:
-        return ",".join(dict.fromkeys(str(t.format) for t in tensors))
-
-    return f"{joined(layer.inputs)} -> {joined(layer.outputs)}"
 
 
 def _io_text(t: Bound) -> str:

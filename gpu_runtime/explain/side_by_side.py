@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_runtime.explain.figures import held_text, us_text
-from gpu_runtime.explain.wording import RESOURCES
+from gpu_runtime.explain.figures import RESOURCES, held_text, ratio_text, us_text
+from gpu_runtime.explain.reason_texts import REASONS
 from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
 TIE = 0.01  # kernels whose times differ by less than this share
-SHORT = {
-    "picked": "sparse",
-    "dense_faster": "dense faster",
-    "reformat_outweighs": "reformats",
-    "within_noise": "within noise",
-    "one_launch": "one launch",
-    "uncertain": "uncertain",
-    "no_sparse_tactic": "no kernel",
-    "pattern_violation": "not 2:4",
-    "channels_not_multiple_of_4": "C not 4n",
-    "grouped_conv": "grouped",
-}
 
 
 def text(plans: Sequence[Outlook]) -> str:
@@ -62,13 +50,12 @@ def text(plans: Sequence[Outlook]) -> str:
 
 def _cell(row: SparsityRow, plan: Outlook) -> str:
     dense, sparse = row.best_dense, row.best_sparse
-    times = f"~{dense.us:.2f}" if dense else "-"
-    if sparse:
-        times += f" / ~{sparse.us:.2f}"
+    known = [us_text(best.us, plan.timing, unit="") if best else "-" for best in ((dense, sparse) if sparse else (dense,))]
+    times = " / ".join(known)
     merged = f"\nas {printable(row.layer)}" if len(row.layers) > 1 else ""
     if row.floor is None:  # runs in FP32: its floors are those of no tensor core
         return f"FP32\n{times}\n{RESOURCES[dense.bound] if dense else '-'}{merged}"
-    return f"{SHORT[row.reason]}\n{times}\n{RESOURCES[row.floor.bound]}{merged}"
+    return f"{REASONS[row.reason].label}\n{times}\n{RESOURCES[row.floor.bound]}{merged}"
 
 
 def _limits(plan: Outlook) -> str:
@@ -106,7 +93,7 @@ def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Seque
         dense, sparse, floor = row.best_dense, row.best_sparse, row.floor
         if dense and sparse and floor:
             ratio = dense.us / sparse.us
-            tie = "a tie" if abs(ratio - 1) < TIE else f"sparse kernel {ratio:.2f}x"
+            tie = "a tie" if abs(ratio - 1) < TIE else f"sparse kernel {ratio_text(ratio)}"
             share = 100 * floor.mma_us / floor.dense_us
             detail = f"{tie}; bound by {RESOURCES[floor.bound]}, {share:.0f} % of the least time is tensor-core work"
         else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_runtime.errors import EngineError
-from gpu_runtime.explain.figures import proven, summing, times_are, us_text
+from gpu_runtime.explain.figures import proof_text, summing, times_are, us_text
 from gpu_runtime.explain.names import matching
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.runtime.findings import ChoiceRow, Choices, TensorKeys
@@ -22,7 +22,8 @@ from gpu_runtime.text import table as text_table
 from tactics.format import DTYPES, Format, Key, canonical, representative
 from tactics.planner import graph as planned
 from tactics.planner import plan as planner
-from tactics.planner.graph import Choice, Graph
+from tactics.planner.changes import difference
+from tactics.planner.graph import Choice, Graph, formats_of
 from tactics.tactic import Tactic
 
 Test = Callable[[planned.Entry], bool]
@@ -59,9 +60,12 @@ class Hop:
     us: float
 
 
+Side = Entry | Hop | None
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The best plan that grants the wishes, beside the engine's own: what takes how long, and all that moves."""
+    """The best plan that grants the wishes and the engine's own: how long each takes, and all that moves."""
 
     wishes: Mapping[str, str]
     before_us: float
@@ -76,7 +80,7 @@ def store(table: Table) -> Choices:
     """The planner's graph as a record: of the entries with the same formats only the fastest dense and the fastest sparse."""
     g, network = table.graph, table.network
     tensors = {t: i for i, t in enumerate(network.tensors)}
-    keys = {t: tuple(dict.fromkeys((*g.formats.get(t, ()), *filter(None, [g.pinned.get(t)])))) for t in tensors}
+    keys = {t: formats_of(g, t) for t in tensors}
     tactics: dict[Tactic | None, int] = {}
     choices = []
     for c, op in zip(g.choices, network.ops, strict=True):
@@ -125,11 +129,11 @@ def graph(stored: Choices) -> Graph:
 
 def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     """The best plan with each layer named, or that a pattern fits, held to "sparse", "dense", a format ("hwc8", in and out) or
-    a pair of formats ("chw->hwc8"), beside the engine's own. Other layers are free to change. Raises ValueError for a layer or
-    wish that there is none of, EngineError where the engine carries no tables."""
+    a pair of formats ("chw->hwc8"), and the engine's own plan. Other layers may change. Raises ValueError for an unknown layer
+    or a wish that no kernel grants, EngineError where the engine holds no tables."""
     plan, stored = record.plan, record.plan.choices
     if stored is None:
-        raise EngineError("this engine carries no tables to plan with: build it again")
+        raise EngineError("this engine holds no tables to plan with: build it again")
     g = graph(stored)
     force: dict[str, Test] = {}
     for layer, wish in wishes.items():
@@ -142,45 +146,35 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
     layers = {c.op: c.layer or c.op for c in stored.choices}
     sides = [{layers[name]: _entry(name, e) for name, e in p.entries.items()} for p in (before, after)]
     changed = (Change(name, sides[0].get(name), sides[1].get(name)) for name in dict.fromkeys(layers.values()))
-    gone = [h for h in before.reformats if h not in after.reformats]
-    new = [h for h in after.reformats if h not in before.reformats]
+    moved = difference(before, after)
     return Answer(
         dict(wishes),
         before.us,
         after.us,
         after.status,
         tuple(c for c in changed if c.before != c.after),
-        tuple(_hop(stored, g, h) for h in gone),
-        tuple(_hop(stored, g, h) for h in new),
+        tuple(_hop(stored, g, h) for h in moved.gone),
+        tuple(_hop(stored, g, h) for h in moved.new),
     )
 
 
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
-    """What holds each layer of that name to the wish; of several that a pattern fits, those that can grant it. ValueError
-    where none can."""
+    """Operation -> whether one of its entries grants the wish, for each layer of that name; of several that a pattern fits, for
+    those that can grant it. ValueError where none can."""
     found = matching(wanted, stored.choices, lambda c: [x for x in (c.layer, c.op, *c.layers) if x], "layer of this engine")
     exact = any(wanted in (c.layer, c.op, *c.layers) for c in found)
     if not exact and wish in ("sparse", "dense"):  # of what a pattern fits, the layers with weights
         found = [c for c in found if c.layer] or found
     layers = [wanted] if exact else list(dict.fromkeys(c.layer or c.op for c in found))
-    force, refused = dict[str, Test](), list[ValueError]()
+    force, test = dict[str, Test](), _test(stored, wish)
     for layer in layers:
-        try:
-            force |= _forced(plan, stored, g, layer, wish)
-        except ValueError as e:
-            refused.append(e)
+        names = _ops(stored, layer)
+        mine = [c for c in g.choices if c.name in names]
+        if any(test(c, e) for c in mine for e in c.entries):
+            force |= {c.name: partial(test, c) for c in mine}
     if not force:
-        raise refused[0]
+        raise ValueError(f"{layers[0]}={wish}: {_why_none(plan, g, layers[0], wish, _ops(stored, layers[0]))}")
     return force
-
-
-def _forced(plan: PlanRecord, stored: Choices, g: Graph, layer: str, wish: str) -> dict[str, Test]:
-    """Operation -> whether one of its entries grants the wish. ValueError where none of the layer's does."""
-    names, test = _ops(stored, layer), _test(stored, wish)
-    mine = [c for c in g.choices if c.name in names]
-    if not any(test(c, e) for c in mine for e in c.entries):
-        raise ValueError(f"{layer}={wish}: {_why_none(plan, g, layer, wish, names)}")
-    return {c.name: partial(test, c) for c in mine}
 
 
 def text(record: EngineRecord, found: Answer) -> str:
@@ -188,41 +182,34 @@ def text(record: EngineRecord, found: Answer) -> str:
     timing, asked = record.timing, ", ".join(f"{layer}={wish}" for layer, wish in found.wishes.items())
     now_us, then_us = round(found.before_us, 2), round(found.after_us, 2)
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
-    verdict = proven(record.plan, timing) if found.status == "proven" else "not proven minimal"
+    proof = proof_text(record.plan, timing, found.status)
     lines += wrap(
-        f"The plan would take {us_text(then_us, timing)} ({verdict}) instead of {us_text(now_us, timing)}: "
+        f"The plan would take {us_text(then_us, timing)} ({proof}) instead of {us_text(now_us, timing)}: "
         f"{us_text(then_us - now_us, timing, sign='+')} ({versus(found.after_us, found.before_us)})"
     )
-    moved: list[tuple[Change | Hop, float | None, float | None]] = [
-        *((c, c.before.us if c.before else None, c.after.us if c.after else None) for c in found.layers),
-        *((hop, hop.us, None) for hop in found.reformats_gone),
-        *((hop, None, hop.us) for hop in found.reformats_new),
-    ]
+    moved: list[tuple[str, Side, Side]] = [(printable(c.name), c.before, c.after) for c in found.layers]
+    moved += [(f"reformat of {printable(hop.tensor)} goes", hop, None) for hop in found.reformats_gone]
+    moved += [(f"reformat of {printable(hop.tensor)} comes", None, hop) for hop in found.reformats_new]
     if not moved:
-        return "\n".join([*lines, "Nothing moves: that is the plan already.", ""])
-    now, then = [us or 0 for _, us, _ in moved], [us or 0 for _, _, us in moved]
+        return "\n".join([*lines, "Nothing moves: the plan is like that already.", ""])
+    now, then = ([side.us if side else 0.0 for side in sides] for sides in list(zip(*moved, strict=True))[1:])
     sums = round(sum(now), 2), round(sum(now), 2) + then_us - now_us
-    shown = zip(moved, summing(sums[0], now), summing(sums[1], then), strict=True)
-    rows = [_row(x, None if a is None else p, None if b is None else q, timing) for (x, a, b), p, q in shown]
+    rows = [
+        [name, _cell(before, after, a, timing), _cell(after, before, b, timing)]
+        for (name, before, after), a, b in zip(moved, summing(sums[0], now), summing(sums[1], then), strict=True)
+    ]
     rows.append(["together", *(us_text(us, timing) for us in sums)])
     return "\n".join([*lines, "", *text_table(["what moves", "now", "then"], rows, gap=True), ""])
 
 
-def _row(moved: Change | Hop, now_us: float | None, then_us: float | None, timing: Timing) -> list[str]:
-    """What moves, and both sides of it with the times as they are shown; None: not there."""
-    if isinstance(moved, Change):
-        sides = (moved.before, now_us or 0), (moved.after, then_us or 0)
-        return [printable(moved.name), *(_side(moved, entry, us, timing) for entry, us in sides)]
-    cells = ("-" if us is None else f"{us_text(us, timing)} {moved.from_}->{moved.to}" for us in (now_us, then_us))
-    return [f"reformat of {printable(moved.tensor)} {'goes' if then_us is None else 'comes'}", *cells]
-
-
-def _side(change: Change, entry: Entry | None, us: float, timing: Timing) -> str:
-    if entry is None:
-        return "- (part of another)"
-    ops = {e.op for e in (change.before, change.after) if e}
-    fused = f"\nas {printable(entry.op)}" if len(ops) > 1 else ""
-    return f"{us_text(us, timing)} {entry.in_}->{entry.out}\n{entry.tactic.partition('__')[0]}{fused}"
+def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
+    """One side of what moves, with its time as it is shown, given the other side."""
+    if side is None:
+        return "-" if isinstance(other, Hop) else "- (part of another)"
+    if isinstance(side, Hop):
+        return f"{us_text(us, timing)} {side.from_}->{side.to}"
+    fused = f"\nas {printable(side.op)}" if isinstance(other, Entry) and other.op != side.op else ""
+    return f"{us_text(us, timing)} {side.in_}->{side.out}\n{side.tactic.partition('__')[0]}{fused}"
 
 
 def _entry(op: str, e: planned.Entry) -> Entry:
@@ -273,4 +260,4 @@ def _why_none(plan: PlanRecord, g: Graph, layer: str, wish: str, names: set[str]
         return f"no sparse kernel can run this layer{why}"
     entries = [_entry(c.name, e) for c in g.choices if c.name in names for e in c.entries]
     pairs = dict.fromkeys(f"{e.in_}->{e.out}" for e in entries)
-    return f"no kernel of this layer does that; its formats are {', '.join(pairs)}"
+    return f"no kernel of this layer has these formats; it can have {', '.join(pairs)}"

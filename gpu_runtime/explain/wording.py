@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from gpu_runtime.explain.figures import chance_text, counts_text, summing, sure, tactic_text, times_are, us_text
+from gpu_runtime.explain.facts import ends_of
+from gpu_runtime.explain.figures import (
+    PREDICTED,
+    RESOURCES,
+    SHOWN_US,
+    ceiling_text,
+    chance_text,
+    counts_text,
+    dense_text,
+    pruned_text,
+    ratio_text,
+    summing,
+    sure,
+    tactic_text,
+    us_text,
+    whose_text,
+)
 from gpu_runtime.explain.names import matching
-from gpu_runtime.runtime.findings import Flip, IfSparse, KernelTime, OtherChoice, SparsityRecord, SparsityRow
+from gpu_runtime.explain.reason_texts import REASONS, first_violation, fitting_text
+from gpu_runtime.runtime.findings import Flip, KernelTime, OtherChoice, SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
-from gpu_runtime.text import lost_text, printable, share_text, table, versus, wrap
-from tactics.predict import RANGE
+from gpu_runtime.text import lost_text, printable, table, wrap
 
-PREDICTED = Timing("predicted", "predicted")  # whose times a measured plan marks all the same
 ELIGIBLE_LINE = "(Sparsity) Layers eligible for sparse math:"
 PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
-# fmt: off
-RESOURCES = {"mma": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory", "launch": "launch",
-             "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
-# fmt: on
-SHOWN_US = 0.005  # what is less is not written as microseconds: two decimals show nothing of it
-NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 
 
 def sparsity_text(record: Explained) -> str:
     """The sparsity log: whose plan, TensorRT's two lines, a row per layer, and a sentence per layer in plain words."""
-    sparsity, device = record.sparsity, record.device
-    whose = f"{record.model.name} for {device.title} ({device.sm}), --sparsity={sparsity.mode}"
-    lines = _forced(sparsity) if sparsity.mode == "force" else []
+    sparsity, timing = record.sparsity, record.timing
+    lines = []
+    if sparsity.mode == "force":
+        lines += wrap(pruned_text(sparsity))
+        lines += [line for name, why in sparsity.not_pruned for line in wrap(printable(f"not pruned: {name}: {why}"))]
     lines += [
-        *wrap(printable(f"Sparsity of {whose}; {times_are(record.timing)}")),
+        *wrap(printable(f"Sparsity of {whose_text(record)}")),
         f"{ELIGIBLE_LINE} {', '.join(map(printable, sparsity.eligible))}".rstrip(),
         f"{PICKED_LINE} {', '.join(map(printable, sparsity.picked))}".rstrip(),
         "",
@@ -38,8 +48,7 @@ def sparsity_text(record: Explained) -> str:
     rows = [
         [
             f"{printable(row.layer)}\n  {row.verdict}: {row.reason}",
-            _best(row.best_dense, record.timing),
-            _best(row.best_sparse, record.timing),
+            *(_kernel(best, timing, "\n") if best else "-" for best in (row.best_dense, row.best_sparse)),
             cost_text(row, record),
         ]
         for row in sparsity.rows
@@ -57,49 +66,12 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
 
 
-def _forced(sparsity: SparsityRecord) -> list[str]:
-    """What --sparsity=force did to the model: {pruned: [initializer], not_pruned: [(initializer, why)]}."""
-    lines = ["--sparsity=force changed nothing: all weights that can have the 2:4 pattern have it"]
-    if sparsity.pruned:
-        energy = sparsity.pruned_energy
-        taken = "" if energy is None else f", {lost_text(energy)} of their energy (the sum of their squares)"
-        lines = wrap(
-            f"--sparsity=force set the two smallest of each four weights to zero in {len(sparsity.pruned)} "
-            f"initializers{taken}: the outputs are not those of the model as it was given"
-        )
-    for name, why in sparsity.not_pruned:
-        lines += wrap(printable(f"not pruned: {name}: {why}"))
-    return lines
-
-
 def network_lines(record: Explained) -> list[str]:
-    """The network in a few sentences: eligible, picked, time saved, and what is the most there could be."""
-    sparsity, solution = record.sparsity, record.solution
-    total, dense = solution.total_us, solution.rivals.all_dense_us
-    counted = counts_text(sparsity)
-    text = f"{counted[0].upper()}{counted[1:]}; the plan takes {us_text(total, record.timing)}"
-    if not sparsity.eligible:
-        return wrap(text)
-    if dense is not None:
-        text += f", the best one without sparse tactics {us_text(dense, record.timing)} ({versus(dense, total)})"
-    if dense is not None and (ranged := range_text(record)):
-        text += f". Sparse kernels save {us_text(dense - total, record.timing)}, {ranged}"
-    ceiling = sparsity.summary.ceiling_us if sparsity.summary else None
-    if ceiling is not None and dense:
-        text += (
-            ". With all eligible kernels at twice their dense speed, where launch and memory allow it, it would take "
-            f"{us_text(ceiling, record.timing)} ({versus(ceiling, dense)})"
-        )
-    return wrap(text)
-
-
-def range_text(record: Explained) -> str:
-    """Where what sparse kernels save together lies, given the errors of predictions; empty where times are measured."""
-    span = record.sparsity.summary.saved_range_us if record.sparsity.summary else None
-    if not span:
-        return ""
-    low, high = (us_text(us, record.timing) for us in span)
-    return f"given the errors of predictions, {100 * RANGE:.0f} % likely between {low} and {high}"
+    """The network in a few sentences: eligible and picked layers, the time saved, and the most that could be saved."""
+    text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
+    text = "; ".join(filter(None, (text[0].upper() + text[1:], dense_text(record))))
+    ceiling = ceiling_text(record)
+    return wrap(f"{text}. It would take {ceiling}" if ceiling else text)
 
 
 # ---- one layer
@@ -109,16 +81,11 @@ def sentence(row: SparsityRow, record: Explained) -> str:
     """Why a layer does or does not run sparse, in plain words, from a sparsity row's reason and numbers."""
     if row.sentence:
         return row.sentence
-    say = _REASONS.get(row.reason)
-    text = say(row, record) if say else row.reason
-    text = text[0].upper() + text[1:]
-    text = text if text.endswith(".") else text + "."
-    return text + _form(row) + _branches(row, record) + _forced_text(row, record) + _limit(row, record)
-
-
-def _form(row: SparsityRow) -> str:
-    """What the form that the plan chose for the layer costs its weights."""
-    return f" {row.detail}." if row.detail and row.best_sparse else ""
+    words = REASONS[row.reason]
+    text = words.sentence(row, record)
+    form = f"{row.detail}." if row.detail and row.best_sparse else ""  # what the plan's form of the layer costs its weights
+    parts = (f"{text[0].upper()}{text[1:]}.", form, _branches(row, record), _forced_text(row, record), words.cure(row, record))
+    return " ".join(filter(None, parts))
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
@@ -126,117 +93,11 @@ def _branches(row: SparsityRow, record: Explained) -> str:
     if not row.branches:
         return ""
     what = f"adds {len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "adds its own input"
-    text = f" One convolution {what}, exactly; 2:4 is a pattern of the merged weights"
+    text = f"One convolution {what}, exactly; the merged weights need the 2:4 pattern"
     cost = row.apart_cost_us
     if cost is not None and cost >= SHOWN_US:
-        text += f". With the branches apart, the whole plan would take {us_text(cost, record.timing)} more"
+        text += f". Without merging, the whole plan would take {us_text(cost, record.timing)} more"
     return text + "."
-
-
-def _time(best: KernelTime | None, timing: Timing) -> str:
-    return us_text(best.us, timing) if best else "an unknown time"
-
-
-def _picked(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = row.best_dense, row.best_sparse
-    head = ""
-    both = f"the best sparse kernel takes {_time(sparse, record.timing)}, the best dense one {_time(dense, record.timing)}"
-    if sparse and row.us is not None and abs(row.us - sparse.us) >= SHOWN_US:
-        head, both = f", in {us_text(row.us, record.timing)} with the plan's formats", f"in any, {both}"
-    text = f"runs sparse{head}: {both}"
-    if dense and sparse and dense.us > sparse.us > 0:
-        text += f" ({dense.us / sparse.us:.2f}x)"
-    if dense and sparse and dense.us < sparse.us:
-        text += ", but dense would need costlier formats around it"
-    return text
-
-
-def _dense_faster(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = row.best_dense, row.best_sparse
-    if dense and sparse and dense.us == sparse.us:
-        return f"could run sparse, but would gain nothing: both take {_time(dense, record.timing)}"
-    return f"could run sparse, but dense is faster: {_time(dense, record.timing)} against {_time(sparse, record.timing)}"
-
-
-def _uncertain(row: SparsityRow, record: Explained) -> str:
-    dense, sparse, other = row.best_dense, row.best_sparse, row.other
-    text = f"sparse is predicted to be faster ({_time(sparse, record.timing)} against {_time(dense, record.timing)}), but not "
-    text += f"surely enough: P = {chance_text(row.p_sparse_faster or 0)}"
-    if other and other.premium_us:
-        text += f", for which --risk adds {us_text(other.premium_us, record.timing)} to its time"
-    return text + ". Building on the GPU, where both are measured, would settle it"
-
-
-def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
-    dense, sparse, other = row.best_dense, row.best_sparse, row.other
-    text = f"sparse alone is faster ({_time(sparse, record.timing)} against {_time(dense, record.timing)}), but the "
-    text += "formats it needs "
-    if sparse:
-        text += f"({sparse.in_} in, {sparse.out} out) "
-    if other and other.reformat_us <= 0 < other.around_us:
-        return text + "make the layers around it slower by more than that"
-    return text + "cost the plan more than that"
-
-
-def _one_launch(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = _time(row.best_dense, record.timing), _time(row.best_sparse, record.timing)
-    only = f"of its layers only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
-    text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
-    return f"{text}; a sparse one of them alone takes {sparse}"
-
-
-def _within_noise(row: SparsityRow, record: Explained) -> str:
-    dense, sparse = row.best_dense, row.best_sparse
-    return (
-        f"sparse ({_time(sparse, record.timing)}) and dense ({_time(dense, record.timing)}) are closer than their spread "
-        f"(Q20 to Q80), so the plan stays {row.verdict}: neither choice would be wrong"
-    )
-
-
-def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
-    if record.sparsity.mode == "disable":
-        return "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
-    return f"its weights have the 2:4 pattern, but no sparse tactic can run it{_detail(row)}"
-
-
-def _pattern_violation(row: SparsityRow, record: Explained) -> str:
-    text, share, lost = "its weights do not have the 2:4 pattern", row.pattern_share, row.lost_energy
-    if share is not None:
-        text += f": {share_text(share)}{_as_stored(row)} of its groups of 4 input channels have two zeros or more"
-        if row.first_violation:
-            text += ", the first that has not is at [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation)
-    if lost is not None:
-        how = "the nearest pattern" if row.branches else "the nearest pattern (--sparsity=force)"
-        text += f". Pruning to {how} takes away {lost_text(lost)} of their energy"
-    return text
-
-
-def _channels(row: SparsityRow, record: Explained) -> str:
-    return f"its input channels do not come in fours, which 2:4 is a pattern of{_detail(row)}"
-
-
-def _grouped(row: SparsityRow, record: Explained) -> str:
-    if row.groups == row.c:
-        return "it is a depthwise convolution: each output has one input channel, and 2:4 is a pattern of four"
-    return f"it is a grouped convolution whose groups no sparse tactic takes{_detail(row)}"
-
-
-_REASONS: dict[str, Callable[[SparsityRow, Explained], str]] = {
-    "picked": _picked,
-    "dense_faster": _dense_faster,
-    "reformat_outweighs": _reformat_outweighs,
-    "uncertain": _uncertain,
-    "one_launch": _one_launch,
-    "within_noise": _within_noise,
-    "no_sparse_tactic": _no_sparse_tactic,
-    "pattern_violation": _pattern_violation,
-    "channels_not_multiple_of_4": _channels,
-    "grouped_conv": _grouped,
-}
-
-
-def _detail(row: SparsityRow) -> str:
-    return f" ({row.detail})" if row.detail else ""
 
 
 def _other_choice(row: SparsityRow) -> str:
@@ -249,7 +110,7 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
         return ""
     more = f"{us_text(abs(cost), record.timing)} {'more' if cost > 0 else 'less'}"
     change = more if abs(cost) >= SHOWN_US else "the same time"
-    text = f" Forced {_other_choice(row)}, the whole plan would take {change}"
+    text = f"Forced {_other_choice(row)}, the whole plan would take {change}"
     best = row.best_dense if row.verdict == "sparse" else row.best_sparse
     if other and best and abs(other.us - best.us) >= SHOWN_US:
         which = "a kernel of" if other.kernels == 1 else "kernels of together"
@@ -260,7 +121,7 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
 
 
 def _parts(other: OtherChoice, timing: Timing) -> str:
-    """Where the cost of the other choice lies: its parts, those that are nothing left out; what is shown adds up to it."""
+    """The parts of the other choice's cost, without those that are zero; the numbers shown add up to it."""
     named = ("its own kernel", "reformats", "the layers around it")
     shares = summing(other.cost_us, (other.kernel_us, other.reformat_us, other.around_us))
     parts = [f"{what} {us_text(us, timing, sign='+')}" for what, us in zip(named, shares, strict=True) if us]
@@ -275,7 +136,7 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
     elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
     elif flip is None:
-        text = f"no speed of its {kind} kernels would do: what surrounds them costs more than they save"
+        text = f"no speed of its {kind} kernels would be enough: the plan around them costs more than they save"
     else:
         text = _needed(flip, kind, timing)
     if chance is not None:
@@ -286,81 +147,31 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
 
 def _needed(flip: Flip, kind: str, timing: Timing) -> str:
     """How much faster the other kind's kernels would have to be, as the times that are shown have it."""
-    much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{flip.speedup:.2f}x as fast"
+    much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{ratio_text(flip.speedup)} as fast"
     times = f"{us_text(flip.needed_us, timing)} instead of {us_text(flip.us, timing)}"
     doubt = f" (for doubt, --risk adds {us_text(flip.premium_us, timing)} to sparse)" if flip.premium_us >= SHOWN_US else ""
     return f"its {kind} kernels would have to be {much}, {times}{doubt}"
 
 
-def _limit(row: SparsityRow, record: Explained) -> str:
-    """What 2:4 would give a layer that does without, and the most that it could, where a reader would ask that next."""
-    floor, dense = row.floor, row.best_dense
-    if not floor or not dense or row.reason not in ("dense_faster", "no_sparse_tactic", "pattern_violation"):
-        return ""
-    most = dense.us / floor.sparse_us
-    if row.if_sparse:
-        return _would(row.if_sparse, row.reason == "pattern_violation", most)
-    if most < NO_GAIN:
-        return f" 2:4 has next to nothing to give here: no sparse kernel could be more than {_up(most)} as fast as that."
-    if row.reason == "dense_faster":
-        bound = RESOURCES[floor.bound]
-        return f" No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
-    if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
-        return " Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows what that would take."
-    return ""
-
-
-def _up(ratio: float) -> str:
-    """Rounded up, as a bound must be."""
-    return f"{math.ceil(100 * ratio - 1e-9) / 100:.2f}x"
-
-
-def _would(would: IfSparse, pruned: bool, most: float) -> str:
-    """The predictions for a layer's best kernels with and without the pattern, whatever the plan's times are."""
-    sparse, dense, gain = f"~{would.us:.2f} us", f"~{would.dense_us:.2f} us", would.dense_us / would.us
-    head = "Pruned to 2:4" if pruned else "With --sparsity=enable"
-    if gain <= 1:
-        return f" {head} it would gain nothing: its kernel is predicted to take {sparse} sparse and {dense} dense."
-    text = f" {head} its kernel is predicted to take {sparse} instead of {dense} ({gain:.2f}x, limited by "
-    text += f"{RESOURCES[would.bound]}); no sparse kernel could be more than {_up(most)} as fast"
-    if gain >= NO_GAIN:
-        return text + (": prune and retrain it if that is worth it." if pruned else ".")
-    return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")
-
-
-def _best(best: KernelTime | None, timing: Timing) -> str:
-    if not best:
-        return "-"
-    return f"{us_text(best.us, timing)} {best.in_}->{best.out}\n{tactic_text(best.tactic)}"
-
-
-# ---- the full account
-
-
 def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
     """Everything known about one layer's choice: (what, in words), in the order in which to read it."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
-    facts += [("dense", _kernel(row.best_dense, record.timing)), ("sparse", _kernel(row.best_sparse, record.timing))]
+    facts += [("dense", _measured(row.best_dense, record.timing)), ("sparse", _measured(row.best_sparse, record.timing))]
     if row.if_sparse:
-        facts.append(("if 2:4", f"{_kernel(row.if_sparse, PREDICTED)}; predicted"))
+        facts.append(("if 2:4", f"{_measured(row.if_sparse, PREDICTED)}; predicted"))
     other = row.other
     if other:
-        kernel = f"{us_text(other.us, record.timing)} {other.in_}->{other.out} {tactic_text(other.tactic)}"
         cost = us_text(other.cost_us, record.timing, sign="+")
-        facts.append((f"as {_other_choice(row)}", f"{kernel}; plan {cost}: {_parts(other, record.timing)}"))
+        text = f"{_kernel(other, record.timing)}; plan {cost}: {_parts(other, record.timing)}"
+        facts.append((f"as {_other_choice(row)}", text))
         facts.append(("to flip", _flip(row, record.timing)))
     floor = row.floor
     if floor:
         parts = (("mma", floor.mma_us), ("dram", floor.dram_us), ("l2", floor.l2_us), ("launch", floor.launch_us))
         times = ", ".join(f"{RESOURCES[key]} {us_text(us, record.timing)}" for key, us in parts)
         least = [us_text(us, record.timing) for us in (floor.dense_us, floor.sparse_us)]
-        facts.append(
-            (
-                "bound",
-                f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel "
-                f"could take less than {least[0]}, no sparse one less than {least[1]}",
-            )
-        )
+        text = f"{RESOURCES[floor.bound]}; at the device's peak: {times}. Forming every product, no dense kernel could take "
+        facts.append(("bound", f"{text}less than {least[0]}, no sparse one less than {least[1]}"))
     return facts
 
 
@@ -377,8 +188,8 @@ def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
     total, facts = record.solution.total_us, []
     for layer in record.plan.layers:
         if layer.tactic and row.layer == (layer.layer or layer.name):
-            ins, out = dict.fromkeys(str(t.format) for t in layer.inputs), layer.outputs[0].format
-            text = f"{us_text(layer.time_us, record.timing)} {','.join(ins)}->{out} {tactic_text(layer.tactic)}"
+            ins, out = ends_of(layer)
+            text = f"{us_text(layer.time_us, record.timing)} {ins}->{out} {tactic_text(layer.tactic)}"
             facts.append(("runs", text + (f", {100 * layer.time_us / total:.1f} % of the plan" if total else "")))
     return facts
 
@@ -387,28 +198,23 @@ def _weights(row: SparsityRow) -> str:
     text = f"[{row.k},{row.c // row.groups},{row.kernel[0]},{row.kernel[1]}], groups {row.groups}; "
     if row.pattern_share is None:
         return text + f"{row.c // row.groups} input channels per group are no multiple of 4"
-    text += f"2:4: {share_text(row.pattern_share)}{_as_stored(row)} of {row.pattern_groups} groups of 4 fit"
+    text += f"2:4: {fitting_text(row)} of {row.pattern_groups} groups of 4 fit"
     if row.first_violation:
-        text += ", first that does not: [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation)
+        text += f", {first_violation(row)}"
         if row.lost_energy is not None:
             text += f"; the nearest pattern loses {lost_text(row.lost_energy)} of the energy"
     return text
 
 
-def _as_stored(row: SparsityRow) -> str:
-    """The file's own share of fitting groups, where FP16 has turned tiny weights into zeros and so changed it."""
-    stored = row.stored_share
-    if stored is None or row.pattern_share is None or share_text(stored) == share_text(row.pattern_share):
-        return ""
-    return f" in FP16 ({share_text(stored)} as stored)"
+def _kernel(best: KernelTime | OtherChoice, timing: Timing, gap: str = " ") -> str:
+    return f"{us_text(best.us, timing)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
 
 
-def _kernel(best: KernelTime | None, timing: Timing) -> str:
+def _measured(best: KernelTime | None, timing: Timing) -> str:
     if not best:
         return "no kernel"
-    text = f"{us_text(best.us, timing)} {best.in_}->{best.out} {tactic_text(best.tactic)}"
-    text += f" ({us_text(best.low_us, timing)} to {us_text(best.high_us, timing)})"
-    return f"{text}, limited by {RESOURCES.get(best.bound, best.bound)}"
+    spread = f"{us_text(best.low_us, timing)} to {us_text(best.high_us, timing)}"
+    return f"{_kernel(best, timing)} ({spread}), limited by {RESOURCES.get(best.bound, best.bound)}"
 
 
 def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRow]:
@@ -424,6 +230,5 @@ def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRo
 
 def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
     """The account of these layers, after a line on whose plan it is and the network's sentence."""
-    device, mode = record.device, record.sparsity.mode
-    head = f"{record.model.name} for {device.title} ({device.sm}), --sparsity={mode}; {times_are(record.timing)}"
-    return "\n".join([*wrap(printable(head)), *network_lines(record), "", *(layer_text(row, record) for row in rows)])
+    head = wrap(printable(whose_text(record)))
+    return "\n".join([*head, *network_lines(record), "", *(layer_text(row, record) for row in rows)])

@@ -87,7 +87,7 @@ def tabulate(
     `sparse`: whether sparse tactics are considered; `io`: the format of every network input and output outside, or several,
     of which the fastest plan's is taken; `exhaustive`: time also those whose formats are other names for the same addresses
     (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: how likely a sparse kernel
-    must be the faster one, where times are predicted; `progress` is told of each op before it is timed: its
+    must be the faster one, where times are predicted; `progress` is called for each op before it is timed: its
     name, how many are, of how many.
     """
     outside = {t: (f,) if isinstance(f, Format) else tuple(f) for t, f in io.items()}
@@ -292,7 +292,7 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
 
 def _around(network: Network, op: Op, formats: _Formats) -> Around:
     """Of each tensor of the op, the output last: the formats that it may have there, FP32 alone where it must be that; and
-    those which kernels have beside their own."""
+    those which kernels accept in addition to their own."""
     tensors, found = (*op.inputs, op.output), network.formats_in(op)
     must = [fmts != network.formats(t) for t, fmts in zip(tensors, found, strict=True)]
     *ins, (usable, edges) = (

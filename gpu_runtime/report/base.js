@@ -49,6 +49,13 @@ function us(value, verdict, sign = "") {
   return `${mark}${sign && value > 0 ? sign : ""}${value.toFixed(2)} us`;
 }
 
+const SHOWN_US = 0.005; // a smaller time would be shown as 0.00 us
+
+// "1.20 us to 1.40 us": a layer's time with its error; empty where that is not known.
+function errorBand(layer, verdict) {
+  return layer.low_us === undefined ? "" : `${us(layer.low_us, verdict)} to ${us(layer.high_us, verdict)}`;
+}
+
 function bytes(n) {
   if (n < 1024) return `${n} B`;
   return n < 1 << 20 ? `${(n / 1024).toFixed(1)} KiB` : `${(n / (1 << 20)).toFixed(1)} MiB`;
@@ -80,8 +87,8 @@ function tactic(page, layer) {
 }
 
 function layerTitle(page, layer) {
-  const range = layer.low_us === undefined ? "" : ` (${layer.low_us.toFixed(2)} to ${layer.high_us.toFixed(2)})`;
-  return `${layer.name}\n${us(layer.us, page.verdict)}${range}, ${KINDS[layer.kind]}\n${tactic(page, layer)}\n${layer.formats}`;
+  const band = errorBand(layer, page.verdict);
+  return `${layer.name}\n${us(layer.us, page.verdict)}${band && ` (${band})`}, ${KINDS[layer.kind]}\n${tactic(page, layer)}\n${layer.formats}`;
 }
 
 // ---- which layer is selected
@@ -92,7 +99,7 @@ function onSelect(watcher) {
   selection.watchers.push(watcher);
 }
 
-// `from`: who asks, so that nobody scrolls away what was just clicked.
+// `from`: which view asks: it does not scroll to what was just clicked there.
 function select(layer, from = "") {
   if (layer === selection.layer) return;
   const before = selection.layer;
@@ -130,8 +137,7 @@ function chart(place, draw) {
 }
 
 function frame(width, height, title) {
-  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
-  return root;
+  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
 }
 
 // Round steps for an axis from 0 to `most`.

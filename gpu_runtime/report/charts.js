@@ -106,7 +106,7 @@ function pruning(page, nodes, points, width) {
   scatterAxes(root, box, steps(x1, 5).map((v) => [v, plain(v)]), ys.map((v) => [v, plain(v)]),
     ["weight energy that pruning to 2:4 takes away (%)", "us saved"]);
   root.append(line(left, box.y(0), right, box.y(0), "roof"));
-  for (const p of points) root.append(point(page, nodes, p.i, box.x(p.x), box.y(p.y), `${p.y.toFixed(2)} us saved for ${p.x.toFixed(2)} % of its weight energy`));
+  for (const p of points) root.append(point(page, nodes, p.i, box.x(p.x), box.y(p.y), `${us(p.y, page.verdict)} saved for ${p.x.toFixed(2)} % of its weight energy`));
   return root;
 }
 
@@ -114,13 +114,13 @@ function showPruning(page) {
   const points = pruningPoints(page);
   const place = by("pruning");
   if (!points.length) {
-    place.append(el("p", { class: "soft" }, "The engine knows of no layer both what 2:4 would save and what it would cost: build with --sparsity=force, or from a model whose weights have the pattern."));
+    place.append(el("p", { class: "soft" }, "The engine holds no layer's gain from 2:4 together with its loss: build with --sparsity=force, or from a model whose weights have the pattern."));
     return;
   }
   let nodes = new Map();
   chart(place, (width) => pruning(page, (nodes = new Map()), points, width));
   const none = points.every((p) => !p.x) ? " All these weights had the pattern already." : "";
-  place.append(el("p", { class: "sub" }, `Of a sparse layer: what the plan would take more with it dense. Of a dense one: what 2:4 would save (below zero: cost). Energy: share of the sum of squared weights.${none}`));
+  place.append(el("p", { class: "sub" }, `For a sparse layer: how much longer the plan would take with the layer dense. For a dense one: what 2:4 would save (below zero: cost). Energy: share of the sum of squared weights.${none}`));
   onSelect((layer, before) => mark(nodes, layer, before));
 }
 
@@ -167,7 +167,7 @@ function showMemory(page) {
   chart(place, (width) => memoryMap(page, (nodes = new Map()), width));
   const scratch = memory.workspace ? `; of them ${bytes(memory.workspace[1])} of scratch memory at ${memory.workspace[0]}` : "";
   const spare = memory.nbytes - memory.most_alive;
-  const verdict = spare > 0 ? `${bytes(memory.most_alive)} is alive at once (dashed)` : "that much is alive at once: no packing could take less in this order";
+  const verdict = spare > 0 ? `${bytes(memory.most_alive)} is alive at once (dashed)` : "all of it is alive at once: no packing could take less in this order";
   place.append(el("p", { class: "sub" }, `${bytes(memory.nbytes)} in all${scratch}; ${verdict}. A block is coloured by the layer that writes it first.`));
   onSelect((layer, before) => mark(nodes, layer, before));
 }

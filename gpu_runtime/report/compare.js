@@ -4,22 +4,22 @@ function pairFacts(a, b, [i, j]) {
   const [left, right] = [i === null ? null : a.layers[i], j === null ? null : b.layers[j]];
   const change = (right ? right.us : 0) - (left ? left.us : 0);
   const one = (page, layer) => (layer ? `${tactic(page, layer)} ${layer.formats} ${layer.kind}` : "");
-  return { i, left, right, change, same: Boolean(left && right) && one(a, left) === one(b, right) && Math.abs(change) < 0.005 };
+  return { i, left, right, change, same: Boolean(left && right) && one(a, left) === one(b, right) && Math.abs(change) < SHOWN_US };
 }
 
 function side(page, layer, most) {
-  if (!layer) return el("td", { class: "soft" }, "not there");
+  if (!layer) return el("td", { class: "soft" }, "not in this plan");
   return el("td", {}, us(layer.us, page.verdict), " ", badge(layer.kind), " ", el("span", { class: "sub" }, layer.reason), bar(layer, most),
     el("div", { class: "sub tactic" }, `${tactic(page, layer)}, ${layer.formats}`));
 }
 
-// The plan without sparse kernels is there to be compared with: that it is slower is no fault of it.
+// B is only a baseline, a plan without sparse kernels: slower is then not worse.
 function isBaseline(a, b) {
   return a.verdict.picked > 0 && b.verdict.picked === 0;
 }
 
 function judged(change, baseline) {
-  return baseline || Math.abs(change) < 0.005 ? "" : change > 0 ? "worse" : "better";
+  return baseline || Math.abs(change) < SHOWN_US ? "" : change > 0 ? "worse" : "better";
 }
 
 function changeCell(a, b, pair) {
@@ -45,7 +45,7 @@ function compareHead(a, b, pairs) {
   const cls = judged(y.total_us - x.total_us, isBaseline(a, b));
   const differ = pairs.filter((pair) => !pair.same).length;
   const notes = [x.model !== y.model && `the models are ${x.model} and ${y.model}`, x.device !== y.device && `the devices are ${x.device} and ${y.device}`,
-    x.predicted !== y.predicted && "one's times are measured, the other's predicted"].filter(Boolean);
+    x.predicted !== y.predicted && "one has measured times, the other predicted times"].filter(Boolean);
   return [
     el("div", { class: "tiles" }, tile(us(x.total_us, x), about("A", x)),
       tile(us(y.total_us, y), about("B", y)),
@@ -71,5 +71,5 @@ function showCompare(pages, joined) {
   place.hidden = false;
   place.append(el("h2", {}, "Side by side"), ...compareHead(a, b, pairs), ...(same ? [el("p", {}, toggle)] : []),
     el("div", { class: "scroll" }, el("table", { id: "pairs" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),
-    el("p", { class: "sub" }, "All below is of A. Layers are joined by name, else by an ONNX node that both hold."));
+    el("p", { class: "sub" }, "Everything below shows A. Layers are joined by name, else by an ONNX node that both have."));
 }

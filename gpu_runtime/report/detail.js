@@ -23,7 +23,7 @@ function candidateMark(page, layer, candidate, own, x, y) {
   const shape = facts.sparse
     ? svg("path", { class: cls, d: `M${x - 6} ${y}L${x} ${y - 6}L${x + 6} ${y}L${x} ${y + 6}Z` })
     : svg("circle", { class: cls, cx: x, cy: y, r: 5 });
-  const doubt = candidate.premium ? `\nplus ${candidate.premium.toFixed(2)} us for doubt` : "";
+  const doubt = candidate.premium ? `\nplus ${us(candidate.premium, page.verdict)} for doubt` : "";
   shape.append(svg("title", {}, `${facts.name}\n${facts.formats}\n${us(candidate.time, page.verdict)}${doubt}${chosen ? "\nchosen" : ""}`));
   return shape;
 }
@@ -115,9 +115,9 @@ function factList(facts) {
 }
 
 function numbers(page, layer) {
-  const range = layer.low_us === undefined ? "" : `, ${layer.low_us.toFixed(2)} to ${layer.high_us.toFixed(2)} with its error`;
+  const band = errorBand(layer, page.verdict);
   const work = layer.macs ? `; ${count(layer.macs)} products, ${bytes(layer.nbytes)} moved at least` : "";
-  return el("p", {}, badge(layer.kind), ` ${us(layer.us, page.verdict)}${range}${work}`);
+  return el("p", {}, badge(layer.kind), ` ${us(layer.us, page.verdict)}${band && `, ${band} with its error`}${work}`);
 }
 
 function showDetail(page, at, from) {

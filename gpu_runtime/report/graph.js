@@ -38,7 +38,7 @@ function showEdges(page, root, colours, nodes) {
   });
 }
 
-// "scope/conv + relu + add" -> "scope/conv +2"; of a long name its end, which tells it from others.
+// "scope/conv + relu + add" -> "scope/conv +2"; of a long name its end, where names differ.
 function brief(name) {
   const [first, ...others] = name.split(" + ");
   const more = others.length ? ` +${others.length}` : "";

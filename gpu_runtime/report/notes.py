@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_kernels import files
+from gpu_runtime.explain.facts import KINDS, facts_of
 from gpu_runtime.explain.figures import tactic_text, us_text
 from gpu_runtime.explain.wording import sentence
 from gpu_runtime.report import arena
-from gpu_runtime.report.data import KINDS, formats_of, kind_of
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import printable
 
@@ -24,20 +24,19 @@ PROCESS, KERNELS = 1, 1  # numbers of the one process and of its one track
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
     """Of each layer: its name, tactic, formats, time and verdict, and of a layer with weights the reason in words."""
-    rows = {row.layer: row for row in record.plan.sparsity.rows}
     found = []
-    for layer in record.plan.layers:
-        row = rows.get(layer.layer or layer.name)
+    for facts in facts_of(record):
+        layer, row = facts.layer, facts.row
         note = {
             "layer": printable(layer.name),
             "tactic": tactic_text(layer.tactic),
-            "formats": formats_of(layer),
+            "formats": facts.formats,
             "time": us_text(layer.time_us, record.timing),
             "timing": printable(record.timing.label),
-            "verdict": KINDS[kind_of(layer, row)],
+            "verdict": KINDS[facts.kind],
         }
         if row:
-            note |= {"reason": printable(row.reason), "why": printable(sentence(row, record))}
+            note |= {"reason": row.reason, "why": printable(sentence(row, record))}
         found.append(note)
     return found
 
@@ -46,7 +45,7 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
 
 
 def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> dict[str, object]:
-    """The plan's launches one after the other on one track, and the bytes of activations that are alive beside them.
+    """The plan's launches one after the other on one track, and a counter of the bytes of activations that are alive.
 
     `times_us[iteration][layer]`: measured times, of which the medians are drawn; without them the plan's own.
     """
@@ -118,8 +117,8 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
     for node in proto.graph.node:
         note = own.get(node.name, {"verdict": "no layer", "why": "It was folded into constants or into other nodes."})
         _put(node.metadata_props, {PREFIX + key: value for key, value in note.items()})
-        told = f"{note['layer']}: {note['time']}, {note['tactic']}, {note['formats']}, " if "layer" in note else ""
-        text = f"{told}{note['verdict']}. {note.get('why', '')}".strip()
+        head = f"{note['layer']}: {note['time']}, {note['tactic']}, {note['formats']}, " if "layer" in note else ""
+        text = f"{head}{note['verdict']}. {note.get('why', '')}".strip()
         node.doc_string = f"{node.doc_string}\n{text}" if node.doc_string else text
     total = us_text(record.plan.solution.total_us, record.timing)
     about = {"device": str(record.device), "timing": record.timing.label, "total": total, "sparsity": record.flags.sparsity}

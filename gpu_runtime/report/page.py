@@ -13,12 +13,12 @@ import hashlib
 import html
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpu_runtime.report.data import KINDS, Page, joined, page
+from gpu_runtime.explain.facts import KINDS
+from gpu_runtime.report.data import joined, page
 from gpu_runtime.runtime.plan_record import EngineRecord
-from tactics import codec
 
 HERE = Path(__file__).parent
 SCRIPTS = ("base", "verdict", "table", "detail", "graph", "charts", "compare", "main")
@@ -26,30 +26,19 @@ MOST_PLAIN = 700_000  # characters of data that are left readable; more is compr
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """What the page carries and its button saves. `joined`: the layers of two pages side by side, by number; `kinds`: what each
-    kind of layer is called."""
-
-    pages: tuple[Page, ...]
-    kinds: tuple[tuple[str, str], ...]
-    joined: tuple[tuple[int | None, int | None], ...] = ()
-
-
-def data(record: EngineRecord, other: EngineRecord | None = None) -> Data:
-    """Of one engine, or of one beside an `other`."""
-    first, kinds = page(record), tuple(KINDS.items())
-    if other is None:
-        return Data((first,), kinds)
-    second = page(other)
-    return Data((first, second), kinds, tuple(joined(first, second)))
+def data(record: EngineRecord, other: EngineRecord | None = None) -> dict[str, Any]:
+    """What the page carries and its button saves, of one engine, or of two side by side. `joined`: the layers of two pages
+    side by side, by number; `kinds`: what each kind of layer is called."""
+    pages = [page(each) for each in (record, other) if each is not None]
+    both = {"joined": joined(*(p["layers"] for p in pages))} if len(pages) > 1 else {}
+    return {"pages": pages, "kinds": [*KINDS.items()], **both}
 
 
 def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
     """The HTML file: the same bytes for the same engines."""
     shown = data(record, other)
-    names = dict.fromkeys(f"{p.verdict.model} on {p.verdict.device}" for p in shown.pages)
-    title = " beside ".join(names) + (", two plans" if len(names) < len(shown.pages) else "")
+    names = dict.fromkeys(f"{p['verdict']['model']} on {p['verdict']['device']}" for p in shown["pages"])
+    title = " and ".join(names) + (", two plans" if len(names) < len(shown["pages"]) else "")
     script = '"use strict";\n' + "\n".join((HERE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     style = (HERE / "style.css").read_text(encoding="utf-8")
     encoding, text = _encoded(shown)
@@ -66,9 +55,9 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template).encode()
 
 
-def _encoded(shown: Data) -> tuple[str, str]:
+def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
     """How the data is written, and its text: JSON in which no character can end a script, or that compressed, in base 64."""
-    text = json.dumps(codec.to_json(Data, shown), separators=(",", ":"))
+    text = json.dumps(shown, separators=(",", ":"))
     if len(text) > MOST_PLAIN:
         return "gzip", base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     return "plain", re.sub("[<>&]", lambda found: ESCAPES[found[0]], text)

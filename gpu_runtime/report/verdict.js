@@ -8,9 +8,8 @@ function against(verdict) {
   if (verdict.dense_us === undefined || verdict.dense_us === null) return [];
   const saved = verdict.dense_us - verdict.total_us;
   const span = verdict.saved_range ? `; ${verdict.saved_range}` : "";
-  const cls = saved > 0.005 ? "better" : saved < -0.005 ? "worse" : "";
-  const text = Math.abs(saved) < 0.005 ? "nothing" : us(saved, verdict);
-  return [tile(text, `saved by sparse kernels: all dense, the plan takes ${us(verdict.dense_us, verdict)}${span}`, cls)];
+  const text = Math.abs(saved) < SHOWN_US ? "nothing" : us(saved, verdict);
+  return [tile(text, `saved by sparse kernels: all dense, the plan takes ${us(verdict.dense_us, verdict)}${span}`, judged(-saved, false))];
 }
 
 function ceiling(verdict) {

@@ -1,5 +1,5 @@
-"""What an engine's file says of its plan beside how to run it, as records: why each layer runs sparse or dense, how good the
-plan is, what FP16 cannot hold, and the tables that it was chosen from."""
+"""What an engine's file says of its plan, apart from how to run it, as records: why each layer runs sparse or dense, how good
+the plan is, what FP16 cannot hold, and the tables that it was chosen from."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ from gpu_runtime.runtime.fields import (
 )
 
 Sparsity = Literal["disable", "enable", "force"]
-ReasonCode = Literal[
-    "picked",
-    "dense_faster",
-    "reformat_outweighs",
-    "one_launch",
-    "uncertain",
-    "within_noise",
-    "no_sparse_tactic",
-    "pattern_violation",
-    "channels_not_multiple_of_4",
-    "grouped_conv",
-]  # explain/reason_texts.py says what each means
+# fmt: off
+ReasonCode = Literal["picked", "dense_faster", "reformat_outweighs", "one_launch", "uncertain", "within_noise",
+                     "no_sparse_tactic", "pattern_violation", "channels_not_multiple_of_4", "grouped_conv"]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

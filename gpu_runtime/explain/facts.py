@@ -1,0 +1,71 @@
+"""The facts of each layer of an engine's plan, in one record, which tables, trace, annotated model and page show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpu_runtime.explain.figures import SURE, sureness
+from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.runtime.plan_record import EngineRecord, Layer, inner_name
+
+Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
+SURE_KINDS: dict[str, Kind] = dict(zip(dict(SURE), ("certain", "likely", "toss_up"), strict=True))
+KINDS: dict[Kind, str] = {  # what each is called, in the order of the page's filters; "sparse": of a measured plan
+    "sparse": "sparse",
+    **{kind: f"sparse, {word}" for word, kind in SURE_KINDS.items()},
+    "dense": "dense",
+    "not_eligible": "not eligible",
+    "other": "without weights",
+    "reformat": "reformat",
+    "noop": "no launch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """`row`: of a layer with weights; `wide`: a sentence for each tensor that is FP32 since FP16 cannot hold it."""
+
+    layer: Layer
+    row: SparsityRow | None
+    wide: tuple[str, ...]
+
+    @property
+    def kind(self) -> Kind:
+        if self.layer.type in ("reformat", "noop"):
+            return "reformat" if self.layer.type == "reformat" else "noop"
+        return SURE_KINDS.get(sureness(self.row), self.row.verdict) if self.row else "other"
+
+    @property
+    def formats(self) -> str:
+        ins, outs = ends_of(self.layer)
+        return ins if ins == outs else f"{ins} -> {outs}"
+
+    def range_us(self, sigma: float | None) -> tuple[float, float] | None:
+        """Of the layer's time, by the error of its kernel where the record has it, else `sigma`, that of all predictions."""
+        us = self.layer.time_us
+        best = (self.row.best_sparse if self.layer.is_sparse else self.row.best_dense) if self.row else None
+        if not self.layer.tactic:
+            return None
+        if best and best.us > 0:
+            return us * best.low_us / best.us, us * best.high_us / best.us
+        return None if sigma is None else (max(0.0, us * (1 - sigma)), us * (1 + sigma))
+
+
+def ends_of(layer: Layer) -> tuple[str, str]:
+    """The formats of the inputs, and of the outputs."""
+    ins, outs = (", ".join(dict.fromkeys(str(t.format) for t in ts)) for ts in (layer.inputs, layer.outputs))
+    return ins, outs
+
+
+def facts_of(record: EngineRecord) -> list[LayerFacts]:
+    """Of every layer, in execution order."""
+    plan = record.plan
+    rows = {row.layer: row for row in plan.sparsity.rows}
+    known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}
+    found = []
+    for layer in plan.layers:
+        names = [t.name for t in (*layer.outputs, *layer.inputs) if t.format.dtype == "fp32"]
+        wide = tuple(dict.fromkeys(known[name] for name in names if name in known))
+        found.append(LayerFacts(layer, rows.get(layer.layer or layer.name), wide))
+    return found

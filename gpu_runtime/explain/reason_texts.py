@@ -1,0 +1,258 @@
+"""What each reason of a sparsity row means to people: one table, which the log, the tables, the full account and the comparison
+of devices read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpu_runtime.explain.figures import PREDICTED, RESOURCES, SHOWN_US, chance_text, ratio_text, span_text, us_text
+from gpu_runtime.runtime.findings import IfSparse, KernelTime, ReasonCode, SparsityRow
+from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
+from gpu_runtime.text import lost_text, share_text
+
+NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
+Rows = Sequence[SparsityRow]
+
+
+def _nothing(row: SparsityRow, record: Explained) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonText:
+    """`label`: in a table's cell; `group`: of all layers with this reason, in the log; `sentence`: of one layer; `cure`: what
+    would change that, or the most that 2:4 could give, as a sentence of its own."""
+
+    label: str
+    group: Callable[[Rows, EngineRecord], str]
+    sentence: Callable[[SparsityRow, Explained], str]
+    cure: Callable[[SparsityRow, Explained], str] = _nothing
+
+
+# ---- of many layers
+
+
+def _speed(rows: Rows) -> str:
+    ratios = [r.best_dense.us / r.best_sparse.us for r in rows if r.best_dense and r.best_sparse and r.best_sparse.us]
+    return span_text(ratios, ratio_text)
+
+
+def _chance(rows: Rows) -> str:
+    """P(sparse kernel faster)."""
+    return span_text([r.p_sparse_faster for r in rows], chance_text)
+
+
+def _picks(rows: Rows, record: EngineRecord) -> str:
+    costs = [r.other_cost_us for r in rows if r.other_cost_us is not None]
+    cost = f", dense would cost {span_text(costs, lambda us: us_text(us, record.timing))} each" if costs else ""
+    chance = f", P(faster) = {_chance(rows)}" if rows[0].p_sparse_faster is not None else ""
+    return f"sparse kernels are {_speed(rows)} as fast as dense ones{chance}{cost}"
+
+
+def _uncertain_picks(rows: Rows, record: EngineRecord) -> str:
+    risk = "" if record.flags.risk is None else f", --risk asks for {100 * record.flags.risk:.0f} %"
+    return f"sparse is predicted to be {_speed(rows)} as fast, but P(faster) = {_chance(rows)}{risk}"
+
+
+def _without_tactic(rows: Rows, record: EngineRecord) -> str:
+    if rows[0].verdict == "not_eligible":
+        return "layers in FP32 run on CUDA cores, where zeros gain nothing"
+    if record.sparsity.mode == "disable":
+        text = "the weights are 2:4, but --sparsity=disable allows dense kernels only"
+        faster = _faster(rows)
+        return text + (f"; with enable, {len(faster)} would be faster, up to {ratio_text(max(faster))}" if faster else "")
+    return f"no sparse kernel runs them{_detail(rows[0])}"
+
+
+def _not_2_4(rows: Rows, record: EngineRecord) -> str:
+    """With what pruning would take and give."""
+    whose = "weights of merged branches" if rows[0].branches else "weights"
+    text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
+    if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
+        text += f"; pruning takes {span_text(lost, lost_text)} of their energy"
+    if faster := _faster(rows):
+        return f"{text}; pruned, {len(faster)} would be faster, up to {ratio_text(max(faster))}"
+    return text + ("; pruned, none would be faster" if any(r.if_sparse for r in rows) else "")
+
+
+def _faster(rows: Rows) -> list[float]:
+    """What sparse kernels would gain layers that have none, where it is worth a word."""
+    gains = (r.if_sparse.dense_us / r.if_sparse.us for r in rows if r.if_sparse and r.if_sparse.us for _ in r.layers)
+    return [gain for gain in gains if gain >= NO_GAIN]
+
+
+# ---- of one layer
+
+
+def _time(best: KernelTime | None, timing: Timing) -> str:
+    return us_text(best.us, timing) if best else "an unknown time"
+
+
+def _times(row: SparsityRow, timing: Timing) -> tuple[str, str]:
+    """Of the best dense kernel and of the best sparse one."""
+    return _time(row.best_dense, timing), _time(row.best_sparse, timing)
+
+
+def _detail(row: SparsityRow) -> str:
+    return f" ({row.detail})" if row.detail else ""
+
+
+def _picked(row: SparsityRow, record: Explained) -> str:
+    best_dense, best_sparse = row.best_dense, row.best_sparse
+    dense, sparse = _times(row, record.timing)
+    head, both = "", f"the best sparse kernel takes {sparse}, the best dense one {dense}"
+    if best_sparse and row.us is not None and abs(row.us - best_sparse.us) >= SHOWN_US:
+        head, both = f", in {us_text(row.us, record.timing)} with the plan's formats", f"in any format, {both}"
+    text = f"runs sparse{head}: {both}"
+    if best_dense and best_sparse and best_dense.us > best_sparse.us > 0:
+        text += f" ({ratio_text(best_dense.us / best_sparse.us)})"
+    if best_dense and best_sparse and best_dense.us < best_sparse.us:
+        text += ", but dense would need costlier formats around it"
+    return text
+
+
+def _dense_faster(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    if row.best_dense and row.best_sparse and row.best_dense.us == row.best_sparse.us:
+        return f"could run sparse, but would gain nothing: both take {dense}"
+    return f"could run sparse, but dense is faster: {dense} against {sparse}"
+
+
+def _uncertain(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    text = f"sparse is predicted to be faster ({sparse} against {dense}), but not surely enough: "
+    text += f"P = {chance_text(row.p_sparse_faster or 0)}"
+    if row.other and row.other.premium_us:
+        text += f", for which --risk adds {us_text(row.other.premium_us, record.timing)} to its time"
+    return text
+
+
+def _reformat_outweighs(row: SparsityRow, record: Explained) -> str:
+    (dense, sparse), best, other = _times(row, record.timing), row.best_sparse, row.other
+    needed = f"({best.in_} in, {best.out} out) " if best else ""
+    text = f"sparse alone is faster ({sparse} against {dense}), but the formats it needs {needed}"
+    if other and other.reformat_us <= 0 < other.around_us:
+        return text + "make the layers around it slower by more than that"
+    return text + "cost the plan more than that"
+
+
+def _one_launch(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    only = f"of its layers only {', '.join(row.able)} " if len(row.able) < len(row.layers) else ""
+    text = f"{only}could run sparse, but its {len(row.layers)} layers run dense in one launch ({dense})"
+    return f"{text}; one of them alone takes {sparse} sparse"
+
+
+def _within_noise(row: SparsityRow, record: Explained) -> str:
+    dense, sparse = _times(row, record.timing)
+    text = f"sparse ({sparse}) and dense ({dense}) are closer than their spread (Q20 to Q80)"
+    return f"{text}, so the plan stays {row.verdict}: neither choice would be wrong"
+
+
+def _no_sparse_tactic(row: SparsityRow, record: Explained) -> str:
+    if record.sparsity.mode == "disable":
+        return "its weights have the 2:4 pattern, but --sparsity=disable allows dense tactics only"
+    return f"its weights have the 2:4 pattern, but no sparse tactic can run it{_detail(row)}"
+
+
+def _pattern_violation(row: SparsityRow, record: Explained) -> str:
+    text, share, lost = "its weights do not have the 2:4 pattern", row.pattern_share, row.lost_energy
+    if share is not None:
+        text += f": {fitting_text(row)} of its groups of 4 input channels have two zeros or more"
+        if row.first_violation:
+            text += f", {first_violation(row)}"
+    if lost is not None:
+        how = "the nearest pattern" if row.branches else "the nearest pattern (--sparsity=force)"
+        text += f". Pruning to {how} takes away {lost_text(lost)} of their energy"
+    return text
+
+
+def fitting_text(row: SparsityRow) -> str:
+    """The share of groups that fit; also the file's own share, where FP16 changed it by turning tiny weights into zeros."""
+    share = share_text(row.pattern_share or 0.0)
+    stored = share if row.stored_share is None else share_text(row.stored_share)
+    return share if stored == share else f"{share} in FP16 ({stored} as stored)"
+
+
+def first_violation(row: SparsityRow) -> str:
+    return "the first that does not fit is at [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation or ())
+
+
+def _grouped(row: SparsityRow, record: Explained) -> str:
+    if row.groups == row.c:
+        return "it is a depthwise convolution: each output has one input channel, and a 2:4 group has four"
+    return f"it is a grouped convolution, and no sparse tactic takes its groups{_detail(row)}"
+
+
+# ---- what would change it
+
+
+def _limit(row: SparsityRow, record: Explained) -> str:
+    """What 2:4 would give a layer that does without it, and the most that it could."""
+    floor, dense = row.floor, row.best_dense
+    if not floor or not dense:
+        return ""
+    most = dense.us / floor.sparse_us
+    if row.if_sparse:
+        return _would(row.if_sparse, row.reason == "pattern_violation", most)
+    if most < NO_GAIN:
+        return f"2:4 can gain next to nothing here: no sparse kernel could be more than {_up(most)} as fast."
+    if row.reason == "dense_faster":
+        bound = RESOURCES[floor.bound]
+        return f"No sparse kernel could be more than {_up(most)} as fast as that dense one (bound by {bound})."
+    if row.reason == "pattern_violation" and len(row.layers) > 1 and not row.branches:
+        return "Pruned to 2:4, each of its layers would have a launch of its own: --sparsity=force shows what that would take."
+    return ""
+
+
+def _up(ratio: float) -> str:
+    """Rounded up, as a bound must be."""
+    return ratio_text(math.ceil(100 * ratio - 1e-9) / 100)
+
+
+def _would(would: IfSparse, pruned: bool, most: float) -> str:
+    """The predictions for a layer's best kernels with and without the pattern, whatever the plan's times are."""
+    sparse, dense, gain = us_text(would.us, PREDICTED), us_text(would.dense_us, PREDICTED), would.dense_us / would.us
+    head = "Pruned to 2:4" if pruned else "With --sparsity=enable"
+    if gain <= 1:
+        return f"{head} it would gain nothing: its kernel is predicted to take {sparse} sparse and {dense} dense."
+    text = f"{head} its kernel is predicted to take {sparse} instead of {dense} ({ratio_text(gain)}, limited by "
+    text += f"{RESOURCES[would.bound]}); no sparse kernel could be more than {_up(most)} as fast"
+    if gain >= NO_GAIN:
+        return text + (": prune and retrain it if that is worth it." if pruned else ".")
+    return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")
+
+
+REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
+    "picked": ReasonText("sparse", _picks, _picked),
+    "dense_faster": ReasonText(
+        "dense faster", lambda rows, _: f"sparse kernels are {_speed(rows)} as fast as dense ones", _dense_faster, _limit
+    ),
+    "reformat_outweighs": ReasonText(
+        "reformats",
+        lambda rows, _: f"sparse kernels alone are {_speed(rows)} as fast, but their formats cost the plan more",
+        _reformat_outweighs,
+    ),
+    "one_launch": ReasonText(
+        "one launch",
+        lambda rows, _: f"launched together, they run dense; apart, {sum(len(r.able) for r in rows)} of them could run sparse",
+        _one_launch,
+    ),
+    "uncertain": ReasonText(
+        "uncertain",
+        _uncertain_picks,
+        _uncertain,
+        lambda *_: "Building on the GPU, where both are measured, would settle it.",
+    ),
+    "within_noise": ReasonText("within noise", lambda *_: "sparse and dense are closer than their spread", _within_noise),
+    "pattern_violation": ReasonText("not 2:4", _not_2_4, _pattern_violation, _limit),
+    "channels_not_multiple_of_4": ReasonText(
+        "C not 4n",
+        lambda *_: "2:4 needs groups of four input channels",
+        lambda row, _: f"its number of input channels is no multiple of 4, which 2:4 needs{_detail(row)}",
+    ),
+    "grouped_conv": ReasonText("grouped", lambda *_: "no sparse kernel runs these groups of channels", _grouped),
+    "no_sparse_tactic": ReasonText("no kernel", _without_tactic, _no_sparse_tactic, _limit),
+}
