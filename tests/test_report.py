@@ -8,11 +8,12 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from gpu_runtime.explain import layer_info, report, wording
-from gpu_runtime.runtime.findings import SparsityRow
+from gpu_runtime.explain import layer_info, reason_texts, report, wording
+from gpu_runtime.runtime.findings import ReasonCode, SparsityRow
 from gpu_runtime.text import WIDTH
 from tactics import codec
 from tests.example_plan import REASONS, example_plan, measured, record, verdict
@@ -105,6 +106,10 @@ def test_every_reason_has_its_sentence():
         assert row.reason not in text and text[0].isupper() and text.rstrip().endswith(".") and "None" not in text
         bare = codec.from_json(SparsityRow, verdict(row.layer, row.verdict, row.reason))
         assert "None" not in wording.sentence(bare, plan)
+
+
+def test_every_code_of_a_reason_is_worded_once():
+    assert {*get_args(ReasonCode)} == {*reason_texts.REASONS} > {*REASONS}
 
 
 def test_a_sentence_in_the_plan_wins():

@@ -25,7 +25,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statistics:
-    """Of at least one time. `variation` is 0 where the mean is: nothing took any time."""
+    """Statistics of at least one time. `variation` is 0 where the mean is 0."""
     if not times:
         raise ValueError("expected at least one time, got none")
     ordered, mean = sorted(times), statistics.fmean(times)
@@ -64,7 +64,7 @@ def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:
 
 
 def remarks(found: Summary, settings: Settings) -> list[str]:
-    """What to beware of, a sentence each, where medians and variation say so; trtexec's cases."""
+    """Warnings, a sentence each, in the cases in which trtexec warns."""
     found_remarks, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
@@ -87,7 +87,7 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
 
 
 def predicted(record: EngineRecord) -> Predicted:
-    """Of the kernels of one query, from the layers' predictions; those of an engine that was timed are made now."""
+    """The time of the kernels of one query, from the layers' predictions; for an engine that was timed they are made now."""
     device, pairs = record.device, [(e.problem, e.tactic) for e in record.plan.layers if e.problem and e.tactic]
     times = [predict_us(problem, tactic, device) for problem, tactic in pairs]
     us = record.plan.solution.total_us if record.timing.is_predicted else sum(times)

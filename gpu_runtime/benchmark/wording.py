@@ -1,4 +1,4 @@
-"""What is printed and written of measured or predicted times: trtexec's lines and its JSON files."""
+"""Measured or predicted times as text and as files: trtexec's lines and its JSON."""
 
 from __future__ import annotations
 

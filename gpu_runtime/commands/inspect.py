@@ -87,7 +87,7 @@ def inspect_sparsity_command(
 ) -> None:
     """Show how sparse the weights of an ONNX MODEL are, and whether they are 2:4.
 
-    Of branches that may run as one convolution, whose results are only added, also what they are together.
+    For branches that may run as one convolution, since their results are only added, also show the merged weights.
     """
     sizes = parse_shapes(shapes)
     from gpu_runtime.frontend import pattern

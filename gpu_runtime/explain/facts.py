@@ -42,7 +42,7 @@ class LayerFacts:
         return ins if ins == outs else f"{ins} -> {outs}"
 
     def range_us(self, sigma: float | None) -> tuple[float, float] | None:
-        """Of the layer's time, by the error of its kernel where the record has it, else `sigma`, that of all predictions."""
+        """The error band of the layer's time: its kernel's, where the record has one, else by `sigma`, of all predictions."""
         us = self.layer.time_us
         best = (self.row.best_sparse if self.layer.is_sparse else self.row.best_dense) if self.row else None
         if not self.layer.tactic:
@@ -59,7 +59,7 @@ def ends_of(layer: Layer) -> tuple[str, str]:
 
 
 def facts_of(record: EngineRecord) -> list[LayerFacts]:
-    """Of every layer, in execution order."""
+    """The facts of every layer, in execution order."""
     plan = record.plan
     rows = {row.layer: row for row in plan.sparsity.rows}
     known = {name: why for t, why in (plan.range.single if plan.range else ()) for name in (t, inner_name(t))}

@@ -85,7 +85,7 @@ def camel(word: str) -> str:
 
 
 def _known(keys: Mapping[str, object]) -> Keys:
-    """Those that have a value."""
+    """The keys that have a value."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -236,7 +236,7 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
 
 
 def _conv(layer: Layer, p: ConvProblem | ConvTransposeProblem | BackToBackProblem) -> Keys:
-    """Of two convolutions in one launch, as the first one reads and the second one writes."""
+    """Two convolutions in one launch read as the first one does and write as the second one does."""
     reads = p.first if isinstance(p, BackToBackProblem) else p
     act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
     return {

@@ -1,4 +1,4 @@
-"""What an ONNX model is, before anything is built of it, and whether and how that can be."""
+"""What an ONNX model contains, and whether and how an engine can be built from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_runtime.text import printable, size_text, wrap
 
 @bounded
 def model_info(path: str | os.PathLike) -> ModelInfo:
-    """Read the model, and try all stages that come before planning. Raises ModelError only for what is no ONNX model."""
+    """Read the model, and try all stages before planning. Raises ModelError only where the file is not an ONNX model."""
     info = describe(Path(path))
     layers, problem = _tried(Path(path), info.shapes)
     return replace(info, layers=layers, problem=problem)

@@ -66,7 +66,7 @@ def _braced(values: tuple[str, ...]) -> str:
 def fitting(
     names: Sequence[str], fits: Callable[[list[str]], bool], write: Callable[[Sequence[str]], list[str]] = grouped
 ) -> list[str]:
-    """What `write` makes of as many of the first names as fit, and how many more there are."""
+    """`write` applied to as many of the first names as fit, and how many more there are."""
     whole = write(names)
     if fits(whole):
         return whole

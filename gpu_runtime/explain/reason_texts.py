@@ -16,10 +16,6 @@ NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
 Rows = Sequence[SparsityRow]
 
 
-def _nothing(row: SparsityRow, record: Explained) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class ReasonText:
     """`label`: in a table's cell; `group`: of all layers with this reason, in the log; `sentence`: of one layer; `cure`: what
@@ -28,7 +24,7 @@ class ReasonText:
     label: str
     group: Callable[[Rows, EngineRecord], str]
     sentence: Callable[[SparsityRow, Explained], str]
-    cure: Callable[[SparsityRow, Explained], str] = _nothing
+    cure: Callable[[SparsityRow, Explained], str] = lambda row, record: ""
 
 
 # ---- of many layers
@@ -78,7 +74,7 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
 
 
 def _faster(rows: Rows) -> list[float]:
-    """What sparse kernels would gain layers that have none, where it is worth a word."""
+    """The gains that sparse kernels would bring to layers without one, where they are worth a word."""
     gains = (r.if_sparse.dense_us / r.if_sparse.us for r in rows if r.if_sparse and r.if_sparse.us for _ in r.layers)
     return [gain for gain in gains if gain >= NO_GAIN]
 
@@ -91,7 +87,7 @@ def _time(best: KernelTime | None, timing: Timing) -> str:
 
 
 def _times(row: SparsityRow, timing: Timing) -> tuple[str, str]:
-    """Of the best dense kernel and of the best sparse one."""
+    """The times of the best dense and of the best sparse kernel."""
     return _time(row.best_dense, timing), _time(row.best_sparse, timing)
 
 
@@ -190,7 +186,7 @@ def _grouped(row: SparsityRow, record: Explained) -> str:
 
 
 def _limit(row: SparsityRow, record: Explained) -> str:
-    """What 2:4 would give a layer that does without it, and the most that it could."""
+    """What 2:4 would gain in a dense layer, and the most that it could."""
     floor, dense = row.floor, row.best_dense
     if not floor or not dense:
         return ""
@@ -237,7 +233,7 @@ REASONS: dict[ReasonCode, ReasonText] = {  # in the order of the log's rows
     ),
     "one_launch": ReasonText(
         "one launch",
-        lambda rows, _: f"launched together, they run dense; apart, {sum(len(r.able) for r in rows)} of them could run sparse",
+        lambda rows, _: f"one launch runs them dense; launched alone, {sum(len(r.able) for r in rows)} could run sparse",
         _one_launch,
     ),
     "uncertain": ReasonText(

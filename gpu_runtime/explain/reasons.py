@@ -162,7 +162,7 @@ def _blank(op: Op, own: Op, stored: Mapping[str, Stored]) -> SparsityRow:
 
 
 def _able_apart(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
-    """Of layers that are one dense launch, those that could run sparse apart."""
+    """The layers of one dense launch that could run sparse in launches of their own."""
     if not is_dense_together(op):
         return ()
     single = {o.layer for o, _ in alternatives if isinstance(o.problem, ConvProblem) and not_sparse(o.problem) is None}
@@ -170,7 +170,7 @@ def _able_apart(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
 
 
 def _form(own: Op, ran: Op) -> str | None:
-    """What the form that runs costs the layer's weights; None: nothing."""
+    """A sentence if the layer's weights lose the 2:4 pattern in the form that runs."""
     lost = computes(own, ConvProblem) and computes(ran, ConvProblem) and own.problem.sparse24 > ran.problem.sparse24
     return OTHER_FORM if lost else None
 
@@ -202,9 +202,9 @@ def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int
 
 
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
-    """Of what the file has for an op's weights, the share of the groups that fit and the energy that pruning takes away, as
-    gpu_runtime.frontend.weights defines them; None where the file has no such. Merged branches have only the energy, of
-    the weights that they are together: the file has none of these."""
+    """The share of groups that fit and the energy that pruning takes away, for an op's weights as the file has them
+    (gpu_runtime.frontend.weights defines both); None where the file has none. Merged branches have only the energy, that of
+    the merged weights, which the file does not have."""
     if op.branches:
         w = op.weights["w"]
         return None, as_stored(w, 1).lost_energy if w.shape[1] % 4 == 0 else None
@@ -215,9 +215,9 @@ def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float |
 
 
 def _summary(found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | None, predicted_for: Device | None) -> Summary:
-    """Counts, and the plan beside `all_dense_us` and `ceiling_us`: that with each eligible layer's best dense kernel at twice
-    its speed, launch aside, but no faster than any sparse kernel of the layer could be. Of predictions also the range of what
-    the picks save together."""
+    """Counts, the plan's time, `all_dense_us`, and `ceiling_us`: the dense plan with each eligible layer's best dense kernel at
+    twice its speed, launch aside, but no faster than any sparse kernel of the layer could be. For predictions also the range
+    of what the picks save together."""
     total, sparse = chosen.us, [r for r in found.rows if r.verdict == "sparse"]
     counts = len(found.layers), len(found.eligible), len(found.picked)
     if all_dense_us is None:
@@ -231,7 +231,7 @@ def _summary(found: SparsityRecord, chosen: plan.Plan, all_dense_us: float | Non
 
 
 def _pick(row: SparsityRow) -> Pick | None:
-    """None where no dense kernel is known, beside which the sparse one could save anything."""
+    """None where no dense kernel is known that the sparse one could be faster than."""
     if row.us is None or row.best_sparse is None or row.best_dense is None:
         return None
     saved = row.best_dense.us - row.us if row.other_cost_us is None else row.other_cost_us
@@ -265,9 +265,9 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
 
 
 def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> IfSparse | None:
-    """What the op's best sparse kernel is predicted to take if its weights had the pattern, and its best dense one: a pair that
-    compares, also in a measured plan. Where no sparse kernel runs this form of the layer, that of the `alternatives` whose is
-    fastest, as in `_row`."""
+    """Predictions for the op's best sparse kernel, if its weights had the pattern, and for its best dense one: a pair that can
+    be compared, also in a measured plan. Where no sparse kernel runs this form of the layer, the fastest of the `alternatives`
+    stands in, as in `_row`."""
     if dense is None:
         return None
     for forms in ([op], [other for other, _ in alternatives if other is not op]):

@@ -1,4 +1,4 @@
-"""What would the plan be if a layer ran otherwise? Answered from an engine alone, which carries the planner's tables.
+"""What would the plan be if a layer ran differently? The engine alone answers, since it holds the planner's tables.
 
 `store` makes a record of the planner's graph (plan_record.Choices), `graph` reads it back, and `what_if` solves it again with
 some layers held to sparse, to dense or to a format.

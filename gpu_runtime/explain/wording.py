@@ -61,7 +61,7 @@ def sparsity_text(record: Explained) -> str:
 
 
 def cost_text(row: SparsityRow, record: Explained) -> str:
-    """What the plan would take more with the layer forced the other way."""
+    """How much longer the plan would take with the layer forced the other way."""
     cost = row.other_cost_us
     return "-" if cost is None else "none" if abs(cost) < SHOWN_US else us_text(cost, record.timing, sign="+")
 
@@ -89,7 +89,7 @@ def sentence(row: SparsityRow, record: Explained) -> str:
 
 
 def _branches(row: SparsityRow, record: Explained) -> str:
-    """What was merged into the layer, and what that gained."""
+    """The branches that were merged into the layer, and what merging gained."""
     if not row.branches:
         return ""
     what = f"adds {len(row.layers)} parallel convolutions of one input" if len(row.layers) > 1 else "adds its own input"
@@ -132,7 +132,7 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
     """What would have to change for the other choice, and how likely the predictions have it wrong."""
     kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
-        text = f"a lower --risk, or times that are measured: by the predicted ones the {kind} choice costs no more"
+        text = f"a lower --risk, or measured times: with the predicted ones the {kind} choice costs no more"
     elif (row.other_cost_us or 0) <= 0:
         text = f"the {kind} choice costs no more"
     elif flip is None:

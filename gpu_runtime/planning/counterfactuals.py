@@ -36,9 +36,7 @@ def counterfactuals(table: Table, chosen: plan.Plan) -> Counterfactuals:
     """All of them, those of layers and of branches from one elimination tree."""
     ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
     timed = alternatives(table, ops)
-    kinds: dict[int, set[bool]] = {}  # id of a table of times -> whether it has dense and sparse tactics
-    for times in table.times:
-        kinds.setdefault(id(times), {t.sparse for t in times})
+    kinds = {id(times): {t.sparse for t in times} for times in table.times}
     both = [op for op in ops if len(set().union(*(kinds[id(times)] for _, times in timed[op.layer]))) == 2]
     wanted = {op.layer: not chosen.entries[op.name].sparse for op in both}
     names = {layer: tuple(op.name for op in same) for layer, same in ops_by_layer(table.network, wanted).items()}

@@ -113,7 +113,7 @@ def in_place(op: Op, inside: Mapping[str, tuple[Key, ...]]) -> Iterator[Entry]:
 
 
 def cost_of(device: Device, risk: float | None) -> Cost:
-    """Of a sparse tactic its time and the premium for `risk`, None where times are measured; of all others their time."""
+    """The cost is a tactic's time; for a sparse one also the premium for `risk`, which is None where times are measured."""
 
     def cost(problem: Problem, tactic: Tactic, time: Time) -> int:
         return to_ps(time.us, 1.0 if risk is None else premium(problem, tactic, device, risk))
@@ -122,7 +122,7 @@ def cost_of(device: Device, risk: float | None) -> Cost:
 
 
 def fitting(network: Network, op: Op, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Those entries in which every tensor that must be FP32 there is."""
+    """The entries in which every tensor is FP32 that must be."""
     tensors = (*op.inputs, op.output)
     must = [
         None if fmts == network.formats(t) else {canonical(f, network.tensors[t]) for f in fmts}

@@ -255,7 +255,7 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
-    """Those that no kernel's own format coincides with: read or written directly by what can, else reformatted."""
+    """The formats that coincide with no kernel's own: kernels that can use them do, the others need a reformat."""
     shape = network.tensors[tensor]
     own = {canonical(f, shape) for f in network.formats(tensor)}
     return tuple(f for f in dict.fromkeys(formats) if canonical(f, shape) not in own)

@@ -2,6 +2,6 @@
 
 Enters: an engine's record. Leaves: one HTML file that needs no network, a trace, notes for an ONNX model's nodes.
 
-data: what a page shows, as records; drawing: where the plan's graph is drawn; arena: what lies where in memory, and when; page:
-the file, from the template and the scripts beside this text; notes: a trace for Perfetto, notes for Netron.
+data: what a page shows, as JSON; drawing: where the plan's graph is drawn; arena: what lies where in memory, and when; page:
+the file, from the template and the scripts in this folder; notes: a trace for Perfetto, notes for Netron.
 """

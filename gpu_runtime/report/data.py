@@ -165,7 +165,7 @@ def _layer(record: EngineRecord, found: LayerFacts, numbers: Mapping[str, int], 
 
 
 def _saved_us(row: SparsityRow) -> float | None:
-    """What 2:4 takes off the plan at this layer; of a dense one what it would, by its kernels where nothing was planned."""
+    """What 2:4 saves at this layer, or would save at a dense one; where nothing was planned, the gain of its kernels."""
     if row.other_cost_us is not None:
         return row.other_cost_us if row.verdict == "sparse" else -row.other_cost_us
     return row.if_sparse.dense_us - row.if_sparse.us if row.if_sparse else None

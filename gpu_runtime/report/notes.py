@@ -23,7 +23,7 @@ PROCESS, KERNELS = 1, 1  # numbers of the one process and of its one track
 
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
-    """Of each layer: its name, tactic, formats, time and verdict, and of a layer with weights the reason in words."""
+    """Each layer's name, tactic, formats, time and verdict; for a layer with weights also the reason in words."""
     found = []
     for facts in facts_of(record):
         layer, row = facts.layer, facts.row

@@ -1,4 +1,4 @@
-"""What a plan has otherwise than another: found, and applied, at the cost of what changes rather than of the whole plan."""
+"""The difference between two plans: found and applied at the cost of what changes, not of the whole plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cells = Mapping[Cell, Entry]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a plan has otherwise than another: `options`, group -> the option taken; `entries`, op -> its entry, or None where
+    """How a plan differs from another: `options`, group -> the option taken; `entries`, op -> its entry, or None where
     it no longer exists; `gone`, `new`: the reformats that only one of the two has. `total_ps`: what the changed plan takes."""
 
     options: Mapping[str, str]

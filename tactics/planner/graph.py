@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def us(self) -> float:
-        """What it takes, without the premium."""
+        """Its time, without the premium."""
         return to_us(self.time_ps - self.premium_ps)
 
     @property
@@ -99,7 +99,7 @@ class Graph:
     reformat_ps: Callable[[str, Key, Key], int | None]
 
     def reformat_us(self, tensor: str, src: Key, dst: Key) -> float:
-        """What a reformat takes; 0 where it moves nothing."""
+        """The time of a reformat; 0 where it moves nothing."""
         return to_us(self.reformat_ps(tensor, src, dst) or 0)
 
 
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def us(self) -> float:
-        """What it takes, without the premiums."""
+        """Its time, without the premiums."""
         return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
 

@@ -173,7 +173,7 @@ def forced(
 
 
 def _least_forced(found: list[Forced]) -> Forced | None:
-    """Of the best plans in all parts of a graph the best, and the least that would make one of them so."""
+    """The best of the best plans in all parts of a graph, and the smallest speedup that would make one of them so."""
     if not found:
         return None
     first = min(found, key=lambda f: f.speedup)
@@ -406,7 +406,7 @@ def best_single_key(graph: Graph) -> Plan | None:
 
 
 def _fitting(cells: Mapping[Cell, Entry], wanted: tuple[tuple[Key, ...], ...]) -> tuple[Entry, ...]:
-    """Of the entries those that have most tensors in the formats wanted of each."""
+    """The entries that have most tensors in the formats wanted."""
     fit = [sum(f in keys for f, keys in zip((*ins, out), wanted, strict=True)) for ins, out in cells]
     best = max(fit, default=0)
     return tuple(e for n, e in zip(fit, cells.values(), strict=True) if n == best)
