@@ -65,25 +65,25 @@ def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:
 
 def remarks(found: Summary, settings: Settings) -> list[str]:
     """Warnings, a sentence each, in the cases in which trtexec warns."""
-    found_remarks, compute = [], found.compute.median
+    notes, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = "without --noCudaGraph the host queues less" if not settings.graph else "a larger batch gives it more to do"
         text = "The GPU may have waited for the host, which takes about as long to enqueue kernels as the GPU to run them"
-        found_remarks.append(f"{text}: {cure}")
+        notes.append(f"{text}: {cure}")
     for what, times in (("inputs to", found.h2d), ("outputs from", found.d2h)):
         if settings.transfers and times.median >= compute:
-            found_remarks.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
+            notes.append(f"Copies of {what} the GPU take as long as its kernels: --noDataTransfers leaves them out")
     if found.compute.variation > UNSTABLE:
-        found_remarks.append(
+        notes.append(
             f"GPU Compute Time varies: its standard deviation is {found.compute.variation:.1f} % of the mean; clocks that are "
             "locked (nvidia-smi --lock-gpu-clocks) and a GPU without other work vary less"
         )
     if settings.streams > 1:
-        found_remarks.append(
+        notes.append(
             f"{settings.streams} streams share the GPU, so each query takes longer than it does alone: throughput counts, and "
             "latency is that of a busy GPU"
         )
-    return found_remarks
+    return notes
 
 
 def predicted(record: EngineRecord) -> Predicted:

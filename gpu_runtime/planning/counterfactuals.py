@@ -22,9 +22,9 @@ Timed = tuple[Op, Times]
 
 @dataclass(frozen=True, slots=True)
 class Counterfactuals:
-    """`other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> what would make that plan as
-    good, where a speed of its kernels would; `apart_us`: op that merges branches -> what the plan takes more with these apart,
-    None where the op has sparse tactics, so that the question has no answer."""
+    """`other`: layer -> the plan with it forced the other way, where one exists; `flip`: layer -> when that plan would be as
+    good, where a speed of its kernels could make it so; `apart_us`: op that merges branches -> how much longer the plan takes
+    without it, None where the op has sparse tactics: forcing these does not take the op out of the plan."""
 
     rivals: Rivals
     other: Mapping[str, OtherChoice]

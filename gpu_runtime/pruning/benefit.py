@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.explain import wording
-from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, table, wrap
 
@@ -34,13 +33,9 @@ def benefits(pruned: Outlook) -> dict[str, Benefit]:
     found: dict[str, Benefit] = {}
     for row in pruned.sparsity.rows:
         us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
-        benefit = Benefit(row.layers, us, "" if row.verdict == "sparse" else _why(row, pruned))
+        benefit = Benefit(row.layers, us, "" if row.verdict == "sparse" else wording.sentence(row, pruned))
         found |= dict.fromkeys(row.layers, benefit)
     return found
-
-
-def _why(row: SparsityRow, pruned: Outlook) -> str:
-    return row.sentence or wording.sentence(row, pruned)
 
 
 def paying(found: Mapping[str, Benefit]) -> frozenset[str]:

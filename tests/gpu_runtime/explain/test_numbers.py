@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.bench_plan import SIZES
 from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import summing
+from gpu_runtime.explain.reason_texts import NO_GAIN
 from gpu_runtime.frontend import pattern
 from gpu_runtime.frontend.load import load_whole
 from gpu_runtime.pipeline import compare
@@ -51,7 +52,7 @@ def test_no_layer_gains_more_than_was_said_when_it_is_pruned(name):
         assert would.dense_us == then.best_dense.us, row.layer
         assert gain <= row.best_dense.us / row.floor.sparse_us, row.layer
         text = wording.sentence(row, own)
-        assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= wording.NO_GAIN)
+        assert ("would gain nothing" in text) == (gain <= 1) and ("if that is worth it" in text) == (gain >= NO_GAIN)
         assert gain <= 1 or f"({gain:.2f}x, limited by" in text, text
     assert seen or not any(r.reason == "pattern_violation" for r in own.sparsity.rows)
 
