@@ -29,7 +29,7 @@ class Hashed:
         return type(self), self._values()
 
     def _values(self) -> tuple:
-        return _getter(type(self))(self)
+        return _getter(type(self))(self)  # type: ignore[arg-type]
 
 
 @cache

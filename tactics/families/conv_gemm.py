@@ -24,19 +24,11 @@ from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics import main_loops
 from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, padded_channels, strides, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
 from tactics.reason import Candidates, Reason
-from tactics.roofline import (
-    L2_LATENCY_CLK,
-    Counts,
-    convolved,
-    resident,
-    rounds_us,
-    sm_l2,
-    throttled,
-    together,
-)
+from tactics.roofline import L2_LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, throttled, together
 from tactics.step import (
     NULL,
     Args,
@@ -79,6 +71,18 @@ FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address a
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
+# What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
+CASES = dict.fromkeys(
+    ("conv_dense", "conv_sparse24"),
+    (
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
+        ConvProblem(1, 24, 7, 10, 88, 1, 1, epilogue=replace(RELU, residual=True), sparse24=True),
+        *(
+            ConvProblem(2, 72, 7, 9, 40, 1, 1, epilogue=RELU, sparse24=True, prologue=first)
+            for first in (Prologue(scaled=True), Prologue(gated=True), Prologue(normalized=True, epsilon=1e-5))
+        ),
+    ),
+)
 
 
 def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
@@ -257,11 +261,8 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
     """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
-        "BM": t.m,
-        "BN": t.n,
+        **t.values,
         "BK": t.k,
-        "WARPS_M": t.warps_m,
-        "WARPS_N": t.warps_n,
         "STAGES": t.stages,
         "IN_LINEAR": int(linear(x)),
         "OUT_LINEAR": int(linear(y)),

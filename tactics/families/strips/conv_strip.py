@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -34,12 +35,16 @@ from tactics.families.strips.geometry import (
     weight_stage,
 )
 from tactics.format import HALF_FORMATS, Strides, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates
 from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
 from tactics.tactic import Tactic, Tile, these
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
+
+CASE = ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=replace(RELU, residual=True), sparse24=True)
+CASES = {"conv_strip": (CASE,), "conv_strip_sparse24": (CASE,)}
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
