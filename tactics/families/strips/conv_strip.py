@@ -18,6 +18,7 @@ from itertools import product
 
 import numpy as np
 
+from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics import main_loops
 from tactics.families import conv_gemm
@@ -78,13 +79,13 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     taps = np.zeros((rows, blocks * CHANNELS, p.r * p.s), np.float16)
     taps[: p.k, : p.c] = np.asarray(weights["w"], np.float16).reshape(p.k, p.c, -1)
     wide = np.ascontiguousarray(taps.reshape(rows, blocks, CHANNELS, -1).transpose(0, 1, 3, 2)).reshape(1, rows, -1)
-    return conv_gemm.fragments(wide, tactic.sparse) | vector_sections(p, weights, rows)
+    return sparse24.fragments(wide, tactic.sparse) | vector_sections(p, weights, rows)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     rows = -(-p.k // 16) * 16
-    return conv_gemm.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
+    return sparse24.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
