@@ -121,3 +121,18 @@ def pack_metadata(codes: np.ndarray) -> np.ndarray:
     halves = (c << (4 * np.arange(4, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)  # 16 bits each
     words = halves[:, :, 0] | halves[:, :, 1] << np.uint32(16)  # m32, m16, g, k64, t
     return np.ascontiguousarray(words.transpose(0, 3, 2, 4, 1)).reshape(*many, -1, quarters // 16, 32, 2)
+
+
+def fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
+    """Weights [count][rows][K] in fragment order; of 2:4 ones the values that are kept, and metadata."""
+    if not sparse:
+        return {"w": pack_fragments(rows.reshape(-1, rows.shape[2])).reshape(-1)}
+    kept, codes = compress(rows.reshape(-1, rows.shape[2]))
+    meta = pack_metadata(codes.reshape(*rows.shape[:2], -1))
+    return {"w": pack_fragments(kept).reshape(-1), "meta": meta.reshape(-1)}
+
+
+def fragment_bytes(count: int, rows: int, k: int, sparse: bool) -> dict[str, int]:
+    """Bytes of the sections that `fragments` makes."""
+    w = count * rows * k * 2
+    return {"w": w // 2, "meta": count * metadata_bytes(rows, k)} if sparse else {"w": w}

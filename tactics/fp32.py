@@ -13,11 +13,7 @@ from itertools import product, repeat
 from tactics.families import conv_transpose, table
 from tactics.format import HALF_FORMATS, Format, too_large
 from tactics.kernels import ANY_FP16, OF_FP32
-from tactics.problems.problem import (
-    ConcatProblem,
-    ConvTransposeProblem,
-    Problem,
-)
+from tactics.problems.problem import ConcatProblem, ConvTransposeProblem, Problem
 from tactics.problems.reductions import NormalizeProblem
 from tactics.tactic import Tactic
 

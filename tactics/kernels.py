@@ -1,9 +1,14 @@
-"""Kernels, one table: each that a tactic may name, what it computes and what it can do. A new kernel is a row here and a file
-in tactics/families.
+"""Kernels, one table: each that a tactic may name, what it computes and what it can do.
 
-A family, the file that `Kernel.family` names, has candidates(problem, device), launches(problem, tactic), pack(problem, tactic,
-weights), section_bytes(problem, tactic), the sizes of what pack makes, predict(problem, tactic, device) and, of kernels with
-`tables`, tables(problem, tactic). The launches of kernels that are `placed` take the strides of inputs and output as `strided`.
+A new kernel is a row here and a file in tactics/families, its family, with
+
+    candidates(problem, device)       each tactic with the reason against it, or ""
+    launches(problem, tactic)         what runs; of `placed` kernels also with the strides of inputs and output, `strided`
+    counts(problem, tactic, device)   what it moves and computes, of which tactics.roofline makes a time
+    CASES                             kernel -> small problems, on which gpu-runtime doctor runs it
+    pack(problem, tactic, weights)    its weights as the kernel reads them, where it has any
+    section_bytes(problem, tactic)    the sizes of what pack makes
+    tables(problem, tactic)           of kernels with `tables`: the sections that follow from the problem alone
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ class Kernel:
     """`family`: the module in tactics.families; `problems`: those it computes on FP16 tensors, `fp32`: where some are FP32.
 
     `tile`: "tile" of a product on tensor cores, "patch" of a depthwise convolution, or none; `mark`: its instruction in a
-    tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what it can do beside its computation.
+    tactic's name, as TensorRT's names have it, where tools look for "hmma". `supports`: what else it can do.
     `any_input`, `any_output`: it takes strides at run time, so that as hwc8 it reads (writes) every FP16 layout of V >= 8, as
     chw every one of V < 8. `fp32_output`: it writes FP32 as well, in linear memory, from linear inputs or from any. `placed`:
     its tensors may lie inside others. `tables`: sections that follow from the problem alone.

@@ -34,12 +34,14 @@ def binaries(problem: Problem, tactic: Tactic) -> list[Binary]:
 
 def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """FP32 weights as `lower` gives them -> sections by name, each an array in the kernel's own order."""
-    return table.OF_KERNEL[tactic.kernel].pack(problem, tactic, weights)
+    family = table.OF_KERNEL[tactic.kernel]
+    return family.pack(problem, tactic, weights) if hasattr(family, "pack") else {}
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     """Bytes of each section that pack_weights makes, from sizes alone: nothing is packed."""
-    return table.OF_KERNEL[tactic.kernel].section_bytes(problem, tactic)
+    family = table.OF_KERNEL[tactic.kernel]
+    return family.section_bytes(problem, tactic) if hasattr(family, "pack") else {}
 
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
 """Analytical time of a tactic on a named device, for machines without a GPU. Never shown as measured.
 
-A kernel takes launch + the larger of DRAM, L2 and SMs, rounded where they meet; each family says how long the SMs take. None
-of ours has been calibrated on hardware. How far others' kernels lie from the same hardware's estimates, by what bounds them, is
-what benchmarks/bench_predictions finds: SIGMA for one time, SIGMA_RATIO for the quotient of a sparse and a dense one.
+A kernel takes launch + the larger of DRAM, L2 and SMs, rounded where they meet (tactics.roofline); each family counts its bytes
+and how long the SMs take. None of ours has been calibrated on hardware. How far others' kernels lie from the same hardware's
+estimates, by what bounds them, is what benchmarks/bench_predictions finds: SIGMA for one time, SIGMA_RATIO for the quotient of
+a sparse and a dense one.
 """
 
 from __future__ import annotations

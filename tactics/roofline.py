@@ -1,4 +1,4 @@
-"""Clocks and bytes to microseconds: what the kernel families' predictions share, and what no kernel can go below."""
+"""Clocks and bytes to microseconds: the model that makes a time of what a family counts, and what no kernel can go below."""
 
 from __future__ import annotations
 

@@ -150,6 +150,20 @@ def window_args(p: ConvProblem | PoolProblem) -> Args:
     return ints(stride_h=stride_h, stride_w=stride_w, pad_t=p.pad[0], pad_l=p.pad[1], dil_h=dil_h, dil_w=dil_w)
 
 
+def conv_args(
+    p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None, views: tuple[str, str, str]
+) -> Args:
+    """Members of the structs of convolutions without tensor cores' tiles: pointers, sizes, window, and where each tensor lies;
+    `views`: what its names there begin with, of input, output and residual. `strided`: as launches take it."""
+    store, y_fmt = store or Store(p.out_shape), tactic.out
+    added = tactic.ins[1] if p.epilogue.residual else y_fmt
+    x, *_, y = ends = strided or (strides(tactic.ins[0], p.in_shapes[0]), strides(added, store.out), strides(y_fmt, store.out))
+    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
+    for name, lies in zip(views, (x, y, ends[1]), strict=True):
+        args |= view_args(name, lies)
+    return args | ints(h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, y_c=padded_channels(y_fmt.layout, store.out[1]))
+
+
 def pixel_args(store: Store) -> Args:
     first, row, column = store.pixels
     return ints(first=first, row_pixels=row, column_pixels=column)

@@ -34,6 +34,11 @@ class Tile(Hashed):
         return f"{self.m}x{self.n}x{self.k}_w{self.warps_m}x{self.warps_n}_s{self.stages}{split}"
 
     @property
+    def values(self) -> dict[str, int]:
+        """What kernels of a tile are compiled with."""
+        return {"BM": self.m, "BN": self.n, "WARPS_M": self.warps_m, "WARPS_N": self.warps_n}
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 

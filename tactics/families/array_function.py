@@ -16,6 +16,9 @@ from tactics.roofline import Counts, traffic
 from tactics.step import Arg, Call
 from tactics.tactic import Tactic
 
+_ROW, _MOST = (1, 6, 5, 7), (1, 1, 5, 7)
+CASES = {"library": (LibraryProblem("ArgMax", ("t0",), (_ROW,), ("fp16",), _MOST, "int64", (_ROW, _MOST), (("axis", 1),)),)}
+
 
 def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
     """Whether `tactic` is one of `candidates`, of which there are 2^inputs."""

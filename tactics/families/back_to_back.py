@@ -17,6 +17,7 @@ from cuda_kernels.device import Device
 from tactics.families import conv_gemm
 from tactics.format import HALF_FORMATS, Strides, padded_channels
 from tactics.main_loops import SMEM_BYTES_PER_CLK, UNTIMED
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room
@@ -36,6 +37,8 @@ TILES = tuple(
 )
 ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # what the checks below look at
 SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
+_FIRST = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU)
+CASES = {"conv_back_to_back": (BackToBackProblem(_FIRST, ConvProblem(1, 48, 9, 7, 72, 1, 1, epilogue=RELU)),)}
 
 
 def reason_against(first: ConvProblem, second: ConvProblem) -> str:

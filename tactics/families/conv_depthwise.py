@@ -19,25 +19,12 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channels, strides, too_large
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channels, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates
 from tactics.roofline import LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2
-from tactics.step import (
-    Launch,
-    Store,
-    alpha_beta,
-    conv_pointers,
-    epilogue_instructions,
-    epilogue_values,
-    ints,
-    launch,
-    linear,
-    pixel_args,
-    vector_sections,
-    view_args,
-    window_args,
-)
+from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
 from tactics.tactic import Patch, Tactic, these
 
 STATIC_SMEM = 48 * 1024  # of weights, at most
@@ -63,6 +50,12 @@ VECTOR_PATCHES = tuple(
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
 )
+CASES = {
+    "conv_depthwise": (
+        ConvProblem(2, 32, 18, 21, 32, 3, 3, pad=(1, 1, 1, 1), groups=32, epilogue=RELU),
+        ConvProblem(1, 48, 23, 17, 48, 3, 3, (2, 2), (1, 1, 1, 1), groups=48, epilogue=RELU),
+    )
+}
 
 
 def candidates(p: ConvProblem, device: Device, only: Patch | None = None, limit: float | None = None) -> Candidates:
@@ -166,11 +159,7 @@ def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
-    x_fmt, y_fmt = tactic.ins[0], tactic.out
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
-    y_c = padded_channels(y_fmt.layout, p.k)
-    store = store or Store(p.out_shape)
-    x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "VEC": vec,
         "R": p.r,
@@ -185,11 +174,9 @@ def launches(
         **epilogue_values(p),
         "MULTIPLIED": int(multiplier > 1),
     }
-    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
-    args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
-    args |= ints(h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, y_c=y_c, w_pitch=_pitch(p), multiplier=multiplier)
+    args = conv_args(p, tactic, store, strided, ("in", "out", "added")) | ints(w_pitch=_pitch(p), multiplier=multiplier)
     args |= ints(step_h=steps[0], step_w=steps[1], tiles_h=counts[0], tiles_w=counts[1], phases_h=phases[0], phases_w=phases[1])
-    blocks = p.n * -(-y_c // t.channels) * math.prod(counts) * math.prod(phases)
+    blocks = p.n * -(-padded_channels(tactic.out.layout, p.k) // t.channels) * math.prod(counts) * math.prod(phases)
     return (launch("conv_depthwise", values, (blocks, 1, 1), threads(tactic), 0, args),)
 
 

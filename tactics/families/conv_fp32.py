@@ -13,29 +13,18 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from cuda_kernels.rates import rates
-from tactics.format import Strides, num_bytes, padded_channels, strides
+from tactics.format import Strides, num_bytes
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, moved_us
-from tactics.step import (
-    Launch,
-    Store,
-    alpha_beta,
-    conv_pointers,
-    epilogue_instructions,
-    epilogue_values,
-    ints,
-    launch,
-    pixel_args,
-    vector_sections,
-    view_args,
-    window_args,
-)
+from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, vector_sections
 from tactics.tactic import Tactic
 
 THREADS = 128
 PIXELS = 4  # of a thread, where there are threads enough
 ENOUGH = 256 * THREADS * PIXELS  # sums of tiles of channels: two blocks for each of 128 SMs
 ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
+CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),)}
 
 
 def _channels(p: ConvProblem) -> int:
@@ -59,22 +48,16 @@ def launches(
 ) -> tuple[Launch, ...]:
     end = p.epilogue
     store = store or Store(p.out_shape, step=(end.d2s, end.d2s))
-    x_fmt, y_fmt = tactic.ins[0], tactic.out
-    added_fmt = tactic.ins[1] if end.residual else y_fmt
-    own = strides(x_fmt, p.in_shapes[0]), *(strides(added_fmt, store.out) for _ in p.in_shapes[1:]), strides(y_fmt, store.out)
-    x, *added, y = strided or own
     values = {
         "K_THREAD": _channels(p),
         "P_THREAD": _pixels(p),
-        "X_F32": int(x_fmt.dtype == "fp32"),
-        "ADDED_F32": int(end.residual and added_fmt.dtype == "fp32"),
-        "Y_F32": int(y_fmt.dtype == "fp32"),
+        "X_F32": int(tactic.ins[0].dtype == "fp32"),
+        "ADDED_F32": int(end.residual and tactic.ins[1].dtype == "fp32"),
+        "Y_F32": int(tactic.out.dtype == "fp32"),
         **epilogue_values(p),
     }
-    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
-    args |= view_args("in", x) | view_args("out", y) | view_args("added", added[0] if added else y)
-    args |= ints(pixels=p.n * p.p * p.q, p=p.p, q=p.q, h=p.h, w_in=p.w, r=p.r, s=p.s, k=p.k)
-    args |= ints(y_c=padded_channels(y_fmt.layout, store.out[1]), out_w=store.out[3])
+    args = conv_args(p, tactic, store, strided, ("in", "out", "added"))
+    args |= ints(pixels=p.n * p.p * p.q, r=p.r, s=p.s, out_w=store.out[3])
     args |= ints(c_group=p.c // p.groups, k_group=p.k // p.groups, tiles=_tiles(p))
     args |= ints(block=end.d2s, crd=end.d2s == 1 or end.d2s_mode == "crd")
     blocks = -(-p.n * p.p * p.q // (THREADS * _pixels(p))) * p.groups * _tiles(p)

@@ -23,20 +23,12 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import MAX_GRID, Device
 from tactics import main_loops
-from tactics.format import HALF_FORMATS, LAYOUTS, Strides, num_bytes, padded_channels, strides, too_large
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, num_bytes, num_elements, padded_channels, strides, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.problems.prologue import Prologue
 from tactics.reason import Candidates, Reason
-from tactics.roofline import (
-    L2_LATENCY_CLK,
-    Counts,
-    convolved,
-    resident,
-    rounds_us,
-    sm_l2,
-    throttled,
-    together,
-)
+from tactics.roofline import L2_LATENCY_CLK, Counts, convolved, resident, rounds_us, sm_l2, throttled, together
 from tactics.step import (
     NULL,
     Args,
@@ -79,6 +71,18 @@ FILL_CLK = 1300  # fit to products on an A100; first loads of a block: address a
 EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
 EPILOGUE_CLK = 1000
 OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
+# What gpu-runtime doctor runs each kernel on: small problems, of sizes that fit no tile.
+CASES = dict.fromkeys(
+    ("conv_dense", "conv_sparse24"),
+    (
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),
+        ConvProblem(1, 24, 7, 10, 88, 1, 1, epilogue=replace(RELU, residual=True), sparse24=True),
+        *(
+            ConvProblem(2, 72, 7, 9, 40, 1, 1, epilogue=RELU, sparse24=True, prologue=first)
+            for first in (Prologue(scaled=True), Prologue(gated=True), Prologue(normalized=True, epsilon=1e-5))
+        ),
+    ),
+)
 
 
 def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
@@ -257,11 +261,8 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
     """What is fixed at compile time; a feature that not every layer has is named only where it is used."""
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
-        "BM": t.m,
-        "BN": t.n,
+        **t.values,
         "BK": t.k,
-        "WARPS_M": t.warps_m,
-        "WARPS_N": t.warps_n,
         "STAGES": t.stages,
         "IN_LINEAR": int(linear(x)),
         "OUT_LINEAR": int(linear(y)),
@@ -359,7 +360,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         taps[:, i * kg : (i + 1) * kg, :, :, i * cg : (i + 1) * cg] = w[:, i]
     flat = np.zeros((m.count, rows16, m.k), np.float16)
     flat[:, rows, : p.r * p.s * c8] = taps.reshape(m.count, one.k, -1)[:, sources]
-    sections = fragments(flat, tactic.sparse)
+    sections = sparse24.fragments(flat, tactic.sparse)
     if p.prologue.scaled:
         affine = np.zeros((2, m.k), np.float16)
         affine[0, : p.c], affine[1, : p.c] = weights["scale"], weights["shift"]
@@ -370,32 +371,31 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     return sections | vector_sections(p, weights, m.count * rows16, at, taken)
 
 
-def fragments(rows: np.ndarray, sparse: bool) -> dict[str, np.ndarray]:
-    """Weights [count][rows][K] in fragment order; of 2:4 ones the values that are kept, and metadata."""
-    if not sparse:
-        return {"w": sparse24.pack_fragments(rows.reshape(-1, rows.shape[2])).reshape(-1)}
-    kept, codes = sparse24.compress(rows.reshape(-1, rows.shape[2]))
-    meta = sparse24.pack_metadata(codes.reshape(*rows.shape[:2], -1))
-    return {"w": sparse24.pack_fragments(kept).reshape(-1), "meta": meta.reshape(-1)}
-
-
-def fragment_bytes(count: int, rows: int, k: int, sparse: bool) -> dict[str, int]:
-    """Bytes of the sections that `fragments` makes."""
-    w = count * rows * k * 2
-    return {"w": w // 2, "meta": count * sparse24.metadata_bytes(rows, k)} if sparse else {"w": w}
-
-
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     m = merged(p)
     rows16 = -(-num_rows(m.one, tactic.out.layout) // 16) * 16
-    sections, row = fragment_bytes(m.count, rows16, m.k, tactic.sparse), m.count * rows16 * 4
+    sections, row = sparse24.fragment_bytes(m.count, rows16, m.k, tactic.sparse), m.count * rows16 * 4
     if p.prologue.scaled:
         sections["affine"] = 4 * m.k
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
+    gate = num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0
+    alike = Tactic(tactic.kernel, tactic.tile, tuple(_plain(x, 0) for x in tactic.ins), _plain(tactic.out, p.out_shape[1]))
+    return convolved(p, tactic, weight_bytes(p, tactic), _limits(p, alike, device), gate, untimed=main_loops.UNTIMED)
+
+
+@lru_cache(maxsize=4096)
+def _plain(fmt: Format, channels: int) -> Format:
+    """A format in which a block takes the same time: as linear, and with as much padding of so many channels."""
+    same = (f for f in HALF_FORMATS if linear(f) == linear(fmt) and fmt.layout != "hwc")
+    return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
+
+
+@lru_cache(maxsize=16384)
+def _limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     t, m = tactic.gemm, merged(p)
     tiles = num_tiles(p, tactic)
     blocks = t.stream or tiles * t.split
@@ -410,9 +410,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
     # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
-    gate = num_bytes(tactic.ins[-1], p.in_shapes[-1]) if p.prologue.gated else 0
-    limits = rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
-    return convolved(p, tactic, weight_bytes(p, tactic), limits, gate, untimed=main_loops.UNTIMED)
+    return rounds_us(device, clk, blocks, at_once, loop + end, FILL_CLK + EPILOGUE_CLK, once(device))
 
 
 def once(device: Device) -> int:
@@ -436,6 +434,7 @@ def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_
     return clk * (math.ceil(tiles / blocks) + 1) if t.stream else clk  # a run of stages begins in one tile, ends in another
 
 
+@lru_cache(maxsize=16384)
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
     """Bytes of the packed weights a convolution tactic reads from DRAM."""
     sections = section_bytes(p, tactic)

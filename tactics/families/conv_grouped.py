@@ -19,25 +19,12 @@ from itertools import product
 import numpy as np
 
 from cuda_kernels.device import Device
-from tactics.format import HALF_FORMATS, Strides, padded_channels, strides, too_large
+from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
+from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room
 from tactics.roofline import FULL_WARPS, Counts, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
-from tactics.step import (
-    Launch,
-    Store,
-    alpha_beta,
-    conv_pointers,
-    epilogue_instructions,
-    epilogue_values,
-    ints,
-    launch,
-    linear,
-    pixel_args,
-    vector_sections,
-    view_args,
-    window_args,
-)
+from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilogue_values, ints, launch, linear, vector_sections
 from tactics.tactic import Tactic, Tile, these
 
 MMA_EFFICIENCY = 0.7  # of the rate of long main loops: one or two MMAs per operand load: issue and latency show
@@ -57,6 +44,8 @@ TILES = tuple(
     )
 )
 # fmt: on
+CASE = ConvProblem(1, 48, 9, 9, 48, 3, 3, pad=(1, 1, 1, 1), groups=6, epilogue=Epilogue(bias=True, residual=True))
+CASES = {"conv_grouped": (CASE,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +194,6 @@ def launches(
     p: ConvProblem, tactic: Tactic, store: Store | None = None, strided: tuple[Strides, ...] | None = None
 ) -> tuple[Launch, ...]:
     t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
-    store = store or Store(p.out_shape)
-    x, *added, y = strided or (strides(x_fmt, p.in_shapes[0]), strides(y_fmt, store.out))
     values = {
         "PIXELS": t.n,
         "IN_CHUNKS": t.k // 8,
@@ -220,9 +207,7 @@ def launches(
         **epilogue_values(p),
     }
     used = [sum({1 << i * d % st for i in range(f)}) for f, d, st in zip((p.r, p.s), p.dilation, p.stride, strict=True)]
-    args = conv_pointers(p, store.name) | window_args(p) | alpha_beta(p) | pixel_args(store)
-    args |= view_args("x_", x) | view_args("y_", y) | view_args("r_", added[0] if added else y)
-    args |= ints(c=p.c, h=p.h, w_in=p.w, k=p.k, p=p.p, q=p.q, s=p.s, y_c=padded_channels(y_fmt.layout, p.k))
+    args = conv_args(p, tactic, store, strided, ("x_", "y_", "r_")) | ints(c=p.c, s=p.s)
     args |= ints(unit_c=u.c, unit_k=u.k, units=u.count, per_block=g.per_block, blocks_of_units=g.blocks)
     args |= ints(chunks=u.chunks, span=g.span, chunks_k=p.r * p.s * u.chunks, steps=u.steps)
     args |= ints(tile_h=g.tile[0], tile_w=g.tile[1], tiles_h=g.tiles[0], tiles_w=g.tiles[1])

@@ -19,6 +19,7 @@ import numpy as np
 from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates
 from tactics.roofline import LATENCY_CLK, Counts, convolved, moved_us, resident, rounds_us, tensor_rate, throttled
@@ -61,6 +62,7 @@ TILES = tuple(
 MMA_EFFICIENCY = 0.8  # of the rate of long main loops: operands come element by element, behind each other
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
+CASES = {"conv_stem": (ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU),)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +236,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     values = {
-        "BM": t.m,
-        "BN": t.n,
-        "WARPS_M": t.warps_m,
-        "WARPS_N": t.warps_n,
+        **t.values,
         "IN_TYPE": IN_TYPES[x_fmt.dtype],
         "IN_HWC": int(hwc),
         "OUT_LINEAR": int(linear(y_fmt)),

@@ -20,6 +20,7 @@ import numpy as np
 from cuda_kernels.device import Device
 from tactics.families import conv_depthwise, conv_fp32, conv_gemm, conv_grouped
 from tactics.format import Strides
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem
 from tactics.reason import Candidates, Reason
 from tactics.roofline import Counts
@@ -44,6 +45,14 @@ FAMILY = {
 
 
 MAX_PHASES = 4096
+_SPREAD = ConvTransposeProblem(2, 16, 4, 5, 24, 4, 4, (8, 10), (2, 2), (1, 1), epilogue=RELU, sparse24=True)
+CASES = {
+    "transpose_dense": (_SPREAD,),
+    "transpose_sparse24": (_SPREAD,),
+    "transpose_grouped": (ConvTransposeProblem(2, 32, 4, 5, 32, 3, 3, (9, 11), (2, 2), groups=4, epilogue=RELU),),
+    "transpose_depthwise": (replace(_SPREAD, c=24, groups=24, sparse24=False),),
+    "transpose_fp32": (ConvTransposeProblem(2, 6, 5, 4, 10, 3, 4, (11, 8), (2, 2), (0, 1), groups=2, epilogue=RELU),),
+}
 
 
 @lru_cache(maxsize=1024)

@@ -19,6 +19,10 @@ from tactics.step import NONFINITE, NULL, Launch, f32_values, floats, grid, ints
 from tactics.tactic import Tactic
 
 Gathered = GatherProblem | ResizeProblem | ConcatProblem
+CASES = {
+    "gather": (GatherProblem((2, 9, 5, 3), (0, 3, 1, 2)),),
+    "resize": (ResizeProblem(2, 20, 5, 4, (9, 7), "linear", "half_pixel", (9 / 5, 7 / 4)),),
+}
 
 
 def candidates(p: Gathered, device: Device) -> Candidates:

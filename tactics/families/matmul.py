@@ -3,10 +3,7 @@ and columns are the last two axes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-
-import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.format import Format, Strides, canonical, representative
@@ -22,6 +19,10 @@ TILE = 64  # rows and columns of a block
 LOADS_PER_STEP = 32  # warp-wide, of a warp that goes 16 along K
 INSTRUCTIONS_FP32 = 6  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
 STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
+CASES = {
+    "matmul": (MatmulProblem((2, 3), (1, 3), 20, 66, 48),),
+    "matmul_fp32": (MatmulProblem((1, 2), (2, 1), 9, 17, 40, True, True),),
+}
 
 
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
@@ -57,14 +58,6 @@ def launches(p: MatmulProblem, tactic: Tactic, strided: tuple[Strides, ...] | No
 def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
     """Strides of the two batch dimensions; 0 where one matrix serves all."""
     return (sizes[1] * matrix if sizes[0] > 1 else 0), (matrix if sizes[1] > 1 else 0)
-
-
-def pack(p: MatmulProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {}
-
-
-def section_bytes(p: MatmulProblem, tactic: Tactic) -> dict[str, int]:
-    return {}
 
 
 def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:

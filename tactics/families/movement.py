@@ -29,6 +29,17 @@ from tactics.tactic import Tactic
 
 Triple = tuple[int, int, int]
 At = tuple[Strides, ...]  # of the inputs, then of the output
+CASES = {
+    "move": (
+        ReformatProblem(2, 40, 6, 5, "fp32:chw", "fp16:hwc8"),
+        ReformatProblem(2, 40, 6, 5, "fp16:hwc8", "fp32:chw"),
+        ReformatProblem(2, 40, 6, 5, "fp16:chw", "fp16:chw32"),
+        MoveProblem(2, 40, 9, 8, "window", (16, 4, 7), start=(8, 1, 0), step=(1, 2, 1)),
+        ConcatProblem((16, 32, 16), (2, 5, 4)),
+    ),
+    "pool": (PoolProblem(2, 40, 11, 9, "max", 3, 3, (6, 5), stride=(2, 2), pad=(1, 1, 1, 1)),),
+    "pool_global": (PoolProblem(3, 72, 7, 7, "avg", 7, 7, (1, 1)),),
+}
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:

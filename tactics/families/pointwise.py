@@ -11,22 +11,16 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics import stages
-from tactics.format import (
-    HALF_FORMATS,
-    LAYOUTS,
-    Format,
-    Strides,
-    canonical,
-    num_elements,
-    padded_channels,
-    strides,
-    too_large,
-)
+from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, canonical, num_elements, padded_channels, strides, too_large
+from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
 from tactics.reason import Candidates
 from tactics.roofline import Counts, streamed, traffic
 from tactics.step import NONFINITE, Launch, grid, ints, launch, linear, own_strides, view_args
 from tactics.tactic import Tactic
+
+_CHAIN = (Stage("mul", "c0"), Stage("add", "t1"), Stage("relu"))
+CASES = {"pointwise": (PointwiseProblem(2, 40, 5, 3, _CHAIN, ("nchw", "nchw"), ("c",)),)}
 
 
 def candidates(problem: PointwiseProblem, device: Device) -> Candidates:

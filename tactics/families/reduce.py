@@ -46,6 +46,13 @@ L1_BYTES = 64 * 1024  # a row larger than this comes from L2 in every pass
 PART, MOST_PARTS, LEAST_PARTS = 2 * THREADS, 64, 4
 LONG_GROUP = 2048  # elements of a group of channels from which joining sums of channels is quicker than reading one by one
 JOINING = 5  # times that a block waits for L2 because of parts: ticket, arrival, who waits for it, parts, what is read again
+CASES = {
+    "reduce": (
+        ReduceProblem(2, 20, 5, 7, "mean", "hw"),
+        NormalizeProblem(2, 21, 5, 4, "softmax", "c"),
+        NormalizeProblem(2, 20, 31, 29, "standard", "chw", epsilon=1e-5, affine="c"),
+    )
+}
 
 
 def candidates(problem: Problem, device: Device) -> Candidates:

@@ -15,6 +15,8 @@ import numpy as np
 
 from cuda_kernels.device import MAX_GRID, Device
 from tactics.format import HALF_FORMATS, num_bytes, padded_channels
+from tactics.problems.epilogue import RELU, Epilogue
+from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, SqueezeExciteProblem
 from tactics.reason import Candidates
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2
@@ -25,6 +27,12 @@ THREADS, AHEAD, MAX_HIDDEN = 512, 4, 1024  # as in squeeze_excite.cu
 RESIDENT = 2  # blocks of an SM, by threads and registers
 MOST_BLOCKS = 128  # of an image: what the last one adds up
 SYNC_CLK = 60  # of a barrier of a block, and the few instructions around it
+_CASE = SqueezeExciteProblem(
+    PoolProblem(2, 40, 6, 5, "avg", 6, 5, (1, 1)),
+    ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
+    ConvProblem(2, 12, 1, 1, 40, 1, 1, epilogue=Epilogue(bias=True, act=Activation("sigmoid"))),
+)
+CASES = {"squeeze_excite": (_CASE,)}
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:

@@ -76,3 +76,6 @@ class Epilogue(Hashed):
         y = self.act.apply(y if residual is None or self.act_first else y + residual, slope)
         y = y if scales is None or shifts is None else y * _column(scales) + _column(shifts)
         return self.last.apply(y if residual is None or not self.act_first else y + residual)
+
+
+RELU = Epilogue(bias=True, act=Activation("relu"))  # that of most convolutions

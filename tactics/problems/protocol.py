@@ -19,7 +19,7 @@ def spanned(shape: Shape4, axes: str) -> Shape4:
 
 
 class Feature(StrEnum):
-    """A step that a kernel has only if its family says so (tactics.families.table.SUPPORTS); its value is what a log says of
+    """A step that a kernel has only if its row says so (`supports` in tactics.kernels); its value is what a log says of
     a family without it, behind "no"."""
 
     RESIDUAL = "residual"

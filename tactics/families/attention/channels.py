@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-
-import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
-from tactics.problems.attention import AttentionProblem
+from tactics.problems.attention import AttentionProblem, Operand
 from tactics.reason import Candidates
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, Launch, floats, ints, launch
@@ -20,6 +17,10 @@ V_TOKENS, MOST_CHUNKS = 64, 16  # outputs that a block writes at a time, and blo
 # Clocks of an SM's scheduler slot, of which it has four: of a step of 16 in a stripe of 16 x 16 x 16 (ldmatrix, movmatrix,
 # two products), and of an element that is copied by itself.
 STEP_CLK, ELEMENT_CLK = 24, 12
+_Q, _K, _V = (Operand(0, first, (1440, 8, 1, 72)) for first in (0, 24, 48))
+_Y = Operand(1, 0, (480, 8, 1, 24))
+_CASE = AttentionProblem(2, 3, 8, 8, 20, 20, ((40, 72, 1, 1),), (40, 24, 1, 1), _Q, _K, _V, _Y, unit=True, epsilon=1e-12)
+CASES = {"cross_covariance": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
@@ -80,12 +81,8 @@ def launches(p: AttentionProblem, tactic: Tactic, strided: operands.At = None) -
     return (launch("cross_covariance", values, grid, 32 * stripes * sharing, _shared(dim), args),)
 
 
-def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return operands.pack(p, weights)
-
-
-def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:
-    return operands.section_bytes(p)
+pack = operands.pack
+section_bytes = operands.section_bytes
 
 
 def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:

@@ -84,11 +84,11 @@ def operand_args(found: Mapping[str, Lies]) -> Args:
     return args
 
 
-def pack(p: AttentionProblem, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Scale, and the constant that is added, FP32 in the order of their axes."""
     return {name: np.ascontiguousarray(a, np.float32).reshape(-1) for name, a in weights.items()}
 
 
-def section_bytes(p: AttentionProblem) -> dict[str, int]:
+def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes."""
     return {"scale": 4 * p.heads} | ({"bias": 4 * int(np.prod(p.span(p.bias)))} if p.bias else {})

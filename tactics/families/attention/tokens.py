@@ -9,7 +9,7 @@ import numpy as np
 
 from cuda_kernels.device import Device
 from tactics.families.attention import operands
-from tactics.problems.attention import AttentionProblem
+from tactics.problems.attention import AttentionProblem, Operand
 from tactics.reason import Candidates
 from tactics.roofline import L2_LATENCY_CLK, LATENCY_CLK, Counts, sm_l2, tensor_rate, traffic
 from tactics.step import NONFINITE, NULL, Launch, floats, ints, launch
@@ -22,6 +22,11 @@ NOWHERE: operands.Lies = (0, (0, 0, 0, 0))
 # of a score (scale, maximum, exponential, sum), of one to which something is added, of an element that is copied by itself; and
 # what one turn's chain of both products and the softmax takes by itself.
 STEP_CLK, SCORE_CLK, ADD_CLK, ELEMENT_CLK, TURN_CLK = 14, 10, 8, 12, 500
+_Q, _K, _V = (Operand(0, first, (864, 16, 96, 1)) for first in (0, 32, 64))
+_CASE = AttentionProblem(
+    2, 2, 9, 9, 16, 16, ((18, 96, 1, 1),), (18, 32, 1, 1), _Q, _K, _V, Operand(1, 0, (288, 16, 32, 1)), bias="chw"
+)
+CASES = {"attention": (_CASE,)}
 
 
 def candidates(p: AttentionProblem, device: Device) -> Candidates:
@@ -71,7 +76,7 @@ def _constant(p: AttentionProblem) -> operands.Lies:
 
 def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What `operands.pack` makes, the constant that is added times log2 e: of finite numbers, finite."""
-    sections = operands.pack(p, weights)
+    sections = operands.pack(p, tactic, weights)
     if p.bias:
         bias, most = sections["bias"], np.finfo(np.float32).max
         exact = np.clip(bias.astype(np.float64) * np.log2(np.e), -most, most)
@@ -79,8 +84,7 @@ def pack(p: AttentionProblem, tactic: Tactic, weights: Mapping[str, np.ndarray])
     return sections
 
 
-def section_bytes(p: AttentionProblem, tactic: Tactic) -> dict[str, int]:
-    return operands.section_bytes(p)
+section_bytes = operands.section_bytes
 
 
 def counts(p: AttentionProblem, tactic: Tactic, device: Device) -> Counts:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
+from cuda_kernels import sparse24
 from cuda_kernels.device import Device
 from tactics import main_loops
 from tactics.families import conv_gemm
@@ -34,12 +36,16 @@ from tactics.families.strips.geometry import (
     weight_stage,
 )
 from tactics.format import HALF_FORMATS, Strides, too_large
+from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates
 from tactics.roofline import Counts, convolved, resident, rounds_us, sm_l2, tensor_peak, throttled, together
 from tactics.step import Launch, ints, launch, linear, vector_sections
 from tactics.tactic import Tactic, Tile, these
 from tactics.tiles import STRIP_DENSE_TILES, STRIP_REGISTERS, STRIP_SPARSE_TILES
+
+CASE = ConvProblem(2, 136, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=replace(RELU, residual=True), sparse24=True)
+CASES = {"conv_strip": (CASE,), "conv_strip_sparse24": (CASE,)}
 
 
 def candidates(p: ConvProblem, device: Device, only: Tile | None = None) -> Candidates:
@@ -73,13 +79,13 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     taps = np.zeros((rows, blocks * CHANNELS, p.r * p.s), np.float16)
     taps[: p.k, : p.c] = np.asarray(weights["w"], np.float16).reshape(p.k, p.c, -1)
     wide = np.ascontiguousarray(taps.reshape(rows, blocks, CHANNELS, -1).transpose(0, 1, 3, 2)).reshape(1, rows, -1)
-    return conv_gemm.fragments(wide, tactic.sparse) | vector_sections(p, weights, rows)
+    return sparse24.fragments(wide, tactic.sparse) | vector_sections(p, weights, rows)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     """Bytes of the sections that `pack` makes, from sizes alone."""
     rows = -(-p.k // 16) * 16
-    return conv_gemm.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
+    return sparse24.fragment_bytes(1, rows, turns(p) * CHANNELS, tactic.sparse) | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:

@@ -15,7 +15,7 @@ from cuda_kernels.device import ARCHITECTURES, NAMED, named
 from cuda_kernels.launch import Emulated
 from gpu_runtime import pipeline, target
 from gpu_runtime.doctor import examine, findings, wording
-from gpu_runtime.doctor.cases import PROBLEMS, cases
+from gpu_runtime.doctor.cases import PROBLEMS, able, cases
 from gpu_runtime.doctor.findings import Failure
 from gpu_runtime.doctor.rates import PRODUCT, RATES, SMALL, products, rate
 from gpu_runtime.doctor.worker import CHECKS
@@ -54,12 +54,12 @@ def test_each_kernel_has_cases_and_each_tile_that_is_offered_is_one(arch):
     found = cases(device)
     assert {c.kernel for c in found} == set(KERNELS)
     assert {c.kernel for c in found[: len(KERNELS)]} == set(KERNELS)  # each has a turn before any has two
-    offered = {base_runner(t) for p, _, dtypes in PROBLEMS for t in candidates(p, device, dtypes)}
+    offered = {base_runner(t) for kernel, problems in PROBLEMS.items() for p in problems for t in able(kernel, p, device)}
     missing = {name for name in offered if name.startswith(("conv_dense", "conv_sparse24"))} - {c.unit for c in found}
     assert not missing
     for kernel, tiles in (("conv_dense", DENSE_TILES), ("conv_sparse24", SPARSE_TILES)):
         ran = {replace(c.tactic.gemm, split=1, stream=0) for c in found if c.kernel == kernel}
-        refused = {x.tile for p, *_ in PROBLEMS[:1] for x, _ in rejected(p, device) if not isinstance(x, str)}
+        refused = {x.tile for x, _ in rejected(PROBLEMS[kernel][0], device) if not isinstance(x, str)}
         assert ran | refused >= set(tiles)
         assert any(c.tactic.gemm.split > 1 for c in found if c.kernel == kernel)
 
