@@ -26,12 +26,11 @@ from gpu_runtime.frontend.queries import (
     name_of,
     operand,
     operands,
-    scaled_after,
     shape_of,
     single_reader,
 )
 from gpu_runtime.fusion import branches, concats
-from gpu_runtime.fusion.chains import activation_after, chain_at
+from gpu_runtime.fusion.chains import activation_after, chain_at, scaled_after
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.fusion.layers import (
     CONVOLUTIONS,

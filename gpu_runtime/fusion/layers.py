@@ -11,17 +11,15 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import (
-    Affine,
     attribute,
     constant,
     name_of,
     operand,
     operands,
     per_channel,
-    scaled_after,
     shape_of,
 )
-from gpu_runtime.fusion.chains import Chain, activation_after
+from gpu_runtime.fusion.chains import Affine, Chain, activation_after, scaled_after, then
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
 EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -173,17 +171,14 @@ def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def leading_affine(chain: Layer) -> tuple[Affine, int]:
     """(scale and shift per channel, each [C] or [1], FP64, of all stages of the kind that a chain begins with; how many)."""
-    shape, scale, shift, count = shape_of(chain.output), np.ones(1), np.zeros(1), 0
+    affine, count = (np.ones(1), np.zeros(1)), 0
     for stage in chain.stages:
-        value = of_channels(chain, stage, shape)
-        if stage.op not in ("mul", "add", "sub") or value is None:
+        value = of_channels(chain, stage, shape_of(chain.output))
+        found = None if value is None else then(affine, stage.op, value)
+        if found is None:
             break
-        if stage.op == "mul":
-            scale, shift = scale * value, shift * value
-        else:
-            shift = shift + value if stage.op == "add" else shift - value
-        count += 1
-    return (scale, shift), count
+        affine, count = found, count + 1
+    return affine, count
 
 
 def of_channels(chain: Layer, stage: Stage, shape: tuple[int, ...]) -> np.ndarray | None:
