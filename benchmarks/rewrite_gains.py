@@ -3,7 +3,7 @@
     python -m benchmarks.rewrite_gains [--device h200] [--sparsity enable] [--fires] NAME[:shape] ...
     python -m benchmarks.rewrite_gains --table
 
-Writes benchmarks/results/rewrite_gains.json; what it has of other networks stays. Of each network: the predicted time of the plan
+Writes benchmarks/results/rewrite_gains.json, where other networks stay. Of each network: the predicted time of the plan
 with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
 without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
 `--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
