@@ -51,7 +51,6 @@ OFFERS = {
 }
 WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
     **{name: (f"gpu_runtime.rewrites.{name}", function, same) for name, function in OFFERS.items()},
-    "channels in rows": ("gpu_runtime.rewrites.channels", "_in_rows", same),
     "gates": ("gpu_runtime.rewrites.squeeze_excite", "gates", same),
     "off_grid": ("gpu_runtime.off_grid.grid", "offer", same),
     "off_grid sums": ("gpu_runtime.off_grid.grid", "summed", same),
