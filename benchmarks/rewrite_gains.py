@@ -3,7 +3,7 @@
     python -m benchmarks.rewrite_gains [--device h200] [--sparsity enable] [--fires] NAME[:shape] ...
     python -m benchmarks.rewrite_gains --table
 
-Writes benchmarks/results/rewrite_gains.json, where other networks stay. Of each network: the predicted time of the plan
+Writes benchmarks/rewrite_gains.json, where other networks stay. Of each network: the predicted time of the plan
 with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
 without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
 `--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
@@ -34,7 +34,7 @@ from gpu_runtime.planning import io_formats
 from gpu_runtime.progress import nobody
 from gpu_runtime.target import make_timer
 
-RESULTS = Path(__file__).parent / "results" / "rewrite_gains.json"
+RESULTS = Path(__file__).with_suffix(".json")
 
 
 def same(given: Any, *_: object, **__: object) -> Any:
