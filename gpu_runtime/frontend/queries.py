@@ -11,7 +11,6 @@ from tactics.problems.library_problem import EXACT, FLOAT
 
 Node = ir.Node  # the two types that lowering names; it imports no onnx of its own
 Value = ir.Value
-Affine = tuple[np.ndarray, np.ndarray]  # a scale and a shift
 TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 
@@ -90,40 +89,3 @@ def per_channel(array: np.ndarray, shape: tuple[int, ...], axis: int = 1) -> np.
     if array.size not in (1, shape[axis] if len(shape) > axis else 1):
         return None
     return array.reshape(-1)
-
-
-def scale_and_shift(node: ir.Node, x: ir.Value, axis: int = 1) -> tuple[np.ndarray, np.ndarray] | None:
-    """FP64 (scale, shift), each [C] or [1] along `axis`, if node computes x * scale + shift with constants, else None."""
-    if node.op_type == "BatchNormalization":
-        return _batch_normalization(node, x) if axis == 1 and x is node.inputs[0] else None
-    if node.op_type not in ("Add", "Sub", "Mul", "Div") or shape_of(node.outputs[0]) != shape_of(x):
-        return None
-    first = node.inputs[0] is x
-    other = constant(node.inputs[1 if first else 0])
-    c = None if other is None else per_channel(other.astype(np.float64), shape_of(x), axis)
-    if c is None:
-        return None
-    one, zero = np.ones(1), np.zeros(1)
-    if node.op_type == "Div":
-        return (1 / c, zero) if first and np.all(c) else None
-    return {"Add": (one, c), "Sub": (one, -c) if first else (-one, c), "Mul": (c, zero)}[node.op_type]
-
-
-def scaled_after(value: ir.Value, affine: Affine, axis: int) -> tuple[Affine, tuple[ir.Node, ...]]:
-    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
-    reads what lies between."""
-    (scale, shift), nodes = affine, list[ir.Node]()
-    while (node := single_reader(value)) is not None and (more := scale_and_shift(node, value, axis)) is not None:
-        scale, shift, value = scale * more[0], shift * more[0] + more[1], node.outputs[0]
-        nodes.append(node)
-    return (scale, shift), tuple(nodes)
-
-
-def _batch_normalization(node: ir.Node, x: ir.Value) -> tuple[np.ndarray, np.ndarray] | None:
-    stats = [a.astype(np.float64) for a in map(constant, node.inputs[1:5]) if a is not None]
-    if len(stats) != 4 or attribute(node, "training_mode", 0) or any(a.shape != (shape_of(x)[1],) for a in stats):
-        return None
-    gamma, beta, mean, var = stats
-    with np.errstate(all="ignore"):  # lower refuses what is not finite
-        scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
-        return scale, beta - mean * scale

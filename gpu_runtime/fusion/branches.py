@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import attribute, name_of, per_channel, shape_of
-from gpu_runtime.fusion.layers import Layer, Links
+from gpu_runtime.frontend.queries import attribute, name_of, shape_of
+from gpu_runtime.fusion.chains import then
+from gpu_runtime.fusion.layers import Layer, Links, of_channels
 from gpu_runtime.network import APART, Group
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
@@ -203,11 +204,10 @@ def _after(
             summed = _added(_scaled(form, signs[0]), _scaled(other, signs[1]))
             if summed is not None:
                 yield summed
-    elif stage.op in ("mul", "add", "rsub") and stage.operand not in tensors:
-        given = layer.weights.get(stage.operand, np.array(stage.params, np.float64))
-        c = per_channel(np.asarray(given, np.float64), shape_of(layer.output))
-        if c is not None and np.isfinite(c).all():
-            yield _scaled(form, c) if stage.op == "mul" else _scaled(form, 1.0 if stage.op == "add" else -1.0, c)
+    elif stage.operand not in tensors and (c := of_channels(layer, stage, shape_of(layer.output))) is not None:
+        affine = then((np.ones(1), np.zeros(1)), stage.op, c)
+        if affine is not None and np.isfinite(c).all():
+            yield _scaled(form, *affine)
 
 
 def _scaled(form: _Linear, scale: float | np.ndarray, shift: float | np.ndarray = 0.0) -> _Linear:

@@ -19,7 +19,6 @@ from gpu_runtime.frontend.queries import (
     constant,
     operand,
     per_channel,
-    scale_and_shift,
     shape_of,
     single_reader,
     type_of,
@@ -32,6 +31,8 @@ SWAPPED = {"sub": "rsub", "div": "rdiv", "pow": "rpow"}
 # Functions of one value that several nodes may spell, and where they are compared: far out too, where they differ most.
 SPELLED = tuple(Stage(name, params=row.spelled) for name, row in POINTWISE.items() if row.spelled is not None)
 SAMPLES = np.concatenate([np.linspace(-9, 9, 73), [-50.0, -20.0, 20.0, 50.0]])
+Affine = tuple[np.ndarray, np.ndarray]  # a scale and a shift
+SCALES = ("Add", "Sub", "Mul", "Div", "BatchNormalization")  # by constants
 LONGEST_SPELLING = 12  # nodes
 
 
@@ -137,8 +138,15 @@ def steps(node: ir.Node, value: ir.Value) -> list[Step] | None:
 
 
 def _batch_normalization(node: ir.Node, value: ir.Value) -> list[Step] | None:
-    affine = scale_and_shift(node, value)
-    return affine and [_by_constant(op, array, shape_of(value)) for op, array in zip(("mul", "add"), affine, strict=True)]
+    stats = [a.astype(np.float64) for a in map(constant, node.inputs[1:5]) if a is not None]
+    if value is not node.inputs[0] or len(stats) != 4 or attribute(node, "training_mode", 0):
+        return None
+    gamma, beta, mean, var = stats
+    if any(a.shape != (shape_of(value)[1],) for a in stats):
+        return None
+    with np.errstate(all="ignore"):  # lower refuses what is not finite
+        scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
+        return [_by_constant("mul", scale, shape_of(value)), _by_constant("add", beta - mean * scale, shape_of(value))]
 
 
 def _celu(node: ir.Node, value: ir.Value) -> list[Step]:
@@ -197,6 +205,39 @@ SPECIAL: Mapping[str, Callable[[ir.Node, ir.Value], list[Step] | None]] = {
     "Gelu": _gelu,
 }
 OPS = {*UNARY, *BINARY, *SPECIAL}
+
+
+# ---- scales and shifts
+
+
+def then(affine: Affine, op: str, c: np.ndarray) -> Affine | None:
+    """What a scale and a shift, followed by an operation with constants, are together; None where that is neither."""
+    scale, shift = affine
+    if op == "mul":
+        return scale * c, shift * c
+    signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}.get(op)
+    return None if signs is None else (signs[0] * scale, signs[0] * shift + signs[1] * c)
+
+
+def scaled_after(value: ir.Value, affine: Affine, axis: int) -> tuple[Affine, tuple[ir.Node, ...]]:
+    """(scale and shift along an axis, FP64, nodes): `affine`, then all that nodes behind `value` do of the kind. Nothing else
+    reads what lies between."""
+    nodes: list[ir.Node] = []
+    while (node := single_reader(value)) is not None and (more := _with_node(affine, node, value, axis)) is not None:
+        affine, value = more, node.outputs[0]
+        nodes.append(node)
+    return affine, tuple(nodes)
+
+
+def _with_node(affine: Affine, node: ir.Node, value: ir.Value, axis: int) -> Affine | None:
+    """The scale and shift with those of a node that reads `value`."""
+    found = steps(node, value) if node.op_type in SCALES and shape_of(node.outputs[0]) == shape_of(value) else None
+    together: Affine | None = affine if found else None
+    for op, other, params in found or ():
+        given = np.array(params) if other is None else other
+        c = per_channel(given, shape_of(value), axis) if isinstance(given, np.ndarray) else None
+        together = None if c is None or together is None else then(together, op, c)
+    return together
 
 
 # ---- functions in several nodes

@@ -26,12 +26,11 @@ from gpu_runtime.frontend.queries import (
     name_of,
     operand,
     operands,
-    scaled_after,
     shape_of,
     single_reader,
 )
 from gpu_runtime.fusion import branches, concats
-from gpu_runtime.fusion.chains import activation_after, chain_at
+from gpu_runtime.fusion.chains import activation_after, chain_at, scaled_after
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.fusion.layers import (
     CONVOLUTIONS,
@@ -39,10 +38,9 @@ from gpu_runtime.fusion.layers import (
     Layer,
     convolution_at,
     followed,
-    label,
     leading_affine,
-    names,
     of_chain,
+    of_nodes,
     plain,
     with_activation,
     with_affine,
@@ -78,20 +76,19 @@ def graph_of(imported: Imported) -> ir.Graph:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What rules have found so far: nodes that need no other, and convolutions that a residual Add alone reads, by the tensor
-    they give."""
+    """What rules have found so far: names of nodes that need no other, and convolutions that a residual Add alone reads, by the
+    tensor they give."""
 
-    covered: set[ir.Node] = field(default_factory=set)
+    covered: set[str] = field(default_factory=set)
     waiting: dict[ir.Value, Layer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule makes of a node: layers, each with the node in whose place it runs; `used`: all nodes that it covers;
-    `waits`: a convolution that becomes a layer with the residual Add that reads it."""
+    """What a rule makes of a node: layers, each with the node in whose place it runs; `waits`: a convolution that becomes a
+    layer with the residual Add that reads it."""
 
     layers: tuple[tuple[ir.Node, Layer], ...]
-    used: tuple[ir.Node, ...]
     groups: tuple[Group, ...] = ()
     waits: Layer | None = None
 
@@ -118,13 +115,14 @@ def _found(imported: Imported) -> tuple[list[Layer], tuple[Group, ...]]:
     position = {node: i for i, node in enumerate(graph_of(imported))}
     state, placed, groups = State(), list[tuple[int, Layer]](), list[Group]()
     for node in position:
-        if node in state.covered:
+        if name_of(node) in state.covered:
             continue
         found = next(found for rule in RULES if (found := rule(node, state)) is not None)
         placed += [(position[at], layer) for at, layer in found.layers]
         groups += found.groups
-        state.covered.update(found.used)
+        state.covered.update(name for _, layer in found.layers for name in layer.nodes)
         if found.waits is not None:
+            state.covered.update(found.waits.nodes)
             state.waiting[found.waits.output] = found.waits
     placed.sort(key=lambda pair: pair[0])  # stable: alternatives of one node keep their order
     layers, more = _with_prologues(concats.into_convolutions([layer for _, layer in placed]))
@@ -138,35 +136,30 @@ def _shuffle(node: ir.Node, state: State) -> Found | None:
     shuffle = shuffle_at(node)
     if shuffle is None:
         return None
-    nodes = shuffle.nodes
-    name = name_of(nodes[len(nodes) // 2])
-    layer = Layer(shuffle.kind, node, name, names(nodes), (shuffle.source,), shuffle.output, block=shuffle.size)
-    return Found(((node, layer),), nodes)
+    name = name_of(shuffle.nodes[len(shuffle.nodes) // 2])
+    layer = of_nodes(shuffle.kind, node, shuffle.nodes, shuffle.source)
+    return Found(((node, replace(layer, label=name, block=shuffle.size)),))
 
 
 def _view(node: ir.Node, state: State) -> Found | None:
-    return Found(((node, plain(node)),), (node,)) if node.op_type in VIEWS else None
+    return _other(node, state) if node.op_type in VIEWS else None
 
 
 def _convolution(node: ir.Node, state: State) -> Found | None:
-    core = convolution_at(node)
-    if core is None:
+    layer = convolution_at(node)
+    if layer is None:
         return None
-    layer, used = core
-    layer, moved = with_depth_to_space(layer)
+    layer = with_depth_to_space(layer)
     if _residual_after(layer, state) is not None:
-        return Found((), (*used, *moved), waits=layer)
-    layer, activation = with_activation(layer)
-    layer, affine = with_affine(layer) if activation and layer.d2s == 1 else (layer, ())
-    layer, shuffle = with_depth_to_space(layer)
-    used = (*used, *moved, *activation, *affine, *shuffle)
-    add = _residual_after(layer, state) if activation and layer.op != "ConvTranspose" else None
+        return Found((), waits=layer)
+    acts = (active := with_activation(layer)) is not layer
+    layer = with_depth_to_space(with_affine(active) if acts and active.d2s == 1 else active)
+    add = _residual_after(layer, state) if acts and layer.op != "ConvTranspose" else None
     if add is not None and _is_last(activation_after(add.outputs[0])):
-        return Found((), used, waits=replace(layer, act_first=True))
-    layer, second = with_last(layer) if activation else (layer, ())
-    used += second
+        return Found((), waits=replace(layer, act_first=True))
+    layer = with_last(layer) if acts else layer
     pool = _pool_after(layer)
-    return Found(((node, layer),), used) if pool is None else _pooled(layer, pool, used)
+    return Found(((node, layer),)) if pool is None else _pooled(layer, pool)
 
 
 def _is_last(found: tuple[Activation, np.ndarray | None, tuple[ir.Node, ...]] | None) -> bool:
@@ -177,16 +170,16 @@ def _is_last(found: tuple[Activation, np.ndarray | None, tuple[ir.Node, ...]] | 
 def _residual_after(layer: Layer, state: State) -> ir.Node | None:
     """The residual Add that alone reads the layer, and may be done in its epilogue."""
     add = single_reader(layer.output)
-    return add if add is not None and _is_residual_add(add) and add not in state.covered and layer.axis == 1 else None
+    return add if add is not None and _is_residual_add(add) and name_of(add) not in state.covered and layer.axis == 1 else None
 
 
-def _pooled(layer: Layer, pool: ir.Node, used: tuple[ir.Node, ...]) -> Found:
+def _pooled(layer: Layer, pool: ir.Node) -> Found:
     """Convolution and max pool apart, and as one."""
     group, option = name_of(pool), f"into {name_of(layer.node)}"
     one = followed(layer, [pool], pool=pool, when=((group, option),))
     apart = ((group, APART),)
     layers = (layer.node, replace(layer, when=apart)), (pool, replace(plain(pool), when=apart)), (pool, one)
-    return Found(layers, (*used, pool), ((group, (APART, option)),))
+    return Found(layers, ((group, (APART, option)),))
 
 
 def _residual(node: ir.Node, state: State) -> Found | None:
@@ -195,7 +188,7 @@ def _residual(node: ir.Node, state: State) -> Found | None:
     if not convs or not _is_residual_add(node):
         return None
     act, slope, activation = activation_after(node.outputs[0]) or (NONE, None, ())
-    chain = chain_at(node, state.covered.__contains__, (node, *activation)[-1])
+    chain = chain_at(node, lambda n: name_of(n) in state.covered, (node, *activation)[-1])
     if chain is None:
         return None
     group = name_of(node)
@@ -216,7 +209,7 @@ def _residual(node: ir.Node, state: State) -> Found | None:
             when=((group, option),),
         )
         layers.append((node, into))
-    return Found((*layers, (node, apart)), (node, *activation), ((group, options),))
+    return Found((*layers, (node, apart)), ((group, options),))
 
 
 def _outputs(node: ir.Node, state: State) -> Found | None:
@@ -227,8 +220,8 @@ def _outputs(node: ir.Node, state: State) -> Found | None:
     for i, y in enumerate(node.outputs):
         if is_read(y):
             name = f"{node.name} part {i}" if i or node.op_type == "Split" else name_of(node)
-            layers.append((node, Layer(node.op_type, node, name, names([node]), (operand(node),), y)))
-    return Found(tuple(layers), (node,))
+            layers.append((node, replace(of_nodes(node.op_type, node, [node], operand(node)), label=name, output=y)))
+    return Found(tuple(layers))
 
 
 def _normalization(node: ir.Node, state: State) -> Found | None:
@@ -242,9 +235,7 @@ def _normalization(node: ir.Node, state: State) -> Found | None:
         (scale, shift), scaled = scaled_after(used[-1].outputs[0], (np.ones(shape[axis]), np.zeros(shape[axis])), axis)
         weights |= {"scale": scale, "bias": shift} if scaled else {}
         used = (*used, *scaled)
-    last = used[-1]
-    layer = Layer("Standardize", node, label(used), names(used), (operand(node),), last.outputs[0], weights, axis=axis)
-    return Found(((last, layer),), used)
+    return Found(((used[-1], of_nodes("Standardize", node, used, operand(node), weights, axis)),))
 
 
 def _group_normalization(node: ir.Node, state: State) -> Found | None:
@@ -252,23 +243,21 @@ def _group_normalization(node: ir.Node, state: State) -> Found | None:
     if found is None:
         return None
     (scale, shift), used, within = found
-    last = used[-1]
     weights = {"scale": scale, "bias": shift}
-    layer = Layer("GroupNormalization", within, label(used), names(used), (operand(node),), last.outputs[0], weights)
-    return Found(((last, layer),), used)
+    return Found(((used[-1], of_nodes("GroupNormalization", within, used, operand(node), weights)),))
 
 
 def _chain(node: ir.Node, state: State) -> Found | None:
     def ends_before(other: ir.Node) -> bool:
         """Whether a chain leaves `other` alone: it is done already, or a convolution's epilogue may do it."""
-        return other in state.covered or any(v in state.waiting for v in operands(other)) or _convolution_adds(other)
+        return name_of(other) in state.covered or any(v in state.waiting for v in operands(other)) or _convolution_adds(other)
 
     chain = chain_at(node, ends_before)
-    return None if chain is None else Found(((chain.nodes[-1], of_chain(chain)),), chain.nodes)
+    return None if chain is None else Found(((chain.nodes[-1], of_chain(chain)),))
 
 
 def _other(node: ir.Node, state: State) -> Found:
-    return Found(((node, plain(node)),), (node,))
+    return Found(((node, plain(node)),))
 
 
 # fmt: off

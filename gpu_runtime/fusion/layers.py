@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.frontend.queries import (
-    Affine,
     attribute,
     constant,
     name_of,
     operand,
     operands,
     per_channel,
-    scaled_after,
     shape_of,
 )
-from gpu_runtime.fusion.chains import Chain, activation_after
+from gpu_runtime.fusion.chains import Affine, Chain, activation_after, scaled_after, then
 from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 
+EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
 SEVERAL = ("Split", "LayerNormalization", "TopK", "MaxPool")  # operators whose outputs are layers of their own
 
 
@@ -75,6 +75,13 @@ def plain(node: ir.Node) -> Layer:
     """A node as it is."""
     inputs = tuple(v for v in operands(node) if v.const_value is None)
     return Layer(node.op_type, node, name_of(node), names([node]), inputs, node.outputs[0])
+
+
+def of_nodes(
+    op: str, node: ir.Node, used: Sequence[ir.Node], x: ir.Value, weights: Mapping[str, np.ndarray] = EMPTY, axis: int = 1
+) -> Layer:
+    """What the nodes `used` compute of `x` together; `node`: the one whose attributes say what."""
+    return Layer(op, node, label(used), names(used), (x,), used[-1].outputs[0], weights, axis=axis)
 
 
 def of_chain(chain: Chain) -> Layer:
@@ -137,9 +144,9 @@ def _of_matmul(node: ir.Node, bias: np.ndarray | None) -> _Product | None:
 CONVOLUTIONS = {"Conv": _of_conv, "ConvTranspose": _of_conv_transpose, "Gemm": _of_gemm, "MatMul": _of_matmul}
 
 
-def convolution_at(node: ir.Node) -> tuple[Layer, tuple[ir.Node, ...]] | None:
+def convolution_at(node: ir.Node) -> Layer | None:
     """Conv, ConvTranspose, Gemm or MatMul with constant weights, and the constants' scales and shifts after it folded in, in
-    FP64; and the nodes that this covers."""
+    FP64."""
     if node.op_type not in CONVOLUTIONS:
         return None
     third = node.inputs[2] if len(node.inputs) > 2 else None
@@ -154,9 +161,7 @@ def convolution_at(node: ir.Node) -> tuple[Layer, tuple[ir.Node, ...]] | None:
     (scale, b), scaled = scaled_after(node.outputs[0], (np.ones(rows), b), found.axis)
     w = by_rows(w, scale) if np.any(scale != 1) else w
     weights = {"w": w, "b": b} if found.bias is not None or np.any(b) else {"w": w}
-    used = (node, *scaled)
-    y = used[-1].outputs[0]
-    return Layer(node.op_type, node, name_of(node), names(used), (found.x,), y, weights, axis=found.axis), used
+    return replace(of_nodes(node.op_type, node, (node, *scaled), found.x, weights, found.axis), label=name_of(node))
 
 
 def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -166,17 +171,14 @@ def by_rows(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def leading_affine(chain: Layer) -> tuple[Affine, int]:
     """(scale and shift per channel, each [C] or [1], FP64, of all stages of the kind that a chain begins with; how many)."""
-    shape, scale, shift, count = shape_of(chain.output), np.ones(1), np.zeros(1), 0
+    affine, count = (np.ones(1), np.zeros(1)), 0
     for stage in chain.stages:
-        value = of_channels(chain, stage, shape)
-        if stage.op not in ("mul", "add", "sub") or value is None:
+        value = of_channels(chain, stage, shape_of(chain.output))
+        found = None if value is None else then(affine, stage.op, value)
+        if found is None:
             break
-        if stage.op == "mul":
-            scale, shift = scale * value, shift * value
-        else:
-            shift = shift + value if stage.op == "add" else shift - value
-        count += 1
-    return (scale, shift), count
+        affine, count = found, count + 1
+    return affine, count
 
 
 def of_channels(chain: Layer, stage: Stage, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -187,17 +189,15 @@ def of_channels(chain: Layer, stage: Stage, shape: tuple[int, ...]) -> np.ndarra
     return np.array(stage.params, np.float64) if len(stage.params) == 1 else None
 
 
-def with_activation(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
-    """The layer with the activation that alone reads its output, and the nodes of that activation."""
+def with_activation(layer: Layer) -> Layer:
+    """The layer with the activation that alone reads its output; the same one where none does."""
     found = activation_after(layer.output)
-    if found is None:
-        return layer, ()
+    if found is None or (found[1] is not None and layer.axis != 1):
+        return layer
     act, slope, used = found
-    if slope is not None and layer.axis != 1:
-        return layer, ()
     if slope is not None and layer.d2s > 1:  # one slope for every corner of a block
         slope = np.tile(slope, layer.d2s**2) if layer.d2s_mode == "dcr" else np.repeat(slope, layer.d2s**2)
-    return followed(layer, used, weights=layer.weights if slope is None else {**layer.weights, "slope": slope}, act=act), used
+    return followed(layer, used, weights=layer.weights if slope is None else {**layer.weights, "slope": slope}, act=act)
 
 
 def followed(layer: Layer, used: Sequence[ir.Node], **changes: Any) -> Layer:
@@ -229,28 +229,25 @@ class Links:
         return readers[0] if len(readers) == 1 and not readers[0].when and not tensor.is_graph_output() else None
 
 
-def with_affine(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
-    """The layer with the constants' scales and shifts behind its activation, and the nodes that say them.
+def with_affine(layer: Layer) -> Layer:
+    """The layer with the constants' scales and shifts behind its activation.
 
     What scales the result of a homogeneous activation by positive numbers scales its weights instead.
     """
     rows = layer.weights["w"].shape[:1]
     (scales, shifts), used = scaled_after(layer.output, (np.ones(rows), np.zeros(rows)), layer.axis)
     if not used:
-        return layer, ()
+        return layer
     weights = dict(layer.weights)
     if layer.act != NONE and ACTIVATIONS[layer.act.name].homogeneous and np.all(scales > 0):
         weights |= {name: by_rows(weights[name], scales) for name in {"w", "b"} & weights.keys()}
         scales = np.ones(rows)
     if np.any(scales != 1) or np.any(shifts):
         weights |= {"scales": scales, "shifts": shifts}
-    return followed(layer, used, weights=weights), used
+    return followed(layer, used, weights=weights)
 
 
-def with_last(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
-    """The layer with a second activation, and the nodes of that."""
+def with_last(layer: Layer) -> Layer:
+    """The layer with a second activation."""
     found = activation_after(layer.output)
-    if found is None or found[0].name == "prelu":
-        return layer, ()
-    act, _, used = found
-    return followed(layer, used, last=act), used
+    return layer if found is None or found[0].name == "prelu" else followed(layer, found[2], last=found[0])

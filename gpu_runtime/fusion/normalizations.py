@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gpu_runtime.frontend.queries import Affine, attribute, constant, operand, row, scaled_after, shape_of
+from gpu_runtime.frontend.queries import attribute, constant, operand, row, shape_of
+from gpu_runtime.fusion.chains import Affine, scaled_after
 
 
 def group_normalization_at(node: ir.Node) -> tuple[Affine, tuple[ir.Node, ...], ir.Node] | None:

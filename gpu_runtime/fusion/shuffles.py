@@ -65,12 +65,12 @@ def _is_of_blocks(kind: str, x: tuple[int, ...], apart: tuple[int, ...], y: tupl
     return (k, apart[2], apart[4]) == (c, h // b, w // b) and y == (n, c * b * b, h // b, w // b)
 
 
-def with_depth_to_space(layer: Layer) -> tuple[Layer, tuple[ir.Node, ...]]:
-    """A convolution with the depth-to-space that alone reads its output, and its nodes."""
+def with_depth_to_space(layer: Layer) -> Layer:
+    """A convolution with the depth-to-space that alone reads its output; the same one where none does."""
     reader = single_reader(layer.output)
     shuffle = None if reader is None or layer.op != "Conv" or layer.d2s > 1 else shuffle_at(reader)
     if shuffle is None or not shuffle.kind.startswith("d2s"):
-        return layer, ()
+        return layer
     if attribute(layer.node, "group", 1) != 1 and (shuffle.kind != "d2s_crd" or layer.weights["w"].shape[1] == 1):
-        return layer, ()  # only crd keeps the channels of one group together; depthwise kernels store as they compute
-    return followed(layer, shuffle.nodes, d2s=shuffle.size, d2s_mode=shuffle.kind[4:]), shuffle.nodes
+        return layer  # only crd keeps the channels of one group together; depthwise kernels store as they compute
+    return followed(layer, shuffle.nodes, d2s=shuffle.size, d2s_mode=shuffle.kind[4:])

@@ -25,10 +25,7 @@ def conv(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) -> Problem
     node, (n, c, h, w) = layer.node, shapes[0]
     if len(shape_of(operand(node))) == 5:
         return _volume(layer, weights)
-    kernel = _kernel(layer, weights)
-    groups, size = attribute(node, "group", 1), pair(kernel.shape[2:])
-    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
-        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    kernel, size, groups = _kernel(layer, weights, shapes[0])
     stride, dilation, pad = window(node, size, (h, w))
     weights["w"] = _single(kernel)
     return ConvProblem(
@@ -100,10 +97,9 @@ def conv_transpose(layer: Layer, shapes: Shapes, out: Shape4, weights: Weights) 
     rank = len(shape_of(operand(node)))
     if len(shape_of(layer.output)) != rank:  # shape inference gives up on output_shape smaller than the input
         raise Refused(f"expected an output of rank {rank} at least as large as its input, got {list(shape_of(layer.output))}")
-    kernel = weights["w"] = _single(_kernel(layer, weights))
-    k, groups, size = kernel.shape[0], attribute(node, "group", 1), pair(kernel.shape[2:])
-    if kernel.shape[1] * groups != c or last(attribute(node, "kernel_shape", size), 1) != size:
-        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shapes[0])}")
+    kernel, size, groups = _kernel(layer, weights, shapes[0])
+    kernel, k = _single(kernel), kernel.shape[0]
+    weights["w"] = kernel
     stride, dilation = (pair(last(attribute(node, name), 1)) for name in ("strides", "dilations"))
     pad, to = _cropped(layer, size, (h, w), out), (out[2], out[3])
     b, end, fits = size[0], _epilogue(layer, weights), _fits(weights, c // groups)
@@ -215,16 +211,20 @@ def _product(layer: Layer) -> MatmulProblem:
 # ---- what they share
 
 
-def _kernel(layer: Layer, weights: Weights) -> np.ndarray:
-    """The weights as [K, C/g, R, S]."""
-    rank = len(shape_of(operand(layer.node)))
+def _kernel(layer: Layer, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:
+    """(the weights as [K, C/g, R, S], R and S, the number of groups), which fit an input of that shape."""
+    rank, groups = len(shape_of(operand(layer.node))), attribute(layer.node, "group", 1)
     computed = [v.name for v in operands(layer.node)[1:] if constant(v) is None]
     if computed:
         raise Refused(f"expected constant weights, got those computed as {', '.join(map(repr, computed))}")
     if "w" not in weights or rank not in (3, 4) or layer.weights["w"].ndim != rank:
         raise Refused(f"expected constant weights and bias over an input of rank 3 or 4, got rank {rank}")
     kernel = layer.weights["w"]
-    return kernel if rank == 4 else kernel[:, :, None]
+    kernel = kernel if rank == 4 else kernel[:, :, None]
+    size = pair(kernel.shape[2:])
+    if kernel.shape[1] * groups != shape[1] or last(attribute(layer.node, "kernel_shape", size), 1) != size:
+        raise Refused(f"weights {list(kernel.shape)} in {groups} group(s) do not fit its input {list(shape)}")
+    return kernel, size, groups
 
 
 def _single(kernel: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_runtime.frontend.queries import Value, attribute, constant, operand, shape_of, type_of
 from gpu_runtime.fusion.layers import Layer
-from gpu_runtime.lowering.convolutions import begins
+from gpu_runtime.lowering.convolutions import window
 from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
 from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
@@ -144,14 +144,8 @@ def _reduction(layer: Layer, attributes: Attributes) -> Attributes:
 def _windows(layer: Layer, attributes: Attributes) -> Attributes:
     """A pool's attributes with pads, strides and the output's size spelled out."""
     size, out = shape_of(layer.inputs[0])[2:], shape_of(layer.output)[2:]
-    n, kernel = len(size), attributes["kernel_shape"]
-    strides, dilations = (attributes.get(name, (1,) * n) for name in ("strides", "dilations"))
-    pads, mode = tuple(attributes.get("pads", (0,) * (2 * n))), attributes.get("auto_pad", "NOTSET")
-    if mode.startswith("SAME"):
-        reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
-        total = [r - i for r, i in zip(reach, size, strict=True)]
-        pads = tuple(begins(t, mode) for t in total) * 2
-    return {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "out": out}
+    strides, dilations, pads = window(layer.node, attributes["kernel_shape"], size, crop=True)
+    return {"kernel_shape": attributes["kernel_shape"], "strides": strides, "dilations": dilations, "pads": pads, "out": out}
 
 
 RULES: Mapping[str, Callable[[Layer, Attributes], Attributes]] = {

@@ -331,15 +331,23 @@ def _side(network: Network, tensor: str, index: np.ndarray, fits: Fits, *, unit:
         best = now if fits(now.tensor, now.index) else best
 
 
+def _by_number(op: Op[PointwiseProblem]) -> tuple[str, float] | None:
+    """(operation, number) of an op that does one thing to one tensor, with one number: so "max" and the lower end of a Clip
+    that has no upper one."""
+    p = op.problem
+    if len(p.stages) != 1 or p.tensors != ("nchw",):  # one tensor: no operand is one
+        return None
+    (stage,) = p.stages
+    if stage.op == "clip":
+        return ("max", float(stage.params[0])) if stage.params[1] > UNBOUNDED else None
+    value = _constant(op, stage) if stage.op in ("mul", "div", "max") else None
+    return None if value is None or value.size != 1 else (stage.op, float(value.item()))
+
+
 def _factor(op: Op[PointwiseProblem]) -> float | None:
     """The one number that an op multiplies by or divides by."""
-    p = op.problem
-    if len(p.stages) != 1 or p.stages[0].op not in ("mul", "div") or p.tensors != ("nchw",):  # one tensor: no operand is one
-        return None
-    value = _constant(op, p.stages[0])
-    if value.size != 1 or not value.all():
-        return None
-    return float(value.item() if p.stages[0].op == "mul" else 1 / value.item())
+    name, value = _by_number(op) or ("", 0.0)
+    return (value if name == "mul" else 1 / value) if name in ("mul", "div") and value else None
 
 
 def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tuple[float, tuple[Op[Problem], ...]] | None:
@@ -352,8 +360,8 @@ def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tupl
     length = np.broadcast_to(np.arange(prod(shape), dtype=INDEX).reshape(shape), p.out_shape).reshape(-1)
     tensor, length, moved = farthest(network, op.inputs[1], length)
     least = network.producer(tensor)
-    epsilon = _least(least) if computes(least, PointwiseProblem) else None
-    if least is None or epsilon is None:
+    name, epsilon = (_by_number(least) if computes(least, PointwiseProblem) else None) or ("", 0.0)
+    if least is None or name != "max" or epsilon <= 0:  # the least value that it lets through
         return None
     tensor, length, passed = farthest(network, least.inputs[0], length)
     made = network.producer(tensor)
@@ -364,16 +372,3 @@ def _unit(network: Network, op: Op[PointwiseProblem], index: np.ndarray) -> tupl
     of_operand = rows[index]
     one_row = rows.size // prod(r.out_shape) == index.shape[3] and bool((of_operand == of_operand[..., :1]).all())
     return (epsilon, (op, *moved, least, *passed, made)) if one_row and np.array_equal(rows, length) else None
-
-
-def _least(op: Op[PointwiseProblem]) -> float | None:
-    """The least value that an op lets through, of one that does nothing else."""
-    p = op.problem
-    if len(p.stages) != 1 or p.tensors != ("nchw",):
-        return None
-    stage = p.stages[0]
-    if stage.op == "clip" and stage.params[0] > 0 and stage.params[1] > UNBOUNDED:
-        return float(stage.params[0])
-    if stage.op == "max" and (value := _constant(op, stage)).size == 1 and value.item() > 0:
-        return float(value.item())
-    return None

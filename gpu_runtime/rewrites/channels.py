@@ -6,8 +6,7 @@ in the tensor's own order; a Concat of orders joins the tensors themselves, and 
 
 Zeros are products and bytes for nothing: less than a copy where launches are short, more where images are large. So apart or
 in the weights is an option of one fusion group for all orders that hang together, and the plan chooses. A third option, where
-it differs: what computes channel by channel may read only some of the channels too, and then computes all of them. An order
-that no convolution reads may be the order of the rows of the one before it.
+it differs: what computes channel by channel may read only some of the channels too, and then computes all of them.
 
 An example. x has channels a b c d; a shuffle of two groups makes y = a c b d of it, `index` 0 2 1 3. A 1x1 convolution of y
 whose row is [p q r s] sums p*a + q*c + r*b + s*d: over x, its row is [p r q s], column index[i] of which is column i of the
@@ -24,14 +23,14 @@ from dataclasses import replace
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import Network, Op, Options, computes, joined, unique
+from gpu_runtime.network import Network, Op, computes, unique
 from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.orders import Order, composed
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
 
-IN_WEIGHTS, DEPTHWISE_TOO, IN_ROWS = "in weights", "in weights, depthwise too", "in rows"
+IN_WEIGHTS, DEPTHWISE_TOO = "in weights", "in weights, depthwise too"
 
 
 def offer(network: Network) -> Network:
@@ -40,34 +39,7 @@ def offer(network: Network) -> Network:
     if all(order.is_run for order in orders.values()):
         return network
     forms = {IN_WEIGHTS: _Weights(network, orders).form(), DEPTHWISE_TOO: _Weights(network, orders, depthwise=True).form()}
-    return _in_rows(drafts.offer(network, forms, "channels of", convolutions=True), orders)
-
-
-def _in_rows(network: Network, orders: Mapping[str, Order]) -> Network:
-    """The network where an order of all channels that a convolution gives may be the order of that convolution's rows."""
-    options = Options(network)
-    for op in network.ops:
-        order = orders.get(op.output)
-        if order is None or op.when or op.inputs != (order.source,) or order.is_run:
-            continue
-        makers = [maker for maker in network.producers[order.source] if computes(maker, ConvProblem) and _gives(maker)]
-        alone = network.readers[order.source] == (op,) and order.source not in network.output_names
-        every = sorted(order.index) == list(range(network.tensors[order.source][1]))
-        if not alone or not every or not makers or len(makers) < len(network.producers[order.source]):
-            continue
-        made: list[tuple[Op[Problem], Op[Problem]]] = []
-        for maker in makers:
-            index, new = list(order.index), joined(maker, replace(op, nodes=order.nodes))
-            rows = {name: np.ascontiguousarray(a[index]) for name, a in maker.weights.items() if name in drafts.ROWS}
-            weights = {**maker.weights, **rows}
-            made.append((maker, replace(maker, name=new.name, nodes=new.nodes, output=op.output, weights=weights)))
-        options.either(f"channels of {order.source}", (op, *makers), made, IN_ROWS)
-    return options.network()
-
-
-def _gives(op: Op[ConvProblem]) -> bool:
-    """Whether the rows of a convolution's weights may trade places."""
-    return bool(op.layer) and op.problem.groups == 1 and not op.problem.needs - {Feature.SCALED_INPUT, Feature.MAX_POOL}
+    return drafts.offer(network, forms, "channels of", convolutions=True)
 
 
 def of_channels(p: Problem, channels: int) -> Problem | None:

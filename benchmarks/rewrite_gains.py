@@ -1,0 +1,161 @@
+"""Which rewrite fires in which network, and what it gains: each plan beside the one without that rewrite.
+
+    python -m benchmarks.rewrite_gains [--device h200] [--sparsity enable] [--fires] NAME[:shape] ...
+    python -m benchmarks.rewrite_gains --table
+
+Writes benchmarks/rewrite_gains.json, where other networks stay. Of each network: the predicted time of the plan
+with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
+without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
+`--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
+benchmarks.plan_records knows. `--table` prints what the file says of each rewrite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.bench_plan import find
+from benchmarks.plan_records import everything
+from cuda_kernels.device import named
+from gpu_runtime import pipeline
+from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend import importer
+from gpu_runtime.network import Network
+from gpu_runtime.planning import io_formats
+from gpu_runtime.progress import nobody
+from gpu_runtime.target import make_timer
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+
+def same(given: Any, *_: object, **__: object) -> Any:
+    """In place of a rewrite that gives another form of what it is given, or changes a model in place."""
+    return given
+
+
+# fmt: off
+# Rewrites of a Network: their modules, and what in these is left out.
+OFFERS = {
+    "attention": "offer", "blocks": "offer", "channels": "offer", "upsampling": "offer", "shared_concats": "share",
+    "siblings": "merge", "pieces": "offer", "squeeze_excite": "offer", "back_to_back": "offer", "chained": "offer",
+    "norms": "offer",
+}
+WITHOUT: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    **{name: (f"gpu_runtime.rewrites.{name}", function, same) for name, function in OFFERS.items()},
+    "gates": ("gpu_runtime.rewrites.squeeze_excite", "gates", same),
+    "off_grid": ("gpu_runtime.off_grid.grid", "offer", same),
+    "off_grid sums": ("gpu_runtime.off_grid.grid", "summed", same),
+}
+# Those of a graph, or of its layers.
+IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "pads_into_windows": ("gpu_runtime.frontend.normalize", "pads_into_windows", same),
+    "softmax_where_it_lies": ("gpu_runtime.frontend.normalize", "softmax_where_it_lies", same),
+    "channels_first": ("gpu_runtime.frontend.channels_first", "products", same),
+    "split_attention": ("gpu_runtime.frontend.split_attention", "of_two", same),
+    "branches": ("gpu_runtime.fusion.branches", "offer", lambda layers: (list(layers), [])),
+    "concats": ("gpu_runtime.fusion.concats", "into_convolutions", list),
+    "prologues": ("gpu_runtime.fusion.fuse", "_with_prologues", lambda layers: (layers, [])),
+    "depth to space": ("gpu_runtime.fusion.fuse", "with_depth_to_space", same),
+    "affine behind": ("gpu_runtime.fusion.fuse", "with_affine", same),
+    "second activation": ("gpu_runtime.fusion.fuse", "with_last", same),
+    "max pool": ("gpu_runtime.fusion.fuse", "_pool_after", lambda layer: None),
+    "spelled functions": ("gpu_runtime.fusion.chains", "function_of", lambda value, node=None: None),
+    "norms in nodes": ("gpu_runtime.fusion.fuse", "normalization_at", lambda node: None),
+    "group norms in nodes": ("gpu_runtime.fusion.fuse", "group_normalization_at", lambda node: None),
+    "shuffles in nodes": ("gpu_runtime.fusion.fuse", "shuffle_at", lambda node: None),
+    "moves once": ("gpu_runtime.lowering.lower", "_once", same),
+    "windows of windows": ("gpu_runtime.lowering.lower", "_compose_windows", same),
+}
+# fmt: on
+
+
+@contextmanager
+def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """Everything as it is, but for one function."""
+    home = importlib.import_module(module)
+    before = getattr(home, function)
+    setattr(home, function, instead)
+    try:
+        yield
+    finally:
+        setattr(home, function, before)
+
+
+def gains(path: Path, shapes: Any, device: str, sparsity: str, fires: bool = False) -> dict[str, Any]:
+    """The row of one network; `fires`: without plans."""
+
+    def read() -> Network:
+        imported = importer.read(path, shapes=shapes, prune=sparsity == "force")
+        return pipeline._fitted(path, imported, None, prune=sparsity == "force", progress=nobody)[0]
+
+    def total(network: Network) -> float:
+        ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+        planner = pipeline._Planner(target, pipeline._mode(sparsity), make_timer(target, None), ends, nobody)
+        return planner(network)[1].total_ps / 1e6
+
+    target, plain = named(device), read()
+    whole = pipeline.alternatives(plain)
+    us = 0.0 if fires else total(whole)
+    rows: dict[str, Any] = {}
+    for name, how in (WITHOUT if fires else WITHOUT | IMPORTS).items():
+        try:
+            with without(*how):
+                other = pipeline.alternatives(plain if name in WITHOUT else read())
+            if changed := _different(whole, other):
+                rows[name] = {"ops": changed} | ({} if fires else {"gain_percent": round(100 * (total(other) / us - 1), 2)})
+        except ModelError as e:
+            rows[name] = {"ops": 0, "needed": str(e).splitlines()[-1].strip()}
+    return {"rewrites": rows} if fires else {"total_us": round(us, 2), "rewrites": rows}
+
+
+def _different(network: Network, other: Network) -> int:
+    """How many ops are in one of the two networks only, of the one that has more such."""
+    ops = [{(op.name, op.problem, op.inputs, op.output, op.when) for op in each.ops} for each in (network, other)]
+    return max(len(ops[0] - ops[1]), len(ops[1] - ops[0]))
+
+
+def table(networks: dict[str, Any]) -> Iterator[str]:
+    """Of each rewrite: in how many networks it fires, and where it gains most, in percent."""
+    for name in (*WITHOUT, *IMPORTS):
+        rows = {network: row["rewrites"][name] for network, row in networks.items() if name in row["rewrites"]}
+        found = {network: row["gain_percent"] for network, row in rows.items() if "gain_percent" in row}
+        most = sorted(found, key=found.__getitem__, reverse=True)[:3]
+        told = [f"{network} {found[network]:.2f}" for network in most]
+        told += [f"{network} needs it" for network, row in rows.items() if "needed" in row]
+        yield f"| {name} | {len(rows)} | {len(found)} | {', '.join(told)} |"
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1)
+@click.option("--device", default="h200", show_default=True)
+@click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="enable", show_default=True)
+@click.option("--fires", is_flag=True, help="Plan nothing: only which rewrites change the network.")
+@click.option("--table", "only_table", is_flag=True, help="Print what the file says of each rewrite.")
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
+def main(names: Sequence[str], device: str, sparsity: str, fires: bool, only_table: bool, out: Path) -> None:
+    known = json.loads(out.read_text()) if out.exists() else {"networks": {}}
+    networks = known["networks"]
+    for name in () if only_table else everything() if names == ("all",) else names:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            networks[name] = gains(*find(name, Path(folder)), device, sparsity, fires)
+        rows = ",\n".join(f"{json.dumps(n)}: {json.dumps(networks[n])}" for n in sorted(networks))
+        out.write_text(
+            f'{{"device": "{device}", "sparsity": "{sparsity}", "times": "predicted",\n"networks": {{\n{rows}\n}}}}\n'
+        )
+        click.echo(f"{name}: {networks[name]}", err=True)
+    click.echo("| rewrite | fires in | planned without it | gains most there, % |\n| --- | --- | --- | --- |")
+    click.echo("\n".join(table(networks)))
+
+
+if __name__ == "__main__":
+    main()
