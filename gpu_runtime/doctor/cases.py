@@ -1,6 +1,6 @@
-"""Which small problems and tactics show that each kernel computes what it should: a table, and what is drawn from it.
+"""The small problems and tactics that test each kernel: a table, and the selection from it.
 
-A problem here is small enough for NumPy and the emulator, and fits no tile: masks, padding and the tails of K are all reached.
+A problem here is small enough for NumPy and the emulator, and fits no tile, so it tests masks, padding and the tails of K.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PLAIN = Epilogue(bias=True, act=RELU)
 SAME = (1, 1, 1, 1)
 _SQUARE = ((1, 6, 5, 7),)
 
-# What each problem asks of the kernels named; with "fp32" all of its tensors are FP32. The first one of a kernel is run with
-# every tile, the others with the smallest and the largest, and with tiles that those before do not have.
+# Each problem with its kernels; with "fp32" all of its tensors are FP32. A kernel's first problem runs with every tile, the
+# others with the smallest and the largest tile, and with tiles that the earlier problems do not have.
 # fmt: off
 PROBLEMS: tuple[tuple[Problem, tuple[str, ...], tuple[str, ...]], ...] = (
     (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=SAME, epilogue=PLAIN, sparse24=True), ("conv_dense", "conv_sparse24"), ()),
@@ -114,14 +114,15 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """What a plan is denied where this fails: the kernel with its tile, whatever splits K; the kernel where it has none."""
+        """The part that plans leave out if this fails: the kernel with its tile, for any split of K; without a tile, the
+        kernel."""
         return base_runner(self.tactic)
 
 
 def cases(device: Device, few: bool = False) -> list[Case]:
-    """What is to be run on a device, kernel by kernel in turn, so that whatever ends early has seen something of each: of every
-    kernel all tiles that a plan for the device may hold, once alone and once sharing K, and each mix of linear and vector
-    tensors. `few`: of every kernel one dense corner and one with other formats, for the emulator."""
+    """The cases for a device. Kernels take turns, so that a run that ends early has tested some of each. Every kernel gets all
+    tiles of plans for the device, once alone and once sharing K, and each mix of linear and vector tensors. `few`, for the
+    emulator: one dense case per kernel, and one with other formats."""
     device = replace(device, left_out=())
     found: dict[str, list[Case]] = {}
     for problem, kernels, dtypes in PROBLEMS:
@@ -140,7 +141,7 @@ def cases(device: Device, few: bool = False) -> list[Case]:
 
 
 def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
-    """Of each tile, alone and sharing K, the tactic with vectors on all sides, or else what there is; then of the first tile
+    """For each tile, alone and sharing K, the tactic with vectors on all sides if it exists, else any; then for the first tile
     each other mix of sides. Small tiles first."""
     found: dict[tuple, Tactic] = {}
     ordered = sorted(tactics, key=lambda t: (_size(t), *(f.layout != "hwc8" for f in (*t.ins, t.out)), t.name))
@@ -154,13 +155,13 @@ def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
 
 
 def _few(of: Sequence[Case]) -> list[Case]:
-    """The first, and the first that differs in its sides."""
+    """The first tactic, and the first with other sides."""
     other = (c for c in of[1:] if _sides(c.tactic) != _sides(of[0].tactic))
     return [of[0], *list(other)[:1]]
 
 
 def _sides(tactic: Tactic) -> tuple[tuple[str, bool], ...]:
-    """Of each tensor its type, and whether it is linear."""
+    """The type of each tensor, and whether the tensor is linear."""
     return tuple((f.dtype, linear(f)) for f in (*tactic.ins, tactic.out))
 
 
